@@ -118,12 +118,24 @@ def _saved_lanes(saved: Any) -> Lanes | None:
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raises ArgumentError if a state is of another order than this loader's."""
+    saved, own = (_set_version(values.get("fingerprint")) for values in (state, identity))
+    if saved != own:
+        raise ArgumentError(
+            f"this state is of version {saved} of the set, this loader's is version {own}; open the set with "
+            f"ShardDataset(path, version={saved})"
+        )
     for name, value in identity.items():
         if state.get(name) != value:
             raise ArgumentError(
                 f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
                 "with the dataset and arguments that it was saved with"
             )
+
+
+def _set_version(fingerprint: Any) -> int:
+    """Returns the version of the set that a fingerprint is of; 1 where it names none."""
+    version = fingerprint.partition(".")[2] if isinstance(fingerprint, str) else ""
+    return int(version) if version.isdecimal() else 1
 
 
 def epoch_values(identity: Mapping[str, Any], split: Split, recipe: Any, epoch: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import feeder
 from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import printable, say
-from feeder.tools.commands import bench, cache, doctor, export, index, inspect, parity, profile, shard, tune
+from feeder.tools.commands import append, bench, cache, doctor, export, index, inspect, parity, profile, shard, tune
 from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
 __all__ = ["main"]
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (shard, inspect, index, export, cache, bench, parity, doctor, profile, tune):
+    for command in (shard, append, inspect, index, export, cache, bench, parity, doctor, profile, tune):
         command.add(commands)
     return parser
 

@@ -52,7 +52,7 @@ def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
     run(program=["-c", code])
 
 
-COMMANDS = ("shard", "inspect", "index", "bench", "parity", "doctor", "profile", "tune")
+COMMANDS = ("shard", "append", "inspect", "index", "bench", "parity", "doctor", "profile", "tune")
 
 
 def test_every_command_explains_itself_in_80_columns() -> None:

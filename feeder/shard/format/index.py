@@ -177,7 +177,10 @@ class Index(ABC):
 
     @abstractmethod
     def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
-        """Hash of the samples, their order and their labels, or of other ``labels`` that they were given."""
+        """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
+
+        From the set's second version on its number follows, after a point.
+        """
 
     def columns_fingerprint(self, labels: npt.NDArray[Any]) -> str:
         """Fingerprint of a set of version 1: hash of shards, places, lengths and ``labels``, of all samples."""

@@ -174,6 +174,10 @@ class SetIndex(Index):
 
     def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
         """See :meth:`Index.fingerprint`: the header has it. Other labels are hashed with it."""
+        found = self._fingerprint(labels)
+        return found if self.version == 1 else f"{found}.{self.version}"
+
+    def _fingerprint(self, labels: npt.NDArray[Any] | None) -> str:
         own = self.header.info.fingerprint
         if labels is None:
             return own

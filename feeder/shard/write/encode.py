@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,17 @@ class EncodeOptions:
             raise ArgumentError("encode 'packed' keeps files to the byte, so it can't strip their metadata")
         if not 1 <= self.quality <= 95:
             raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
+
+    @classmethod
+    def of_settings(cls, settings: Mapping[str, Any]) -> EncodeOptions:
+        """Returns the options of a set, see :meth:`settings`."""
+        return cls(
+            settings["encode"],
+            settings["max_side"],
+            90 if settings["quality"] is None else settings["quality"],
+            settings["keep_metadata"] is not False,
+            bool(settings.get("reject_deep")),
+        )
 
     def settings(self) -> dict[str, object]:
         """Options that the result depends on."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -74,6 +75,19 @@ class ShardOptions:
             raise ArgumentError("max_side would shrink the images, but not their boxes and masks; leave it out")
         if not 0 <= self.max_bad <= 1:
             raise ArgumentError(f"max_bad must be 0 to 1, got {self.max_bad}")
+
+    def with_settings(self, settings: Mapping[str, Any]) -> ShardOptions:
+        """Returns the options with the settings of a set, see :meth:`settings`."""
+        return replace(
+            self,
+            seed=settings["seed"],
+            shuffle=settings["shuffle"],
+            shard_size_bytes=settings["shard_size_bytes"] or self.shard_size_bytes,
+            samples_per_shard=settings["samples_per_shard"],
+            image_field=settings["image_field"],
+            max_file_bytes=settings.get("max_file_bytes") or MAX_FILE_BYTES,
+            encode=EncodeOptions.of_settings(settings),
+        )
 
     def settings(self) -> dict[str, Any]:
         """Options that the result depends on."""

@@ -52,6 +52,7 @@ class Run:
         progress: Shows the run's progress.
         started: Time at which the run began, by the monotonic clock.
         first_shard, first_key: Numbers of the first shard and of the first sample's key.
+        codebook: For packed images: their codebook; None to train one.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Run:
         *,
         first_shard: int = 0,
         first_key: int = 0,
+        codebook: bytes | None = None,
     ) -> None:
         self._folder = folder
         self._source = source
@@ -72,7 +74,7 @@ class Run:
         self._first_shard, self._first_key = first_shard, first_key
         self._progress = progress
         self._started = started
-        self._codebook: bytes | None = None
+        self._codebook = codebook
         self._stop = threading.Event()
         self._advanced: collections.deque[tuple[int, int]] = collections.deque()
 
@@ -92,8 +94,6 @@ class Run:
             self._progress.note(f"resuming the unfinished run in {folder.shown}")
         plan = plan_shards(source, self._options)
         done = {number: written for number in range(len(plan)) if (written := self._finished(number))}
-        if self._options.encode.mode == "packed" and len(done) < len(plan):
-            self._codebook = trained_codebook(source, self._options.seed)
         results = self.write_shards(plan, done)
         if not any(written.record.samples for written in results.values()):
             folder.discard()
@@ -124,6 +124,8 @@ class Run:
             plan: The positions of each shard's samples.
             done: Those that are finished.
         """
+        if self._codebook is None and self._options.encode.mode == "packed" and len(done) < len(plan):
+            self._codebook = trained_codebook(self._source, self._options.seed)
         table = self._source.table
         size_bytes = int(table.sizes().sum())
         done_samples = sum(len(plan[number]) for number in done)

@@ -13,7 +13,7 @@ from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share, size_bytes
 from feeder.tools.terminal import size
 
-__all__ = ["add", "run"]
+__all__ = ["add", "add_source", "report", "run", "source_options"]
 
 
 def add(commands: Any) -> None:
@@ -94,6 +94,18 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
+    add_source(command)
+    command.add_argument(
+        "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
+    )
+    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
+    command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
+    add_output(command)
+    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
+
+
+def add_source(command: Any) -> None:
+    """Adds the options for reading a source."""
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
     command.add_argument(
         "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
@@ -125,32 +137,41 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--names", metavar="FILE", help="with --annotations or --pair: names of the samples to take, a line each"
     )
-    command.add_argument(
-        "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
+
+
+def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Returns the path of the source, and the options of :class:`ShardOptions` for reading it."""
+    from feeder.shard.source.table_file import ManifestColumns
+    from feeder.shard.source.target_sources import TargetSources
+
+    source, pairs = _source(arguments.src, arguments.pair)
+    columns = ManifestColumns(
+        arguments.path_column,
+        arguments.image_column,
+        arguments.label_column,
+        tuple(arguments.target_column),
+        not arguments.no_labels,
+        arguments.image_root,
+        arguments.suffix,
+        arguments.allow_private,
     )
-    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
-    command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
-    add_output(command)
-    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
+    targets = TargetSources(arguments.annotations, arguments.instance_masks, pairs, arguments.names)
+    reading = {"columns": columns, "targets": targets, "skip_unreadable": arguments.skip_unreadable}
+    return source, reading | {"workers": arguments.workers, "max_bad": arguments.max_bad}
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.decoders.image_header import clipped_warning
-    from feeder.shard.source.table_file import ManifestColumns
-    from feeder.shard.source.target_sources import TargetSources
     from feeder.shard.write.encode import EncodeOptions
     from feeder.shard.write.options import ShardOptions
     from feeder.shard.write.sharding import shard
     from feeder.system.progress import terminal_progress
 
-    source, pairs = _source(arguments.src, arguments.pair)
+    source, reading = source_options(arguments)
     options = ShardOptions(
         seed=arguments.seed,
         shuffle=not arguments.no_shuffle,
         shard_size_bytes=arguments.shard_size,
         samples_per_shard=arguments.samples_per_shard,
-        workers=arguments.workers,
-        max_bad=arguments.max_bad,
         encode=EncodeOptions(
             arguments.encode,
             arguments.max_side,
@@ -159,32 +180,29 @@ def run(arguments: argparse.Namespace) -> int:
             reject_deep=arguments.reject_deep,
         ),
         dali_index=arguments.dali_index,
-        columns=ManifestColumns(
-            arguments.path_column,
-            arguments.image_column,
-            arguments.label_column,
-            tuple(arguments.target_column),
-            not arguments.no_labels,
-            arguments.image_root,
-            arguments.suffix,
-            arguments.allow_private,
-        ),
-        skip_unreadable=arguments.skip_unreadable,
         image_field=arguments.image_field,
         max_file_bytes=arguments.max_file_bytes,
-        targets=TargetSources(arguments.annotations, arguments.instance_masks, pairs, arguments.names),
+        **reading,
     )
     progress = terminal_progress(arguments.quiet)
     summary = shard(source, arguments.out, options, progress=progress, dry_run=arguments.dry_run, force=arguments.force)
+    return report(summary, arguments)
+
+
+def report(summary: Any, arguments: argparse.Namespace) -> int:
+    """Prints the result of a run, and returns the exit code."""
+    from feeder.decoders.image_header import clipped_warning
+
+    dry_run = "dry_run" in arguments and arguments.dry_run
     if arguments.json:
         say(json.dumps(dataclasses.asdict(summary) | {"too_many_bad": summary.too_many_bad}))
     elif not arguments.quiet:
-        _print_summary(summary, arguments.dry_run)
-    elif summary.loss and not summary.too_many_bad and not arguments.dry_run:
+        _print_summary(summary, dry_run)
+    elif summary.loss and not summary.too_many_bad and not dry_run:
         say(printable(f"feeder: {summary.loss}"), file=sys.stderr)
     if summary.clipped:
         say(f"feeder: warning: {clipped_warning(summary.clipped)}", file=sys.stderr)
-    if summary.too_many_bad and not arguments.dry_run:
+    if summary.too_many_bad and not dry_run:
         say(printable(f"feeder: {summary.too_many_bad}"), file=sys.stderr)
         return EXIT_TOO_MANY_BAD
     return 0

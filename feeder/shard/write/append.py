@@ -1,0 +1,268 @@
+"""Adds samples to a finished shard set, as a new version of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+
+import numpy as np
+
+from feeder.errors import FormatError, ShardError, SourceError
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
+from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_header import version_path
+from feeder.shard.format.set_index import SetIndex
+from feeder.shard.source.open import open_source, overlaps_source, source_kind
+from feeder.shard.source.source import Source
+from feeder.shard.store.url import local_path
+from feeder.shard.write.encode import check_encoder
+from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
+from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.plan import plan_shards, shard_name
+from feeder.shard.write.run import Run, WrittenShard, total
+from feeder.shard.write.set_writer import HashedShard, extend_set, index_path
+from feeder.shard.write.store_output import locked_output
+from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.system.progress import Progress
+
+__all__ = ["append"]
+
+_NEXT_MANIFEST = "append.json"
+_COPIED_BYTES = 1 << 22
+
+
+def append(path: str, more: str, options: ShardOptions, *, progress: Progress | None = None) -> ShardSummary:
+    """Adds the samples of a source to a shard set that ``feeder shard`` made, as a new version of the set.
+
+    The set's shards stay as they are, and runs that use the set go on with the version that they were started with.
+    New classes are numbered after the set's. A run that is interrupted leaves the set as it was.
+
+    Args:
+        path: The set's folder, or its URL in a store.
+        more: The source, of the kinds that :func:`feeder.shard.write.sharding.shard` takes.
+        options: Number of workers, share of bad inputs, and options for reading the source. The others are the set's.
+        progress: Shows the run's progress.
+
+    Returns:
+        The result; its totals are those of the whole set.
+
+    Raises:
+        SourceError: if the source can't be read as a whole, or its labels do not fit the set's.
+        ShardError: if the folder has no finished set, or can't be written.
+        FormatError: if the set is damaged, or its index is of version 1.
+    """
+    started = time.monotonic()
+    path, more = local_path(path), local_path(more)
+    if not options.targets:
+        source_kind(more)
+    if any(overlaps_source(place, path) for place in (more, *(place for _, place in options.targets.pairs))):
+        raise ShardError(f"{path}: lies inside the source {more}, or is it")
+    try:
+        with locked_output(path) as folder:
+            manifest, index = _opened(folder)
+            options = options.with_settings(manifest.settings)
+            check_encoder(options.encode)
+            source = open_source(
+                more,
+                options.columns,
+                folder.work,
+                skip_unreadable=options.skip_unreadable,
+                image_field=options.image_field or folder.image_field(),
+                targets=options.targets,
+            )
+            try:
+                return _Append(folder, manifest, index, source, options, progress or Progress(), started).run()
+            finally:
+                source.close()
+    except OSError as error:
+        raise ShardError(
+            f"{error.filename or path}: {error.strerror or error}; the set is as it was: fix this and run the same "
+            "command again"
+        ) from error
+
+
+class _Append:
+    """One run that adds a source's samples to a set."""
+
+    def __init__(
+        self,
+        folder: OutputFolder,
+        manifest: Manifest,
+        index: SetIndex,
+        source: Source,
+        options: ShardOptions,
+        progress: Progress,
+        started: float,
+    ) -> None:
+        self._folder, self._manifest, self._index = folder, manifest, index
+        self._source, self._options = source, options
+        self._progress, self._started = progress, started
+
+    def run(self) -> ShardSummary:
+        source, manifest = self._source, self._manifest
+        for note in source.notes:
+            self._progress.note(note)
+        if not len(source.table):
+            raise SourceError(f"{source.root}: no image found")
+        classes = self._join_classes()
+        run = Run(
+            *(self._folder, source, self._options, self._progress, self._started),
+            first_shard=len(manifest.shards),
+            first_key=manifest.inputs,
+            codebook=next(iter(self._index.codebooks), None),
+        )
+        plan = plan_shards(source, self._options)
+        try:
+            written = [found for _, found in sorted(run.write_shards(plan, {}).items())]
+            if not any(each.record.samples for each in written):
+                raise SourceError(f"{source.root}: no sample could be sharded")
+            return self._finish(written, classes)
+        except BaseException:
+            if not self._is_finished():
+                self._remove_shards(len(plan))
+            raise
+
+    def _join_classes(self) -> list[str] | None:
+        """Numbers the source's classes as the set does, new ones after the set's; returns all names."""
+        source, index = self._source, self._index
+        known, found = index.classes, source.classes
+        if tuple(source.table.targets) != index.targets:
+            raise SourceError(
+                f"{source.root}: its targets are {_listed(source.table.targets)}, those of the set "
+                f"{_listed(index.targets)}; name the same columns"
+            )
+        if source.table.is_numbered != index.has_source_rows:
+            raise SourceError(
+                f"{source.root}: samples of a manifest and others do not go into one set, as only those have rows"
+            )
+        labels = source.table.columns()["labels"]
+        largest = int(labels.max(initial=-1))
+        if found is None:
+            if known is not None and largest >= len(known):
+                raise SourceError(f"{source.root}: has a label {largest}, the set names of {len(known)} classes only")
+            return known
+        if known is None:
+            if index.max_label >= 0:
+                raise SourceError(f"{source.root}: its labels are class names, those of the set numbers without names")
+            return found
+        names = [*known, *(name for name in found if name not in set(known))]
+        places = {name: label for label, name in enumerate(names)}
+        mapping = np.array([places[name] for name in found], np.int64)
+        if (mapping != np.arange(len(mapping))).any():
+            source.table.relabel(mapping)
+            source.replaces_cls = True
+        return names
+
+    def _finish(self, written: list[WrittenShard], classes: list[str] | None) -> ShardSummary:
+        """Writes the new header; the rename of it is what makes the samples part of the set."""
+        folder, before, source = self._folder, self._manifest, self._source
+        rejected = sorted([*source.rejected, *(r for each in written for r in each.rejected)])
+        header = folder.file(INDEX_NAME)
+        earlier = version_path(header, self._index.version)
+        _copy(header, earlier)
+        folder.publish(earlier)
+        next_header = folder.part(INDEX_NAME)
+        shards = [HashedShard(each.record.name, each.record.size_bytes, each.record.sha256) for each in written]
+        extend_set(self._index.header, next_header, folder.path, shards, classes)
+        samples = sum(each.record.samples for each in written)
+        manifest = dataclasses.replace(
+            before,
+            inputs=before.inputs + samples + len(rejected),
+            samples=before.samples + samples,
+            rejected=before.rejected + len(rejected),
+            bad=before.bad + sum(r.bad for r in rejected),
+            formats=total([before.formats, *(each.formats for each in written)]),
+            encoded=total([before.encoded, *(each.encoded for each in written)]),
+            clipped=before.clipped + sum(each.clipped for each in written),
+            classes=classes,
+            index={"size_bytes": os.stat(next_header).st_size, "sha256": file_sha256(next_header)},
+            shards=[*before.shards, *(each.record for each in written)],
+        )
+        with (
+            open(folder.file(REJECTED_NAME), "rb", opener=open_regular) as lines,
+            atomic_file(folder.file(REJECTED_NAME)) as file,
+        ):
+            file.write(lines.read())
+            file.writelines(json.dumps(r._asdict()).encode() + b"\n" for r in rejected)
+        manifest.write(folder.work)
+        os.replace(folder.part(MANIFEST_NAME), folder.part(_NEXT_MANIFEST))
+        folder.publish(folder.file(REJECTED_NAME), folder.part(_NEXT_MANIFEST))
+        os.replace(next_header, header)
+        folder.publish(header)
+        _complete(folder)
+        folder.finish()
+        bad = sum(r.bad for r in rejected)
+        return ShardSummary(
+            out=folder.shown,
+            kind=source.kind,
+            inputs=manifest.inputs,
+            samples=manifest.samples,
+            rejected=len(rejected),
+            bad=bad,
+            unreadable_folders=source.unreadable_folders,
+            encoded=manifest.encoded,
+            clipped=sum(each.clipped for each in written),
+            shards=len(manifest.shards),
+            bytes=sum(s.size_bytes for s in manifest.shards),
+            classes=len(classes or ()),
+            written_shards=len(written),
+            written_samples=samples,
+            seconds=time.monotonic() - self._started,
+            max_bad=self._options.max_bad,
+            notes=source.notes,
+        )
+
+    def _is_finished(self) -> bool:
+        """Returns whether the samples are part of the set."""
+        try:
+            return open_index(self._folder.file(INDEX_NAME)).version > self._index.version
+        except FormatError:
+            return True  # nothing is removed in doubt
+
+    def _remove_shards(self, count: int) -> None:
+        """Removes the shards that were written, which are no part of the set."""
+        names = [shard_name(len(self._manifest.shards) + number) for number in range(count)]
+        paths = [path for name in names for path in (self._folder.file(name), index_path(self._folder.path, name))]
+        self._folder.remove(*(path for path in paths if os.path.exists(path)))
+
+
+def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
+    """Opens the set in a folder, which must be finished and of version 2."""
+    _complete(folder)
+    manifest = Manifest.read(folder.path)
+    if manifest is None:
+        raise ShardError(f"{folder.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+    index = open_index(folder.file(INDEX_NAME))
+    if not isinstance(index, SetIndex):
+        raise FormatError(f"{folder.shown}: has a flat index; convert it with `feeder index --upgrade`")
+    if file_sha256(folder.file(INDEX_NAME)) != manifest.index["sha256"]:
+        raise ShardError(
+            f"{folder.shown}: its {INDEX_NAME} is not the one that its {MANIFEST_NAME} names; restore them (`feeder "
+            "inspect --verify` names all damage)"
+        )
+    return manifest, index
+
+
+def _complete(folder: OutputFolder) -> None:
+    """Puts the manifest of a version in place if the version's header is."""
+    pending = folder.part(_NEXT_MANIFEST)
+    if not os.path.exists(pending):
+        return
+    with open(pending, "rb", opener=open_regular) as file:
+        expected = json.load(file)["index"]["sha256"]
+    if expected == file_sha256(folder.file(INDEX_NAME)):
+        os.replace(pending, folder.file(MANIFEST_NAME))
+        folder.publish(folder.file(MANIFEST_NAME))
+
+
+def _copy(source: str, to: str) -> None:
+    with open(source, "rb", opener=open_regular) as old, atomic_file(to) as file:
+        while chunk := old.read(_COPIED_BYTES):
+            file.write(chunk)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names)) or "none"

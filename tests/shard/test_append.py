@@ -1,0 +1,213 @@
+"""Samples are added to a set as a new version of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError, FormatError, ShardError, SourceError
+from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.write import append as append_module
+from feeder.shard.write.append import append
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.tools.cli import main
+from feeder.tools.verify import verify
+from feeder.transforms import Compose, Resize
+from tests.support.images import encode, make_tree, pixels
+from tests.support.remote import Bucket
+from tests.support.shard_sets import StopAtOnce, contents, kept, samples_of, to_version_1
+
+RECIPE = Compose([Resize((8, 8))])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A set of the classes "b" and "d"."""
+    for k, name in enumerate("bd"):
+        images(tmp_path / "images" / name, 10 * k, 5)
+    shard(str(tmp_path / "images"), str(tmp_path / "set"), kept(samples_per_shard=4))
+    return tmp_path / "set"
+
+
+def images(folder: Path, seed: int, count: int) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for k in range(count):
+        (folder / f"{seed + k}.jpg").write_bytes(encode(pixels(seed + k)))
+    return folder.parent
+
+
+def by_class(folder: Path, **options: Any) -> dict[str, str]:
+    """Class name by original path, as a dataset gives them."""
+    dataset = ShardDataset(folder, fields=["path"], **options)
+    assert dataset.classes is not None
+    return {dataset[i][2]: dataset.classes[dataset[i][1]] for i in range(len(dataset))}
+
+
+def test_samples_and_classes_are_added_and_the_others_stay(folder: Path, tmp_path: Path) -> None:
+    before = samples_of(folder)
+    images(tmp_path / "more" / "a", 20, 3)
+    images(tmp_path / "more" / "d", 30, 3)
+    shards = {path.name: path.read_bytes() for path in folder.glob("shard-*")}
+    summary = append(str(folder), str(tmp_path / "more"), ShardOptions())
+    assert (summary.samples, summary.written_samples, summary.written_shards, summary.classes) == (16, 6, 2, 3)
+    assert samples_of(folder)[: len(before)] == before
+    assert {name: (folder / name).read_bytes() for name in shards} == shards
+    found = by_class(folder)
+    assert found == {path: Path(path).parent.name for path in found}
+    assert len(found) == 16
+    assert ShardDataset(folder).classes == ["b", "d", "a"]
+    keys = [ShardDataset(folder, fields=["key"])[i][2] for i in range(16)]
+    assert len(set(keys)) == 16
+    assert verify(str(folder)) == []
+    manifest = Manifest.read(str(folder))
+    assert manifest is not None
+    assert (manifest.samples, manifest.inputs, len(manifest.shards)) == (16, 16, 5)
+    for path in (folder / "shard-000003.tar", folder / "shard-000004.tar"):
+        assert b".cls" in path.read_bytes()
+    assert not (folder / ".work").exists()
+
+
+def test_a_second_version_goes_on_from_the_first(folder: Path, tmp_path: Path) -> None:
+    for k in range(2):
+        images(tmp_path / f"more{k}" / "b", 20 + 10 * k, 3)
+        append(str(folder), str(tmp_path / f"more{k}"), ShardOptions())
+    assert [len(ShardDataset(folder, version=version)) for version in (1, 2, 3, None)] == [10, 13, 16, 16]
+    assert len({ShardDataset(folder, version=version).reader.fingerprint() for version in (1, 2, 3)}) == 3
+    assert verify(str(folder)) == verify(str(folder / "index-000002.bin")) == []
+    with pytest.raises(ArgumentError, match="has the versions 1 to 3, asked for version 4"):
+        ShardDataset(folder, version=4)
+    # The source of the first version is still known.
+    assert shard(str(tmp_path / "images"), str(folder), kept(samples_per_shard=4)).written_shards == 0
+
+
+def test_a_run_goes_on_with_its_version(folder: Path, tmp_path: Path) -> None:
+    def batches(loader: Any) -> list[torch.Tensor]:
+        return [labels for _, labels in loader]
+
+    options: dict[str, Any] = {"shuffle": True, "num_workers": 0, "backend": "pillow"}
+    whole = batches(DataLoader(ShardDataset(folder, RECIPE), 4, **options))
+    loader = DataLoader(ShardDataset(folder, RECIPE), 4, **options | {"num_workers": 1})
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    images(tmp_path / "more" / "b", 20, 3)
+    append(str(folder), str(tmp_path / "more"), ShardOptions())
+    again = batches(loader)
+    assert sorted(torch.cat(again).tolist()) == sorted(torch.cat(whole).tolist())
+    loader.close() if hasattr(loader, "close") else None
+    newest = DataLoader(ShardDataset(folder, RECIPE), 4, **options)
+    with pytest.raises(ArgumentError, match=r"of version 1 of the set.*ShardDataset\(path, version=1\)"):
+        newest.load_state_dict(state)
+    resumed = DataLoader(ShardDataset(folder, RECIPE, version=1), 4, **options)
+    resumed.load_state_dict(state)
+    assert torch.equal(torch.cat(batches(resumed)), torch.cat(whole[1:]))
+    with pytest.raises(ArgumentError, match=r"of version 2 of the set.*ShardDataset\(path, version=2\)"):
+        resumed.load_state_dict(newest.state_dict())
+
+
+def test_a_pickled_dataset_opens_the_version_that_it_had(folder: Path, tmp_path: Path) -> None:
+    pickled = pickle.dumps(ShardDataset(folder))
+    images(tmp_path / "more" / "b", 20, 3)
+    append(str(folder), str(tmp_path / "more"), ShardOptions())
+    assert len(pickle.loads(pickled)) == 10
+    assert len(pickle.loads(pickle.dumps(ShardDataset(folder)))) == 13
+
+
+def test_an_interrupted_run_leaves_the_set_as_it_was(folder: Path, tmp_path: Path) -> None:
+    images(tmp_path / "more" / "b", 20, 9)
+    before = contents(folder)
+    with pytest.raises(KeyboardInterrupt):
+        append(str(folder), str(tmp_path / "more"), ShardOptions(), progress=StopAtOnce())
+    assert contents(folder) == before
+    append(str(folder), str(tmp_path / "more"), ShardOptions())
+    assert len(ShardDataset(folder)) == 19
+
+
+def test_what_a_killed_run_left_does_no_harm(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stops right after the header is in place, so that the manifest is that of the version before."""
+    images(tmp_path / "more" / "b", 20, 3)
+    shutil.copytree(folder, tmp_path / "whole")
+    append(str(tmp_path / "whole"), str(tmp_path / "more"), ShardOptions())
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        shutil.copytree(folder, tmp_path / "left")
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        calls: list[int] = []
+        patch.setattr(append_module, "_complete", lambda folder: calls.append(0) if not calls else killed())
+        with pytest.raises(Killed):
+            append(str(folder), str(tmp_path / "more"), ShardOptions())
+    assert len(ShardDataset(tmp_path / "left")) == 13
+    images(tmp_path / "last" / "b", 40, 2)
+    for name in ("left", "whole"):
+        append(str(tmp_path / name), str(tmp_path / "last"), ShardOptions())
+    assert contents(tmp_path / "left") == contents(tmp_path / "whole")
+
+
+def test_targets_and_rows_are_added(tmp_path: Path) -> None:
+    columns = ManifestColumns(targets=("x",))
+    for k, name in enumerate(("one", "two", "other")):
+        images(tmp_path / "images", 10 * k, 3)
+        field = "x" if name != "other" else "y"
+        rows = [json.dumps({"path": f"images/{10 * k + i}.jpg", field: i / 2}) for i in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    out = str(tmp_path / "set")
+    shard(str(tmp_path / "one.jsonl"), out, kept(columns=columns))
+    append(out, str(tmp_path / "two.jsonl"), ShardOptions(columns=columns))
+    dataset = ShardDataset(out, fields=["row"])
+    assert sorted((dataset[i][1], dataset[i][2]) for i in range(6)) == [(i / 2, i) for i in range(3) for _ in "12"]
+    with pytest.raises(SourceError, match=r"its targets are 'y', those of the set 'x'"):
+        append(out, str(tmp_path / "other.jsonl"), ShardOptions(columns=ManifestColumns(targets=("y",))))
+    with pytest.raises(SourceError, match=r"its targets are none, those of the set 'x'"):
+        append(out, str(tmp_path / "images"), ShardOptions())
+    assert len(ShardDataset(out)) == 6
+
+
+def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    flat = images(tmp_path / "flat" / ".", 20, 2)
+    assert flat
+    with pytest.raises(ShardError, match="holds no finished shard set of feeder"):
+        append(str(tmp_path / "none"), str(tmp_path / "images"), ShardOptions())
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(ShardError, match="lies inside the source"):
+        append(str(folder), str(tmp_path), ShardOptions())
+    (tmp_path / "rows.csv").write_text(f"path,label\n{tmp_path}/images/b/0.jpg,7\n")
+    with pytest.raises(SourceError, match="samples of a manifest and others do not go into one set"):
+        append(str(folder), str(tmp_path / "rows.csv"), ShardOptions(columns=ManifestColumns(label="label")))
+    to_version_1(folder / "index.bin")
+    with pytest.raises(FormatError, match=r"feeder index --upgrade"):
+        append(str(folder), str(make_tree(tmp_path / "more", 1, 1)), ShardOptions())
+
+
+def test_a_set_in_a_store_gets_the_files_of_a_local_one(folder: Path, tmp_path: Path, bucket: Bucket) -> None:
+    images(tmp_path / "more" / "a", 20, 3)
+    shard(str(tmp_path / "images"), f"{bucket.url}/set", kept(samples_per_shard=4))
+    for place in (str(folder), f"{bucket.url}/set"):
+        append(place, str(tmp_path / "more"), ShardOptions())
+    local = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
+    assert {key.removeprefix("set/"): bucket.get(key) for key in bucket.keys() if key.startswith("set/")} == local  # noqa: SIM118
+
+
+def test_the_command_appends(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    images(tmp_path / "more" / "c", 20, 3)
+    assert main(["append", str(folder), str(tmp_path / "more"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["written_samples"] == 3
+    assert main(["append", str(folder), str(tmp_path / "missing")]) == 1
+    assert "missing" in capsys.readouterr().err
+    assert main(["inspect", str(folder), "--verify"]) == 0
+    assert os.path.exists(folder / "index-000001.bin")
