@@ -17,9 +17,9 @@ from feeder.errors import ArgumentError, FormatError, ShardError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.write import append as append_module
 from feeder.shard.write.append import append
 from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.tools.verify import verify
@@ -143,13 +143,13 @@ def test_what_a_killed_run_left_does_no_harm(folder: Path, tmp_path: Path, monke
     class Killed(BaseException):
         pass
 
-    def killed(*_: object) -> None:
-        shutil.copytree(folder, tmp_path / "left")
-        raise Killed
+    def publish(_: OutputFolder, *paths: str) -> None:
+        if paths[-1].endswith("/index.bin"):
+            shutil.copytree(folder, tmp_path / "left")
+            raise Killed
 
     with monkeypatch.context() as patch:
-        calls: list[int] = []
-        patch.setattr(append_module, "_complete", lambda folder: calls.append(0) if not calls else killed())
+        patch.setattr(OutputFolder, "publish", publish)
         with pytest.raises(Killed):
             append(str(folder), str(tmp_path / "more"), ShardOptions())
     assert len(ShardDataset(tmp_path / "left")) == 13

@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
         "append",
         examples=(
             "feeder append ./images-shards ./more-images",
-            "feeder append s3://my-bucket/train more.csv --image-root ./images --label-column class",
+            "feeder append s3://my-bucket/train more.csv --label-column class",
         ),
         help="add samples to a shard set",
         description="Adds the samples of a source to a shard set, with the set's settings, as a new version of it. "
