@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -203,19 +203,34 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             ArgumentError: for a field that no sample has, or that is refused.
             DecodeError: for a sample that lacks the member or has another kind of it, naming it.
         """
-        self._check_known(*check_fields([name]))
+        check_fields([name])
         for extra in self.extras:
             if isinstance(extra, MemberField) and extra.name == name:
                 return extra.column(self.reader)
+        self._check_known(name)
         return self.reader.column(name)
 
-    def _check_known(self, *names: str) -> None:
-        """Refuses fields that no sample has."""
+    def _check_extras(self) -> None:
+        """Refuses targets and fields that no sample of a set has; warns of fields that are optional."""
+        named = (extra for extra in self.extras if isinstance(extra, (NamedField, MemberField)))
+        for extra in (*targets_in(self.extras), *named):
+            if isinstance(extra, MemberField) and extra.kind.optional:
+                for lack in self._lacks(extra.name):
+                    warn(f"{lack}; each gets {extra.kind.fill!r}")
+            else:
+                self._check_known(extra.name)
+
+    def _check_known(self, name: str) -> None:
+        """Refuses a field that no sample of a set has."""
+        for lack in self._lacks(name):
+            raise ArgumentError(lack)
+
+    def _lacks(self, name: str) -> Iterator[str]:
+        """Says of each set that lacks a field what fields it has."""
         for reader in self.reader.readers if isinstance(self.reader, JoinedReader) else [self.reader]:
             known = reader.field_names()
-            for name in names:
-                if name not in known:
-                    raise ArgumentError(f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}")
+            if name not in known:
+                yield f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}"
 
 
 def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[int]) -> list[tuple[Any, ...]]:

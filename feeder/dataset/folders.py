@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
+from feeder.dataset.extras import Fields, fields_of
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
-from feeder.dataset.targets import target_values, targets_in
+from feeder.dataset.targets import target_values
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
@@ -59,5 +59,4 @@ class FolderDataset(FeederDataset):
         if target_transform is not None:
             transform_labels([reader], target_transform)
         super().__init__(reader, recipe, (*moved, *fields_of(fields)))
-        named = tuple(extra for extra in self.extras if isinstance(extra, (NamedField, MemberField)))
-        self._check_known(*(extra.name for extra in (*targets_in(self.extras), *named)))
+        self._check_extras()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import Fields, MemberField, NamedField, fields_of
+from feeder.dataset.extras import Fields, fields_of
 from feeder.dataset.field_index import index_of_field
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
@@ -20,7 +20,7 @@ from feeder.dataset.relabel import (
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import target_values, targets_in
+from feeder.dataset.targets import target_values
 from feeder.errors import ArgumentError
 from feeder.shard.cache.mirror import open_mirror
 from feeder.shard.cache.places import refuse_mirror
@@ -117,8 +117,7 @@ class ShardDataset(FeederDataset):
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
         recipe = recipe_or_views(transform)
         super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
-        named = tuple(extra for extra in self.extras if isinstance(extra, (NamedField, MemberField)))
-        self._check_known(*(extra.name for extra in (*targets_in(self.extras), *named)))
+        self._check_extras()
         for each in readers:
             each.index.check_fields([extra.name for extra in self.extras])
 

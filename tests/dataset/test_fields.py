@@ -260,6 +260,13 @@ def test_a_column_has_the_kinds_values(shards: Path) -> None:
     assert dataset.column("cls")[:2] == [b"0", b"1"]
 
 
+def test_an_optional_field_that_no_sample_has_is_filled_with_a_warning(shards: Path) -> None:
+    with pytest.warns(UserWarning, match=r"field 'nothing' is in no sample of .*; it has .*cls.*; each gets 'none'"):
+        dataset = ShardDataset(shards, fields={"nothing": Text(optional=True, fill="none")})
+    assert dataset[1][2] == "none"
+    assert dataset.column("nothing")[:2] == ["none", "none"]
+
+
 def test_cls_is_one_more_field_and_leaves_the_labels_alone(shards: Path) -> None:
     dataset = ShardDataset(shards, fields={"cls": Text()}, target_transform={0: 5, 1: 6, 2: 7})
     assert dataset[1][1:] == (6, "1")
@@ -269,7 +276,6 @@ def test_cls_is_one_more_field_and_leaves_the_labels_alone(shards: Path) -> None
     ("fields", "reason"),
     [
         ({"nothing": Text()}, "field 'nothing' is in no sample"),
-        ({"nothing": Text(optional=True)}, "field 'nothing' is in no sample"),
         ({"x.pkl": Bytes()}, "'x.pkl' is refused"),
         ({"key": Text()}, "'key' is no member with bytes to parse; ask for it by {'key': None}"),
         ({"width": Int()}, "'width' is no member"),
