@@ -11,7 +11,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import make_tree
 
-_MOST = 26
+_MOST = 27
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same

@@ -16,7 +16,7 @@ from feeder.errors import ArgumentError, StoreError
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.places import mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
-from feeder.shard.store.store import TIMEOUT_S
+from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 
 __all__ = ["CacheMirror", "FetchOptions", "Waits", "open_mirror", "waits"]
@@ -288,6 +288,7 @@ def open_mirror(
     if place.prefix.endswith(".bin"):
         place, index = place.parent(), place.name
         path = path.rstrip("/").rpartition("/")[0]
+    allows_http(place, allow_http)  # here, as the fetcher may be that of a job that allows it
     options = FetchOptions(f"{path}?{query}" if query else path, index, cache_bytes, allow_http, timeout_s)
     mirror = CacheMirror(mirror_folder(place, cache_dir), options)
     mirror.ask({"refresh": index})

@@ -23,7 +23,7 @@ from feeder.shard.store.url import Url
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["allows_http", "make_client"]
+__all__ = ["make_client"]
 
 _CONNECT_S = 2
 _STALL_S = 5  # without a byte; then the request is repeated
@@ -32,13 +32,6 @@ _REQUEST_S = 60
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 _CONTAINERS = "169.254.170.2"  # gives credentials to the containers of ECS
-
-
-def allows_http(asked: bool | None) -> bool:
-    """Returns whether plain http is allowed; None asks the environment."""
-    if asked is not None:
-        return asked
-    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on")
 
 
 def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:

@@ -15,9 +15,9 @@ import obstore
 from obstore.exceptions import BaseError
 
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
-from feeder.shard.store.client import allows_http, make_client
+from feeder.shard.store.client import make_client
 from feeder.shard.store.fault import Fault, Kind, fault_of
-from feeder.shard.store.store import RANGE_BYTES, TIMEOUT_S, Bytes, Entry
+from feeder.shard.store.store import RANGE_BYTES, TIMEOUT_S, Bytes, Entry, allows_http
 from feeder.shard.store.url import Url, check_key
 
 if TYPE_CHECKING:
@@ -50,12 +50,7 @@ class ObjectStore:
         self.url = url
         self.retries = 0
         self.timeout = timeout
-        self._allow_http = allows_http(allow_http)
-        if (url.scheme == "http" or url.service.lower().startswith("http://")) and not self._allow_http:
-            raise StoreError(
-                f"{url.object('')}: is without encryption (http), so anybody on the way can read and change it: use "
-                "https, or allow it with allow_http=True or AWS_ALLOW_HTTP=true"
-            )
+        self._allow_http = allows_http(url, allow_http)
         self._lock = threading.Lock()
         self._clients: dict[bool, Client] = {}  # by whether it writes
         self._has_answered = False

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from feeder.errors import StoreError
 from feeder.shard.store.url import Url
 
-__all__ = ["RANGE_BYTES", "TIMEOUT_S", "Bytes", "Entry", "Store", "download", "open_store"]
+__all__ = ["RANGE_BYTES", "TIMEOUT_S", "Bytes", "Entry", "Store", "allows_http", "download", "open_store"]
 
 RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
 TIMEOUT_S = 600.0  # the longest time without network that is survived by default
@@ -130,6 +130,21 @@ def download(store: Store, entry: Entry, path: str) -> None:
         for start in range(0, entry.size_bytes, RANGE_BYTES):
             end = min(start + RANGE_BYTES, entry.size_bytes)
             file.write(store.get(entry.key, start, end, entry.etag))
+
+
+def allows_http(url: Url, asked: bool | None) -> bool:
+    """Returns whether a store may be talked to without encryption; None asks ``AWS_ALLOW_HTTP`` of the environment.
+
+    Raises:
+        StoreError: if its URL is without encryption, and that is not allowed.
+    """
+    allowed = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes", "on") if asked is None else asked
+    if not allowed and (url.scheme == "http" or url.service.lower().startswith("http://")):
+        raise StoreError(
+            f"{url.object('')}: is without encryption (http), so anybody on the way can read and change it: use "
+            "https, or allow it with allow_http=True or AWS_ALLOW_HTTP=true"
+        )
+    return allowed
 
 
 def open_store(url: Url | str, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> Store:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from feeder.errors import NotFoundError, StoreError
-from feeder.shard.cache.mirror import CacheMirror
+from feeder.shard.cache.mirror import CacheMirror, open_mirror
 from feeder.shard.cache.presence import BLOCK_BYTES, Presence, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
 from tests.support.processes import all_ended
@@ -259,3 +259,13 @@ def test_what_is_found_in_the_cache_is_counted(folder: Path, tmp_path: Path) -> 
         mirror.need([("b.tar", 0, 10)])
     assert mirror.counts()["hits"] >= 256
     assert mirror.counts()["waits"] == 1
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1/set", "s3://bucket/set?endpoint=http://localhost:1"])
+def test_plain_http_is_refused_whatever_a_fetcher_that_runs_may_do(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    with pytest.raises(StoreError, match="without encryption"):
+        open_mirror(url, cache_dir=tmp_path, cache_bytes=None, allow_http=None, timeout_s=5)
+    assert not any(tmp_path.iterdir())  # no fetcher was asked
