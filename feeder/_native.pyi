@@ -142,30 +142,59 @@ def row_extents(
         ValueError: arguments of different lengths.
     """
 
-def stepped_row_extents(
-    steps: Sequence[_Buffer],
-    starts: npt.NDArray[np.uint64],
-    lengths: npt.NDArray[np.uint64],
-    heights: npt.NDArray[np.uint32],
-    rows: npt.NDArray[np.int32],
-) -> npt.NDArray[np.int64]:
-    """Does what :func:`row_extents` does, for places that are stored as differences.
+class ShardRows:
+    """The mapped records of shards, by their numbers; buffers stay exported while they are held.
 
     Args:
-        steps: N buffers of uint16. An image's values are the height of a band, the offset of the first band, and the
-            difference of each further value of :func:`row_places` to the one before it. 0xFFFF says that the value is
-            in the next two, its low half first. Not checked beforehand.
-        starts: uint64 [N], number of the image's first value in its buffer; 2**32-1 for an image without any.
-        lengths: uint64 [N], of the images, bytes.
-        heights: uint32 [N], of the images, pixels as stored.
-        rows: int32 [N, 2], first and end row, in pixels as stored.
-
-    Returns:
-        int64 [N, 4], see :func:`row_extents`.
-
-    Raises:
-        ValueError: arguments of different lengths.
+        record_bytes: Size of a record.
+        length_at, steps_at, height_at: Offsets in it of the image's length, bytes, uint32; of the number of its first
+            value among the shard's steps, uint32, 2**32-1 for none; and of its height, pixels as stored, uint16.
     """
+
+    def __init__(self, record_bytes: int, length_at: int, steps_at: int, height_at: int) -> None: ...
+    def add(self, shard: int, records: _Buffer) -> None:
+        """Takes a shard's records."""
+
+    def add_steps(self, shard: int, steps: _Buffer) -> None:
+        """Takes the places of rows of a shard's images.
+
+        Args:
+            shard: Number of the shard.
+            steps: uint16. An image's values are the height of a band, the offset of the first band, and the difference
+                of each further value of :func:`row_places` to the one before it. 0xFFFF says that the number is in the
+                next two, its low half first. Not checked beforehand.
+        """
+
+    def remove(self, shard: int) -> None:
+        """Drops a shard."""
+
+    def gather(self, shards: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> bytes | None:
+        """Returns N records, one after the other; None if a shard is not held.
+
+        Args:
+            shards: int64 [N], numbers of the shards.
+            rows: int64 [N], numbers of the records in them.
+
+        Raises:
+            IndexError: for a row past the end of its shard.
+        """
+
+    def extents(
+        self, shards: npt.NDArray[np.int64], records: _Buffer | npt.NDArray[Any], rows: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int64] | None:
+        """Returns the bytes of N images that are needed for some of their rows; None if a shard's steps are not held.
+
+        Args:
+            shards: int64 [N], numbers of the shards.
+            records: N records, one after the other.
+            rows: int32 [N, 2], first and end row, in pixels as stored.
+
+        Returns:
+            int64 [N, 4], see :func:`row_extents`.
+
+        Raises:
+            ValueError: arguments of different lengths.
+        """
 
 def crc32c(data: _Buffer, before: int = 0, *, portable: bool = False) -> int:
     """Returns the CRC-32C of bytes that follow others whose checksum is ``before``, without the GIL.

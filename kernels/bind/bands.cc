@@ -1,7 +1,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
-#include <cstring>
 #include <vector>
 
 #include "bind/buffer.h"
@@ -62,59 +61,6 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Co
     return {found, 2, shape, owner};
 }
 
-// Reads one image's places of its rows, as a shard's own index keeps them: uint16 values, the height of a band, the offset
-// of the first one, and the difference of each other place to the one before it. 0xFFFF: the value is in the next two,
-// its low half first. False if they do not fit the image's height, or run past the end.
-bool read_steps(std::span<const uint8_t> steps, uint64_t start, uint64_t height, std::vector<uint32_t>& places) {
-    places.clear();
-    uint64_t at = 2 * start;
-    size_t count = 1;
-    while (places.size() < count) {
-        uint16_t value[3];
-        if (at + 2 > steps.size()) return false;
-        std::memcpy(value, steps.data() + at, 2);
-        at += 2;
-        uint32_t step = value[0];
-        if (step == 0xFFFF) {
-            if (at + 4 > steps.size()) return false;
-            std::memcpy(value + 1, steps.data() + at, 4);
-            at += 4;
-            step = value[1] | uint32_t{value[2]} << 16;
-        }
-        if (places.empty()) {
-            if (step == 0) return false;
-            count = 2 + (height + step - 1) / step;
-        }
-        places.push_back(places.size() < 2 ? step : places.back() + step);
-    }
-    return true;
-}
-
-nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> stepped_row_extents(nb::sequence steps, Counts starts, Counts lengths,
-                                                                 Heights heights, Rows rows) {
-    const size_t count = rows.shape(0);
-    if (nb::len(steps) != count || starts.shape(0) != count || lengths.shape(0) != count || heights.shape(0) != count)
-        throw nb::value_error("steps, starts, lengths, heights and rows must be of one length");
-    int64_t* const found = new int64_t[4 * count + 1];
-    nb::capsule owner(found, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
-    std::vector<uint32_t> places;
-    for (size_t i = 0; i < count; ++i) {
-        places.clear();
-        if (starts.data()[i] < UINT32_MAX) {
-            const BufferView view(steps[i]);
-            if (!read_steps(view.bytes(), starts.data()[i], heights.data()[i], places)) places.clear();
-        }
-        const BandExtent extent = band_extent(places, static_cast<int64_t>(lengths.data()[i]), rows.data()[2 * i],
-                                              rows.data()[2 * i + 1]);
-        found[4 * i] = extent.first_row;
-        found[4 * i + 1] = extent.header;
-        found[4 * i + 2] = extent.begin;
-        found[4 * i + 3] = extent.end;
-    }
-    const size_t shape[2] = {count, 4};
-    return {found, 2, shape, owner};
-}
-
 }  // namespace
 
 void add_bands(nb::module_& module) {
@@ -141,14 +87,6 @@ void add_bands(nb::module_& module) {
                "    row 0 they start with the file, and `header` is 0. first_row -1: the whole file.\n\n"
                "Raises:\n"
                "    ValueError: arguments of different lengths.");
-    module.def("stepped_row_extents", &stepped_row_extents, "steps"_a, "starts"_a, "lengths"_a, "heights"_a, "rows"_a,
-               "Does what row_extents() does, for places that are stored as differences.\n\n"
-               "Args:\n"
-               "    steps: N bytes-like objects with uint16 values; for an image these are the height of a band, the\n"
-               "    offset of the first band, and the difference of each further value of row_places() to the one before\n"
-               "    it. 0xFFFF says that the value is in the next two, its low half first. Not checked beforehand.\n"
-               "    starts: uint64 [N], number of the image's first value in each; 2**32-1 for an image without any.\n"
-               "    lengths, heights, rows: as for row_extents().");
 }
 
 }  // namespace feeder::bind

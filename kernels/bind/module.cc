@@ -29,4 +29,5 @@ NB_MODULE(_native, module) {
     feeder::bind::add_libjpeg(module);
     feeder::bind::add_packed(module);
     feeder::bind::add_png(module);
+    feeder::bind::add_shard_rows(module);
 }

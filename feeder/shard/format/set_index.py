@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, Sh
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, ShardIndex
 from feeder.shard.store.mirror import Mirror
+
+if TYPE_CHECKING:
+    from feeder._native import ShardRows
 
 __all__ = ["SetIndex"]
 
@@ -51,6 +54,7 @@ class SetIndex(Index):
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
         self._open: dict[int, ShardIndex] = {}
+        self._table = _table()
         self._lock = threading.Lock()
         self._field_numbers = {name: number for number, name in enumerate(self.fields)}
 
@@ -100,14 +104,45 @@ class SetIndex(Index):
     def rows(self, ids: npt.NDArray[np.int64]) -> RecordRows:
         """See :meth:`Index.rows`."""
         shards, rows = self.header.locate(ids)
-        numbers, places = shards.tolist(), rows.tolist()
-        opened = self._open
-        try:
-            indexes = [opened[number] for number in numbers]
-        except KeyError:
-            opened = self._opened(set(numbers))
-            indexes = [opened[number] for number in numbers]
-        return RecordRows(self, shards, places, indexes)
+        records = None if self._table is None else self._table.gather(shards, rows)
+        if records is None:
+            indexes = self.opened(shards)
+            records = None if self._table is None else self._table.gather(shards, rows)
+            if records is None:  # some are wide, or others have just taken their places
+                return RecordRows(self, shards, rows, _joined(indexes, rows))
+        return RecordRows(self, shards, rows, np.frombuffer(records, NARROW))
+
+    def opened(self, shards: npt.NDArray[np.int64]) -> list[ShardIndex]:
+        """Returns the indexes of N shards."""
+        numbers = shards.tolist()
+        found = self._opened(set(numbers))
+        return [found[number] for number in numbers]
+
+    def extents(
+        self, shards: npt.NDArray[np.int64], records: npt.NDArray[Any], rows: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.int64] | None:
+        """Returns the bytes of images that some of their rows need, see :meth:`feeder.shard.format.index.Rows.extents`.
+
+        Args:
+            shards: int64 [N], their shards.
+            records: [N], their records.
+            rows: int32 [N, 2].
+        """
+        if self._table is None:
+            raise ImportError("the places of rows need feeder's native kernels: install feeder again")
+        if records.dtype != NARROW:
+            records = _narrowed(records)
+        rows = np.ascontiguousarray(rows)
+        found = self._table.extents(shards, records.view(np.uint8), rows)
+        if found is None:
+            steps = {number: index.read_steps() for number, index in self._opened(set(shards.tolist())).items()}
+            with self._lock:
+                for number in steps.keys() & self._open.keys():
+                    self._table.add_steps(number, steps[number])
+            found = self._table.extents(shards, records.view(np.uint8), rows)
+        if found is None:  # others have just taken their places; whole images will do
+            return None
+        return found if (found[:, 0] >= 0).any() else None
 
     def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Index.labels`; reads the index of every shard."""
@@ -141,12 +176,12 @@ class SetIndex(Index):
     def members(self, i: int) -> list[tuple[str, int, int]]:
         """See :meth:`Index.members`."""
         index, row = self._one(i)
-        return [(self._named(index, field), offset, length) for field, offset, length in index.members(row)]
+        return [(self.named(index, field), offset, length) for field, offset, length in index.members(row)]
 
     def image_field(self, i: int) -> str:
         """See :meth:`Index.image_field`."""
         index, row = self._one(i)
-        return self._named(index, int(index.rows()["field"][row]))
+        return self.named(index, int(index.rows()["field"][row]))
 
     def field_places(self, name: str) -> FieldPlaces:
         """See :meth:`Index.field_places`; reads the index of every shard that has the field."""
@@ -235,7 +270,7 @@ class SetIndex(Index):
 
     def _bring(self, shards: Sequence[int]) -> None:
         """Has the indexes of some shards in the folder, if the set is in a store."""
-        if self._mirror is not None:
+        if shards and self._mirror is not None:
             header = self.header
             header.open_pages(shards)
             self._mirror.need([(header.index_name(n), 0, header.shard(n).index_bytes) for n in shards])
@@ -253,16 +288,22 @@ class SetIndex(Index):
             found[number] = self._read(number)
         with self._lock:
             for number in missing:
-                self._open[number] = found[number]
+                self._open[number] = index = found[number]
+                if self._table is not None and not index.is_wide:
+                    self._table.add(number, index.records)
             while len(self._open) > _OPEN_INDEXES:
-                del self._open[next(iter(self._open))]
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                if self._table is not None:
+                    self._table.remove(oldest)
         return found
 
     def _read(self, number: int) -> ShardIndex:
         shard, name = self.header.shard(number), self.header.index_name(number)
         return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets)
 
-    def _named(self, index: ShardIndex, field: int) -> str:
+    def named(self, index: ShardIndex, field: int) -> str:
+        """Name of one of a shard's fields, by its number there."""
         if field >= len(index.fields):
             raise FormatError(f"{index.path}: names field {field}, but has {len(index.fields)} of them; it is damaged")
         return index.fields[field]
@@ -279,18 +320,17 @@ class RecordRows:
     Args:
         index: The set's index.
         shards: int64 [N].
-        rows: N rows in these.
-        indexes: Indexes of the N shards.
+        rows: int64 [N], numbers of the records in these.
+        records: The records.
     """
 
-    __slots__ = ("_index", "_indexes", "_records", "_rows", "shard")
+    __slots__ = ("_index", "_records", "_rows", "shard")
 
     def __init__(
-        self, index: SetIndex, shards: npt.NDArray[np.int64], rows: list[int], indexes: list[ShardIndex]
+        self, index: SetIndex, shards: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], records: npt.NDArray[Any]
     ) -> None:
         self.shard = shards
-        self._index, self._rows, self._indexes = index, rows, indexes
-        self._records = _joined(indexes, rows)
+        self._index, self._rows, self._records = index, rows, records
 
     @property
     def offset(self) -> npt.NDArray[Any]:
@@ -320,9 +360,9 @@ class RecordRows:
     def field(self) -> npt.NDArray[Any]:
         own = self._records["field"].astype(np.int64)
         fields = self._index.fields
-        for k, each in enumerate(self._indexes):
-            if each.fields != fields[: len(each.fields)]:  # numbered in another order
-                own[k] = fields.index(self._index._named(each, int(own[k])))
+        for k, index in enumerate(self._index.opened(self.shard)):
+            if index.fields != fields[: len(index.fields)]:  # numbered in another order
+                own[k] = fields.index(self._index.named(index, int(own[k])))
         return own
 
     @property
@@ -331,41 +371,42 @@ class RecordRows:
         if not targets:
             return self._records["label"].astype(np.int64)
         size = 4 * targets
-        pieces = [
-            each.group("target")[row * size : row * size + size]
-            for each, row in zip(self._indexes, self._rows, strict=True)
-        ]
+        places = zip(self._index.opened(self.shard), self._rows.tolist(), strict=True)
+        pieces = [index.group("target")[row * size : row * size + size] for index, row in places]
         found: npt.NDArray[Any] = np.frombuffer(b"".join(pieces), np.float32).copy()
         return found if targets == 1 else found.reshape(-1, targets)
 
     def extents(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
         """See :meth:`feeder.shard.format.index.Rows.extents`."""
-        records = self._records
-        starts = records["steps"].astype(np.uint64)
-        if int(starts.min(initial=NO_STEPS)) == NO_STEPS:
-            return None
+        return self._index.extents(self.shard, self._records, rows)
+
+
+def _table() -> ShardRows | None:
+    """Returns a table of narrow records; None without the native kernels."""
+    try:
         from feeder import _native
-
-        found = _native.stepped_row_extents(
-            [each.steps or each.read_steps() for each in self._indexes],
-            starts,
-            records["length"].astype(np.uint64),
-            records["height"].astype(np.uint32),
-            np.ascontiguousarray(rows),
-        )
-        return found if (found[:, 0] >= 0).any() else None
+    except ImportError:
+        return None
+    fields: Any = NARROW.fields
+    return _native.ShardRows(NARROW.itemsize, *(fields[name][1] for name in ("length", "steps", "height")))
 
 
-def _joined(indexes: list[ShardIndex], rows: list[int]) -> npt.NDArray[Any]:
-    """Returns N records of N shards. Slices and one join take a quarter of the time of numpy's calls for each shard."""
-    wide = [each.is_wide for each in indexes]
-    if True in wide:
-        records = np.zeros(len(rows), WIDE)
-        for k, (index, row) in enumerate(zip(indexes, rows, strict=True)):
-            own = index.rows()[row]
-            for name in NARROW.names or ():
-                records[name][k] = own[name]
-        return records
-    size = NARROW.itemsize
-    slices = [each.records[row * size : row * size + size] for each, row in zip(indexes, rows, strict=True)]
-    return np.frombuffer(b"".join(slices), NARROW)
+def _narrowed(records: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns what the places of rows depend on; a seekable JPEG is never larger than narrow records can say."""
+    found = np.zeros(len(records), NARROW)
+    fits = (records["length"] < NO_STEPS) & (records["height"] < 1 << 16)
+    for name in ("length", "steps", "height"):
+        found[name][fits] = records[name][fits]
+    found["steps"][~fits] = NO_STEPS
+    found["length"] = np.minimum(records["length"], NO_STEPS)
+    return found
+
+
+def _joined(indexes: list[ShardIndex], rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    """Returns N records of N shards."""
+    records = np.zeros(len(rows), WIDE)
+    for k, (index, row) in enumerate(zip(indexes, rows.tolist(), strict=True)):
+        own = index.rows()[row]
+        for name in NARROW.names or ():
+            records[name][k] = own[name]
+    return records

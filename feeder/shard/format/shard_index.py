@@ -194,7 +194,6 @@ class ShardIndex:
         samples: Number of samples.
         is_wide: True if the records are :data:`WIDE`.
         records: The records' bytes.
-        steps: The bytes of the group of steps, once they were read.
         fields: Names of the fields, by their numbers in the records.
         targets: Names of the targets.
         hash: Hash of the head.
@@ -204,7 +203,7 @@ class ShardIndex:
     """
 
     __slots__ = (
-        *("_data", "_end", "_good", "_groups", "fields", "hash", "is_wide", "path", "records", "samples", "steps"),
+        *("_data", "_end", "_good", "_groups", "fields", "hash", "is_wide", "path", "records", "samples"),
         "targets",
     )
 
@@ -247,7 +246,6 @@ class ShardIndex:
         if targets is not None and self.targets != targets:
             raise damaged(path, f"it has the targets {self.targets}, and the set's header {targets}")
         self.records = self._checked("records", groups)
-        self.steps: memoryview | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -260,9 +258,8 @@ class ShardIndex:
         return len(self._data)
 
     def read_steps(self) -> memoryview:
-        """Reads the group of steps, and keeps it as ``steps``."""
-        self.steps = self.group("steps")
-        return self.steps
+        """Reads the group of steps."""
+        return self.group("steps")
 
     def group(self, name: str) -> memoryview:
         """Bytes of a group, compared with its hash.
