@@ -36,10 +36,7 @@ from feeder import transforms as T
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add(
-        "train",
-        help="training images: a folder or URL that `feeder shard` wrote to, or a folder of class folders",
-    )
+    add("train", help="training images: a folder or URL that `feeder shard` wrote, or a folder of class folders")
     add("val", help="validation images, in the same form")
     add("--out", required=True, type=Path, help="folder for last.pt, best.pt and log.csv")
     add("--model", default="small", help="small, or a name of timm's or torchvision's models")
@@ -73,8 +70,7 @@ def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[A
     val = [T.Resize(round(size * 8 / 7)), T.CenterCrop(size)]
     ops = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()] if training else val
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
-    is_sharded = "://" in path or (Path(path) / "index.bin").exists()
-    kind = feeder.ShardDataset if is_sharded else feeder.FolderDataset
+    kind = feeder.ShardDataset if "://" in path or (Path(path) / "index.bin").exists() else feeder.FolderDataset
     return feeder.DataLoader(
         kind(path, T.Compose([*ops, *values])),
         args.batch_size // world_size(),

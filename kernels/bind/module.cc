@@ -19,6 +19,8 @@ void add_status(nb::module_& module) {
 }  // namespace feeder::bind
 
 NB_MODULE(_native, module) {
+    // A script may end while threads hold a reader: objects that are left then are no fault.
+    nb::set_leak_warnings(false);
     module.doc() = "feeder's CPU kernels: seekable JPEG, decode, resize and normalize.";
     feeder::bind::add_status(module);
     feeder::bind::add_resize(module);

@@ -157,7 +157,6 @@ def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> N
     [
         ("typo", "no such file or folder"),
         ("images/class-0/img-000.jpg", "is not a dataset that feeder knows"),
-        ("s3://bucket/train", "only local files"),
         ("images/typo-{00..09}.tar", "no tar at"),
         ("typo.csv", "no such manifest"),
         ("pipe.csv", "is not a regular file"),

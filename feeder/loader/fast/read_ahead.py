@@ -250,7 +250,7 @@ def _leaf_rows(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64
             if own.size or not ids.size:
                 for leaf, found, within in _leaf_rows(part, ids[own] - reader.starts[number]):
                     yield leaf, found, own[within]
-    elif isinstance(reader, ShardReader) and reader.is_remote:
+    elif isinstance(reader, ShardReader) and reader.mirror is not None:
         yield reader, ids, rows
 
 

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from feeder.errors import WorkerError
 from feeder.loader.workers.sockets import handing_over
@@ -33,6 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
 _MESSAGE_BYTES = 4096
 _END_S = 5.0
+# One thread per worker: the math libraries would start one per core when they are imported.
+_ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _PID_S = 10.0  # longest wait for the process id of a worker that is being started
 
 
@@ -54,14 +56,12 @@ class ForkServer:
             "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
             "from feeder.loader.workers.fork_server import serve; serve(int(sys.argv[1]), sys.argv[3])"
         )
-        # One thread per worker: the math libraries would start one per core when they are imported.
-        threads = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with handing_over(socket.SOCK_SEQPACKET) as (mine, theirs):
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code, str(theirs.fileno()), json.dumps(sys.path), target],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **threads},
+                env={**os.environ, **_ONE_THREAD},
             )
         self._socket = mine
         self._pid = os.getpid()
@@ -94,13 +94,13 @@ class ForkServer:
         return self.process.poll() is None
 
     def start(self, connection: socket.socket) -> int:
-        """Starts a worker on its socket; returns the worker's number at this server."""
-        with self._lock:
+        """Starts a worker on its socket, with the present environment; returns the worker's number at this server."""
+        with _environment() as environ, self._lock:
             number = self._next
             self._next += 1
             self._starting.add(number)
             try:
-                socket.send_fds(self._socket, [f"start {number}".encode()], [connection.fileno()])
+                socket.send_fds(self._socket, [f"start {number}".encode()], [connection.fileno(), environ])
             except OSError as error:
                 self._starting.discard(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
@@ -184,6 +184,19 @@ os.register_at_fork(after_in_child=ForkServer._forget_threads)
 atexit.register(ForkServer._close_shared)
 
 
+@contextlib.contextmanager
+def _environment() -> Iterator[int]:
+    """The environment of workers, JSON in memory without a name: it may have credentials that were set after the server
+    was started. Yields its descriptor."""
+    descriptor = os.memfd_create("feeder", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, json.dumps({**os.environ, **_ONE_THREAD}).encode())
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def serve(descriptor: int, target: str) -> None:
     """The server's main function: forks workers until the trainer is gone.
 
@@ -230,7 +243,7 @@ def _obey(
 ) -> bool:
     """Does what one message asks for; returns False when the trainer is gone."""
     try:
-        message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 1)
+        message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
     except ConnectionError:
         return False
     if not message:
@@ -243,8 +256,9 @@ def _obey(
         return True
     pid = os.fork()
     if pid == 0:
-        _become_worker(control, received[0], descriptors, worker_main)
-    os.close(received[0])
+        _become_worker(control, received[0], received[1], descriptors, worker_main)
+    for descriptor in received:
+        os.close(descriptor)
     children[pid] = int(number)
     try:
         control.send(f"started {number} {pid}".encode())
@@ -269,6 +283,7 @@ def _report_ended(control: socket.socket, children: dict[int, int]) -> bool:
 def _become_worker(
     control: socket.socket,
     connection: int,
+    environ: int,
     descriptors: Sequence[int],
     worker_main: Callable[[socket.socket], object],
 ) -> None:
@@ -284,6 +299,11 @@ def _become_worker(
         control.close()
         for descriptor in descriptors:
             os.close(descriptor)
+        with open(environ, "rb") as file:
+            found = json.load(file)
+        for name in os.environ.keys() - found.keys():
+            del os.environ[name]
+        os.environ.update(found)
         worker_main(socket.socket(fileno=connection))
         code = 0
     except BaseException:

@@ -66,7 +66,7 @@ def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
     reader = ShardDataset(shards).reader
     room = plan_capacity(reader.peek(planning_sample(len(reader), in_shards=True)), (16, 16), 4)
     assert room.share_bytes % 64 == 0
-    largest = max(max(reader.index.length.tolist()), 3 * 16 * 16)  # type: ignore[attr-defined]
+    largest = max(int(reader.peek(np.arange(len(reader))).lengths.max()), 3 * 16 * 16)
     assert 3 * 16 * 16 < room.share_bytes <= largest + ROW.itemsize + 64
     assert room.preallocate == (24, 32)
     # One large scan among many photos sets neither the room nor what is reserved.

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.sockets import pair
+from feeder.transforms import RandomResizedCrop
 from tests.support.batches import check_same
 from tests.support.processes import all_ended, returns_in_time
 from tests.support.rogue_readers import rogue_dataset
@@ -100,3 +102,20 @@ def test_a_child_forked_while_a_server_is_started_can_start_its_own() -> None:
         if child == 0:
             os._exit(0 if ForkServer._shared_lock.acquire(timeout=60) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def _own_variable(data: bytes) -> str | None:
+    return os.environ.get("FEEDER_TEST_VARIABLE")
+
+
+def test_workers_have_the_environment_of_the_time_when_they_start(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(shards, RandomResizedCrop(16), fields={"cls": _own_variable})
+    ForkServer.shared(TARGET)
+    for value in ("\udcff late", None):
+        monkeypatch.setenv("FEEDER_TEST_VARIABLE", value or "")
+        if value is None:
+            monkeypatch.delenv("FEEDER_TEST_VARIABLE")
+        loader = DataLoader(dataset, batch_size=4, num_workers=1)
+        assert {each for _, _, values in loader for each in values} == {value}
