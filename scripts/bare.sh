@@ -20,17 +20,17 @@ if [ ! -e "$home/made" ]; then
     touch "$home/made"
 fi
 say "downloading what $1 depends on"
-rm -rf "$bare"/{wheels,feeder,work}
-mkdir "$bare/wheels" "$bare/work"
+rm -rf "$bare"/{wheels,feeder,trial}
+mkdir "$bare/wheels" "$bare/trial"
 "${PYTHON:-python3}" -m pip download -q --progress-bar off --only-binary :all: --python-version 3.11 -d "$bare/wheels" \
     -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$1"
 cp "$1" "$bare/wheels/" 2>/dev/null || true
-cp bench/make_images.py examples/load_epoch.py "$bare/work/"
+cp bench/make_images.py examples/load_epoch.py "$bare/trial/"
 
-cat >"$bare/work/try.sh" <<'EOF'
+cat >"$bare/trial/try.sh" <<'EOF'
 set -euo pipefail
-cd /work
-export PATH=/feeder/bin:/usr/bin:/bin HOME=/work
+cd /trial
+export PATH=/feeder/bin:/usr/bin:/bin HOME=/trial
 for compiler in cc c++ gcc g++ clang; do
     ! command -v "$compiler" || { echo "this root has $compiler" >&2 && exit 1; }
 done
@@ -50,5 +50,5 @@ EOF
 # Namespaces of its own: what is mounted goes when it ends, and there is no network.
 unshare --mount --pid --net --fork bash -euc '
     mount -t proc proc "$1/proc" && mkdir -p "$1/dev/shm" && mount -t tmpfs tmpfs "$1/dev/shm"
-    exec env -i chroot "$1" /bin/bash /work/try.sh' - "$bare" </dev/null
+    exec env -i chroot "$1" /bin/bash /trial/try.sh' - "$bare" </dev/null
 say "$1 works on a bare Debian 12"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import time
 
 import numpy as np
@@ -31,7 +32,6 @@ from feeder.system.progress import Progress
 __all__ = ["append"]
 
 _NEXT_MANIFEST = "append.json"
-_COPIED_BYTES = 1 << 22
 
 
 def append(path: str, more: str, options: ShardOptions, *, progress: Progress | None = None) -> ShardSummary:
@@ -260,8 +260,7 @@ def _complete(folder: OutputFolder) -> None:
 
 def _copy(source: str, to: str) -> None:
     with open(source, "rb", opener=open_regular) as old, atomic_file(to) as file:
-        while chunk := old.read(_COPIED_BYTES):
-            file.write(chunk)
+        shutil.copyfileobj(old, file)
 
 
 def _listed(names: tuple[str, ...]) -> str:

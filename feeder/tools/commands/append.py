@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from feeder.tools.commands.common import add_output, share
+from feeder.tools.commands.common import add_output
 from feeder.tools.commands.shard import add_source, report, source_options
 
 __all__ = ["add", "run"]
@@ -26,21 +26,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("dir", metavar="DIR", help="folder of a shard set, or s3://bucket/set, gs:// or az://")
     command.add_argument("src", metavar="MORE", nargs="?", help="a source, as for feeder shard")
-    command.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: cores + 1); the result is the same"
-    )
-    command.add_argument(
-        "--max-bad",
-        type=share,
-        default=0.01,
-        metavar="SHARE",
-        help="tolerated share of bad images, such as 0.01 or 1%% (default: 1%%)",
-    )
-    command.add_argument(
-        "--skip-unreadable",
-        action="store_true",
-        help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
-    )
     add_source(command)
     add_output(command)
     command.set_defaults(run=run, on_interrupt="the set is as it was")

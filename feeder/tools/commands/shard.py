@@ -48,22 +48,7 @@ def add(commands: Any) -> None:
         help="size of a shard (default: %(default)s)",
     )
     limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, in place of a size")
-    command.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: cores + 1); the result is the same"
-    )
     command.add_argument("--no-shuffle", action="store_true", help="keep the source's order")
-    command.add_argument(
-        "--max-bad",
-        type=share,
-        default=0.01,
-        metavar="SHARE",
-        help="tolerated share of bad images, such as 0.01 or 1%% (default: 1%%)",
-    )
-    command.add_argument(
-        "--skip-unreadable",
-        action="store_true",
-        help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
-    )
     command.add_argument(
         "--max-file-bytes",
         type=size_bytes,
@@ -106,6 +91,21 @@ def add(commands: Any) -> None:
 
 def add_source(command: Any) -> None:
     """Adds the options for reading a source."""
+    command.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: cores + 1); the result is the same"
+    )
+    command.add_argument(
+        "--max-bad",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="tolerated share of bad images, such as 0.01 or 1%% (default: 1%%)",
+    )
+    command.add_argument(
+        "--skip-unreadable",
+        action="store_true",
+        help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
+    )
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
     command.add_argument(
         "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
