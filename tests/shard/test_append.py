@@ -16,12 +16,15 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, FormatError, ShardError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.open_index import open_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.append import append
+from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
+from feeder.tools.export import export
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support.images import encode, make_tree, pixels
@@ -211,3 +214,17 @@ def test_the_command_appends(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert "missing" in capsys.readouterr().err
     assert main(["inspect", str(folder), "--verify"]) == 0
     assert os.path.exists(folder / "index-000001.bin")
+
+
+def test_samples_added_to_a_packed_set_are_packed_with_its_codebook_and_come_back(tmp_path: Path) -> None:
+    images(tmp_path / "images" / "b", 0, 5)
+    images(tmp_path / "more" / "d", 10, 3)
+    folder = tmp_path / "set"
+    shard(str(tmp_path / "images"), str(folder), ShardOptions(encode=EncodeOptions("packed")))
+    codebooks = list(open_index(str(folder / "index.bin")).codebooks)
+    assert append(str(folder), str(tmp_path / "more"), ShardOptions()).encoded == {"packed": 8}
+    assert list(open_index(str(folder / "index.bin")).codebooks) == codebooks
+    export(str(folder), str(tmp_path / "out"))
+    for source in (tmp_path / "images", tmp_path / "more"):
+        for path in source.rglob("*.jpg"):
+            assert (tmp_path / "out" / path.relative_to(source)).read_bytes() == path.read_bytes()
