@@ -25,7 +25,7 @@ from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.processes import all_ended
 from tests.support.remote import Bucket
-from tests.support.remote_sets import end_fetchers, make_set, upload
+from tests.support.remote_sets import asked_bytes, end_fetchers, make_set, upload
 
 SHUFFLE = feeder.Lanes(2, 8)
 
@@ -71,12 +71,10 @@ def test_an_epoch_from_a_bucket_is_that_of_a_local_copy(url: str, local: Path, c
     expected = digests(loader(dataset(local)))
     assert digests(remote) == expected
     size = sum(path.stat().st_size for path in local.iterdir() if path.suffix in (".tar", ".fidx", ".bin"))
-    counts = remote.stats()["remote"]
-    assert counts["bytes"] <= 1.02 * size
-    assert counts["waits"] > 0
+    assert remote.stats()["remote"]["waits"] > 0
     remote.set_epoch(0)
     assert digests(remote) == expected
-    assert remote.stats()["remote"]["bytes"] == counts["bytes"]
+    assert size / 2 < asked_bytes(remote) <= 1.02 * size
 
 
 def test_samples_come_one_by_one_and_from_pickles(url: str, local: Path, cache: Path) -> None:
@@ -159,7 +157,7 @@ def test_two_ranks_on_a_machine_download_one_copy(url: str, local: Path, cache: 
         each.join()
         assert found[rank] == digests(loader(dataset(local), rank=rank, world_size=2, num_workers=0))
     size = sum(path.stat().st_size for path in local.iterdir() if path.suffix in (".tar", ".fidx", ".bin"))
-    assert loader(data).stats()["remote"]["bytes"] <= 1.02 * size
+    assert asked_bytes(loader(data)) <= 1.02 * size
 
 
 def test_a_cache_for_a_part_of_the_set_downloads_the_others_in_each_epoch(url: str, local: Path, cache: Path) -> None:
@@ -168,16 +166,12 @@ def test_a_cache_for_a_part_of_the_set_downloads_the_others_in_each_epoch(url: s
     options: dict[str, Any] = {"batch_size": 4, "seed": 1, "shuffle": feeder.Lanes(1, 4), "num_workers": 1}
     remote = feeder.DataLoader(dataset(url, cache, cache_bytes=budget), **options)
     expected = feeder.DataLoader(dataset(local), **options)
-    counts = [0]
     for epoch in range(3):
         remote.set_epoch(epoch)
         expected.set_epoch(epoch)
         assert digests(remote) == digests(expected)
-        counts.append(remote.stats()["remote"]["bytes"])
         assert remote.stats()["remote"]["cached_bytes"] <= budget
-    first, *later = np.diff(counts).tolist()
-    assert total <= first <= 1.1 * total  # with the indexes
-    assert all(each <= 1.1 * total for each in later)
+    assert 1.1 * total < asked_bytes(remote) <= 3.3 * total
 
 
 def test_a_cache_that_is_too_small_for_the_order_is_refused(url: str, cache: Path) -> None:

