@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checked
 from feeder.errors import DecodeError, ShardError
 from feeder.shard.format.index import Index
 from feeder.shard.source.image_file import MAX_FILE_BYTES
+from feeder.shard.store.store import open_store
+from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.shard.write.set_copy import SetCopy
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.progress import Progress
 from feeder.tools.inspect import open_set
 
 __all__ = ["ExportSummary", "export"]
+
+_REQUESTS = 16  # at once
 
 
 @dataclass(frozen=True)
@@ -22,7 +30,7 @@ class ExportSummary:
     """The result of an export.
 
     Attributes:
-        out: The folder.
+        out: The folder, or its URL.
         unpacked: Number of images that were packed: the original files, compared with their SHA-256.
         stored: Number of other images, written as they are stored: original files only if the set kept them.
     """
@@ -36,42 +44,80 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
     """Writes the image of each sample to its original path below a folder.
 
     Args:
-        path: A shard set's folder, or an index file.
-        out: The folder, new or empty.
+        path: A shard set's folder, an index file, or the URL of a set in a store.
+        out: The folder, new or empty; or such a place in a store.
         progress: Advanced with every image.
 
     Raises:
         ShardError: if the folder holds something, two samples have one path, or a sample's key leads out of the folder.
         FormatError: if there is no index, or it is damaged.
         DecodeError: for an image that can't be read or unpacked, or whose bytes changed.
+        StoreError: if a store can't be read or written.
     """
-    index = open_set(path)
-    index.check()
+    with SetCopy.of(path) as copy:
+        index = open_set(copy.path)
+        index.check()
+        write = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
+        add_codebooks(index.codebooks)
+        progress = progress or Progress()
+        progress.begin(len(index), index.size_bytes, 0, 0)
+
+        def export_one(i: int) -> int:
+            is_packed = is_packed_field(index.image_field(i))
+            try:
+                data = _read(index, i)
+                write(_relative(index, i), unpack_checked(data) if is_packed else data)
+            except DecodeError as error:
+                shard, offset, _ = index.place(i)
+                name = os.path.basename(index.shard_name(shard))
+                raise error.at(key=index.key(i), shard=name, offset_bytes=offset) from None
+            progress.advance(1, index.place(i)[2])
+            return int(is_packed)
+
+        unpacked = 0
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            run = pool.map if is_remote(out) else map
+            for number in range(index.shard_count):
+                with copy.shard(index.shard_name(number)):
+                    unpacked += sum(run(export_one, index.shard_ids(number).tolist()))
+        progress.end()
+    return ExportSummary(str(Url.parse(out)) if is_remote(out) else out, unpacked, len(index) - unpacked)
+
+
+def _into_folder(out: str) -> Callable[[str, bytes], None]:
+    """Returns a function that writes a file below a folder, by its name and bytes."""
     if os.path.isdir(out) and os.listdir(out):
         raise ShardError(f"{out}: is not empty; choose another --out")
-    add_codebooks(index.codebooks)
-    progress = progress or Progress()
-    progress.begin(len(index), index.size_bytes, 0, 0)
-    unpacked = 0
-    for i in range(len(index)):
-        try:
-            data = _read(index, i)
-            if is_packed_field(index.image_field(i)):
-                unpacked += 1
-                data = unpack_checked(data)
-        except DecodeError as error:
-            shard, offset, _ = index.place(i)
-            name = os.path.basename(index.shard_name(shard))
-            raise error.at(key=index.key(i), shard=name, offset_bytes=offset) from None
-        target = os.path.join(out, _relative(index, i))
+
+    def write(name: str, data: bytes) -> None:
+        target = os.path.join(out, name)
         if os.path.lexists(target):
-            raise ShardError(f"{target}: several samples have this path; nothing is overwritten")
+            raise _taken(target)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with atomic_file(target) as file:
             file.write(data)
-        progress.advance(1, index.place(i)[2])
-    progress.end()
-    return ExportSummary(out, unpacked, len(index) - unpacked)
+
+    return write
+
+
+def _into_store(out: str) -> Callable[[str, bytes], None]:
+    """Returns a function that writes an object below a URL, by its name and bytes; for any thread."""
+    store, lock, taken = open_store(out), threading.Lock(), set[str]()
+    if next(store.list(), None) is not None:
+        raise ShardError(f"{store.url}: is not empty; choose another --out")
+
+    def write(name: str, data: bytes) -> None:
+        with lock:
+            if name in taken:
+                raise _taken(store.url.object(name))
+            taken.add(name)
+        store.put(name, data)
+
+    return write
+
+
+def _taken(target: str) -> ShardError:
+    return ShardError(f"{target}: several samples have this path; nothing is overwritten")
 
 
 def _read(index: Index, i: int) -> bytes:

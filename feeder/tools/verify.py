@@ -23,12 +23,12 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.image_file import MAX_FILE_BYTES
+from feeder.shard.write.set_copy import SetCopy
 from feeder.system.cores import cores
 from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 from feeder.tools.inspect import open_set
-from feeder.tools.set_copy import SetCopy
 
 __all__ = ["Damage", "verify"]
 
@@ -96,7 +96,7 @@ def verify(
     def check(number: int) -> list[Damage]:
         checksum = manifest.shards[number].sha256 if manifest else None
         rows = ids[starts[number] : starts[number + 1]].tolist()
-        with copy.shard(names[number]):
+        with copy.shard(names[number], may_be_missing=True):
             packed = _verify_packed(index, number, rows) if deep else []
             if isinstance(index, SetIndex):
                 return _verify_indexed_shard(index, number, rows, checksum) + packed

@@ -13,7 +13,6 @@ import pytest
 from feeder.errors import ArgumentError, ShardError, SourceError, StoreError
 from feeder.shard.source.open import open_source
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
@@ -178,8 +177,3 @@ def test_what_a_set_records_of_a_url_holds_no_options(tree: Path, tmp_path: Path
     assert not any(b"us-east-1" in path.read_bytes() for path in out.iterdir())
     with pytest.raises(ArgumentError, match="takes only region and endpoint"):
         shard(f"{url}?X-Amz-Signature=abc", str(tmp_path / "none"))
-
-
-def test_tars_in_a_store_are_not_indexed_there() -> None:
-    with pytest.raises(SourceError, match=r"s3://bucket/tars: .*copy them here, or .*`feeder shard`"):
-        index_tars("s3://bucket/tars?region=eu-west-1")

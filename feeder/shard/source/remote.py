@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import braceexpand
@@ -16,7 +18,7 @@ from feeder.shard.source.folder import add_files, members_of_photos, note_member
 from feeder.shard.source.image_file import LARGE_BYTES, check_start, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source
-from feeder.shard.store.store import Entry, Store, open_store
+from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import Url
 
 __all__ = ["RemoteSource", "list_objects", "named_objects", "open_remote_folder", "split_url"]
@@ -47,6 +49,23 @@ class RemoteSource(Source):
         self.containers.append(Container(path, entry.size_bytes, entry.modified_ns))
         self._entries[len(self.containers) - 1] = entry
         return len(self.containers) - 1
+
+    def objects(self) -> list[Entry]:
+        """Returns the objects that hold many samples, by container."""
+        return [self._entries[number] for number in range(len(self.containers))]
+
+    @contextlib.contextmanager
+    def copied(self, container: int) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="feeder-tar-") as folder:
+            path = os.path.join(folder, "copy")
+            download(self.store, self._entries[container], path)
+            entry, listed = self._entries.pop(container), self.containers[container]
+            self.containers[container] = listed._replace(path=path)
+            try:
+                yield path
+            finally:
+                self.close()
+                self._entries[container], self.containers[container] = entry, listed
 
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
         parts = self.table.parts(i)

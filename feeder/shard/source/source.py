@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -140,6 +141,18 @@ class Source:
         status = os.stat(path)
         self.containers.append(Container(path, status.st_size, status.st_mtime_ns))
         return len(self.containers) - 1
+
+    @contextlib.contextmanager
+    def copied(self, container: int) -> Iterator[str]:
+        """Has a container as a local file for the duration of the context, from which its samples are read then.
+
+        Args:
+            container: Its number.
+
+        Returns:
+            The file's path.
+        """
+        yield self.containers[container].path
 
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
         """Reads the fields of sample ``i`` as (name, bytes); an image that is a file comes first, without a name.

@@ -115,7 +115,7 @@ def open_stored_tars(
     work: str | None,
     image_field: str | None = None,
     columns: ManifestColumns | None = None,
-) -> Source:
+) -> RemoteSource:
     """Lists the samples of WebDataset tars in a store; reads each of them once.
 
     Args:
@@ -157,7 +157,8 @@ def open_stored_tars(
             except StoreError as error:  # without the right to list, a missing object is a refused one
                 source.notes.append(f"{error}: if the tars are a shard set of feeder, its classes are not known")
                 break
-        return _listed(source, pattern, tars, list_tar, image_field, columns, folder)
+        _listed(source, pattern, tars, list_tar, image_field, columns, folder)
+    return source
 
 
 def _pread(file: BinaryIO, length: int, offset: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
 from feeder.errors import StoreError
@@ -12,6 +13,7 @@ from feeder.shard.store.url import Url
 __all__ = ["RANGE_BYTES", "TIMEOUT_S", "Bytes", "Entry", "Store", "allows_http", "download", "open_store"]
 
 RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
+_AT_ONCE = 8  # ranges of one object
 TIMEOUT_S = 600.0  # the longest time without network that is survived by default
 
 Bytes = bytes | bytearray | memoryview
@@ -44,10 +46,12 @@ class Store(Protocol):
     Attributes:
         url: The URL of the prefix; keys are relative to it, and never lead out of it.
         retries: Number of requests that were repeated so far.
+        timeout: Seconds that each call goes on trying without an answer.
     """
 
     url: Url
     retries: int
+    timeout: float
 
     def size(self, key: str) -> Entry:
         """Returns an object's entry.
@@ -115,7 +119,7 @@ class Store(Protocol):
 
 
 def download(store: Store, entry: Entry, path: str) -> None:
-    """Writes an object to a file, a range at a time.
+    """Writes an object to a file.
 
     Args:
         store: Its store.
@@ -127,9 +131,16 @@ def download(store: Store, entry: Entry, path: str) -> None:
         OSError: if the file can't be written.
     """
     with open(path, "wb") as file:
-        for start in range(0, entry.size_bytes, RANGE_BYTES):
-            end = min(start + RANGE_BYTES, entry.size_bytes)
-            file.write(store.get(entry.key, start, end, entry.etag))
+
+        def copy(start: int) -> None:
+            data = memoryview(store.get(entry.key, start, min(start + RANGE_BYTES, entry.size_bytes), entry.etag))
+            done = 0
+            while done < len(data):
+                done += os.pwrite(file.fileno(), data[done:], start + done)
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            for _ in pool.map(copy, range(0, entry.size_bytes, RANGE_BYTES)):
+                pass
 
 
 def allows_http(url: Url, asked: bool | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zlib
 from dataclasses import dataclass
@@ -14,11 +15,13 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import INDEX_SUFFIX
-from feeder.shard.source.remote import split_url
+from feeder.shard.source.open import source_kind
+from feeder.shard.source.remote import RemoteSource, list_objects, named_objects
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.source.tars import open_tars
-from feeder.shard.store.url import is_remote, local_path
+from feeder.shard.source.tars import TAR_SUFFIXES, open_stored_tars, open_tars
+from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import HashedShard, index_path, write_set
 from feeder.system.progress import Progress
 from feeder.system.text import count
@@ -54,8 +57,10 @@ def index_tars(
     """Builds ``index.bin`` for existing WebDataset tars, and an index beside each; the tars stay as they are.
 
     Args:
-        pattern: A folder of tars, a tar, or a brace pattern. Compressed tars can't be read at random and are refused.
-        out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder.
+        pattern: A folder of tars, a tar, or a brace pattern; also such a URL in a store. Compressed tars can't be read
+            at random and are refused.
+        out: The index file; None for ``index.bin`` in the tars' common folder. It must lie in or above that folder, for
+            tars in a store there, too.
         columns: Keys of the samples' ``json`` with the label or the targets; None takes the label from ``cls``.
         image_field: Field that holds the image, such as "rgb.jpg"; None chooses it by the names of the fields.
         progress: Shows each sample.
@@ -63,51 +68,99 @@ def index_tars(
     Raises:
         SourceError: if there is no such tar, or none has a sample.
         ShardError: if the index would replace one of other tars, or can't be written.
+        StoreError: if a store can't be read or written.
     """
-    if is_remote(pattern) or is_remote(out or ""):
-        raise SourceError(
-            f"{split_url(pattern)[0]}: tars are indexed in a folder; copy them here, or write a set of them with "
-            "`feeder shard`, which reads tars from stores"
-        )
+    progress = progress or Progress()
+    if is_remote(pattern):
+        stored = _stored_tars(pattern, image_field, columns)
+        place = stored.store.url.joined(INDEX_NAME) if out is None else Url.parse(out)
+        below = _below(stored.store.url, place.parent())
+        if below is None:
+            raise ShardError(f"{place}: must lie in {stored.root}, or above it, as shards are named relative to it")
+        names = [f"{below}{entry.key}" for entry in stored.objects()]
+        with SetCopy.locked(place.parent()) as copy:
+            for name in (MANIFEST_NAME, place.name):
+                copy.fetch(name)
+            found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)
+        return dataclasses.replace(found, path=str(place))
+    if is_remote(out or ""):
+        raise ShardError(f"{Url.parse(out or '')}: the index of tars in a local folder lies there")
     source = open_tars(local_path(pattern), None, image_field, columns)
-    path = os.path.abspath(out or os.path.join(source.root, INDEX_NAME))
+    path = os.path.abspath(local_path(out) if out else os.path.join(source.root, INDEX_NAME))
     folder = os.path.dirname(path)
     names = [os.path.relpath(container.path, folder) for container in source.containers]
     if names[0].startswith(".."):
         raise ShardError(f"{path}: must lie in {source.root}, or above it, as shards are named relative to the index")
+    return _index(source, names, path, SetCopy(folder, folder), progress)
+
+
+def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns | None) -> RemoteSource:
+    """Lists the samples of tars in a store, given by a folder or a pattern."""
+    if source_kind(pattern) != "prefix":
+        return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, None, image_field, columns)
+    store, entries = list_objects(pattern)
+    tars = [entry for entry in entries if "/" not in entry.key and entry.key.endswith(TAR_SUFFIXES)]
+    if not tars:
+        raise SourceError(f"{store.url}: no tar there; expected files, such as 's3://bucket/train-{{000..009}}.tar'")
+    return open_stored_tars(store, tars, pattern, None, image_field, columns)
+
+
+def _below(inner: Url, outer: Url) -> str | None:
+    """Returns the path from one folder to another in it, with a slash at its end if there is one; None if it leads out
+    of it."""
+    place, top = f"{inner.identity()}/", f"{outer.identity()}/"
+    return place[len(top) :] if place.startswith(top) else None
+
+
+def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress: Progress) -> IndexSummary:
+    """Writes the index of tars, which have these names relative to it."""
+    folder = os.path.dirname(path)
     if os.path.exists(os.path.join(folder, MANIFEST_NAME)) and os.path.basename(path) == INDEX_NAME:
-        raise ShardError(f"{folder}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
+        raise ShardError(f"{copy.shown}: holds a shard set that feeder wrote, with an index of its own; nothing to do")
     if os.path.exists(path) and (other := _shard_names(path)) != names:
+        shown = path.replace(folder, copy.shown)
         raise ShardError(
-            f"{path}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
+            f"{shown}: is an index for other tars ({other[0] if other else 'none'}, ...); choose another --out"
         )
     rejected = list(source.rejected)
-    progress = progress or Progress()
     for note in source.notes:
         progress.note(note)
     progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
-    builders = [IndexBuilder(source.table.targets) for _ in names]
+    own: list[list[int]] = [[] for _ in names]
     for i in range(len(source.table)):
-        reason = _add(source, i, builders)
-        if reason:
-            rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
-        progress.advance(1, source.table.size(i))
+        own[source.table.parts(i)[0].container].append(i)
+    builders = [IndexBuilder(source.table.targets) for _ in names]
+    sums = []
+    try:
+        for number, ids in enumerate(own):
+            name = os.path.relpath(source.containers[number].path, source.root)
+            with source.copied(number) as tar:
+                for i in ids:
+                    reason = _add(source, i, name, builders[number])
+                    if reason:
+                        rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
+                    progress.advance(1, source.table.size(i))
+                sums.append(file_sums(tar))
+    finally:
+        source.close()
     progress.end()
-    source.close()
     samples = sum(map(len, builders))
     if not samples:
         first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
-        raise SourceError(f"{pattern}: no sample found, {count(len(rejected), 'input')} rejected{first}")
+        raise SourceError(f"{source.root}: no sample found, {count(len(rejected), 'input')} rejected{first}")
     # Several indexes of the same tars, for other labels or images, each have their own beside each tar.
     stem = os.path.splitext(os.path.basename(path))[0]
     suffix = INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
     shards = []
     try:
-        for name, builder, container in zip(names, builders, source.containers, strict=True):
-            sha256, blocks = file_sums(container.path)
-            builder.write(index_path(folder, name, suffix), blocks, container.size_bytes, source.codebooks)
+        for name, builder, container, (sha256, blocks) in zip(names, builders, source.containers, sums, strict=True):
+            own_path = index_path(folder, name, suffix)
+            os.makedirs(os.path.dirname(own_path), exist_ok=True)
+            builder.write(own_path, blocks, container.size_bytes, source.codebooks)
+            copy.publish(own_path)
             shards.append(HashedShard(name, container.size_bytes, sha256))
         write_set(path, shards, source.classes, suffix=suffix)
+        copy.publish(path)
     except OSError as error:
         raise ShardError(f"{error.filename or path}: can't be written: {error.strerror}") from error
     return IndexSummary(path, len(names), samples, rejected)
@@ -119,7 +172,7 @@ def _shard_names(path: str) -> list[str]:
     return [index.shard_name(number) for number in range(index.shard_count)]
 
 
-def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
+def _add(source: Source, i: int, tar: str, builder: IndexBuilder) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
     parts = {part.field: part for part in source.table.parts(i)}
     image = parts.pop(next(name for name in source.image_fields if name in parts))
@@ -132,9 +185,8 @@ def _add(source: Source, i: int, builders: list[IndexBuilder]) -> str | None:
     checksum = zlib.crc32(data[image.field])
     for name in parts:
         checksum = zlib.crc32(data[name], checksum)
-    tar = os.path.relpath(source.containers[image.container].path, source.root)
     path = source.table.path(i)
-    builders[image.container].add(
+    builder.add(
         key=path[len(os.fsencode(tar)) + 1 :],
         path=path,
         field=image.field,

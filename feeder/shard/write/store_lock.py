@@ -122,11 +122,14 @@ def _watch(store: Store, seen: Entry) -> None:
 
 
 def _is_left_behind(text: bytes | bytearray | memoryview) -> bool:
-    """Returns whether a lock is of a process of this machine that is gone.
+    """Returns whether a lock is of a process of this machine that is gone, or is the empty file of a local set, which
+    was copied along with it.
 
     Raises:
         LockedError: if that process is alive.
     """
+    if not len(text):
+        return True
     try:
         holder = json.loads(bytes(text))
         machine, pid, started = holder["machine"], int(holder["pid"]), holder["started"]

@@ -13,23 +13,25 @@ from feeder.errors import FormatError, ShardError
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, OPTIONAL_COLUMNS, STARTS
-from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.shard_index import write_shard_index
+from feeder.shard.store.url import local_path
+from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import HashedShard, index_path, write_set
-from feeder.system.files import exclusive_lock, file_sha256
+from feeder.system.files import file_sha256
 from feeder.system.progress import Progress
 
 __all__ = ["upgrade_index"]
 
 
-def upgrade_index(folder: str, progress: Progress | None = None) -> bool:
+def upgrade_index(place: str, progress: Progress | None = None) -> bool:
     """Converts a set's ``index.bin`` to version 2; the shards are read once and stay as they are.
 
     The fingerprint stays, so that a run of the set goes on from its state. A set that has version 2 stays as it is.
 
     Args:
-        folder: The set's folder.
+        place: The set's folder, or its URL in a store.
         progress: Advanced with every shard.
 
     Returns:
@@ -38,24 +40,25 @@ def upgrade_index(folder: str, progress: Progress | None = None) -> bool:
     Raises:
         FormatError: if the index is missing or damaged, or a shard does not match its checksum.
         ShardError: if the folder can't be written.
+        StoreError: if the store can't be read or written.
     """
-    progress = progress or Progress()
-    path = os.path.join(os.path.abspath(folder), INDEX_NAME)
     try:
-        with exclusive_lock(os.path.join(os.path.dirname(path), ".lock")):
-            index = open_index(path)
+        with SetCopy.locked(place) as copy:
+            copy.fetch(INDEX_NAME)
+            index = open_index(os.path.join(copy.path, INDEX_NAME))
             if not isinstance(index, ColumnIndex):
                 return False
-            _upgrade(index, progress)
+            copy.fetch(MANIFEST_NAME)
+            _upgrade(index, copy, progress or Progress())
             return True
     except OSError as error:
         raise ShardError(
-            f"{error.filename or path}: {error.strerror or error}; the set is as it was: fix this and run the same "
-            "command again"
+            f"{error.filename or local_path(place)}: {error.strerror or error}; the set is as it was: fix this and run "
+            "the same command again"
         ) from error
 
 
-def _upgrade(index: ColumnIndex, progress: Progress) -> None:
+def _upgrade(index: ColumnIndex, copy: SetCopy, progress: Progress) -> None:
     index.check()
     folder = os.path.dirname(index.path)
     manifest = Manifest.read(folder)
@@ -68,24 +71,26 @@ def _upgrade(index: ColumnIndex, progress: Progress) -> None:
     shards = []
     progress.begin(len(index), index.size_bytes, 0, 0)
     for number, (name, size_bytes) in enumerate(index.shards):
-        sha256, blocks = file_sums(index.shard_path(number))
-        found_bytes = os.stat(index.shard_path(number)).st_size
+        with copy.shard(name):
+            sha256, blocks = file_sums(index.shard_path(number))
+            found_bytes = os.stat(index.shard_path(number)).st_size
         if found_bytes != size_bytes or sums.get(name, sha256) != sha256:
             raise FormatError(
                 f"{index.shard_path(number)}: does not match its size or its SHA-256 in the manifest; restore it "
                 "(`feeder inspect --verify` names all damage) and run the same command again"
             )
         rows = range(ends[number] - int(counts[number]), ends[number])
-        columns = _columns(index, rows)
-        write_shard_index(
-            index_path(folder, name), columns, index.fields, index.targets, blocks, size_bytes, index.codebooks
-        )
+        path = index_path(folder, name)
+        write_shard_index(path, _columns(index, rows), index.fields, index.targets, blocks, size_bytes, index.codebooks)
+        copy.publish(path)
         shards.append(HashedShard(name, size_bytes, sha256))
         progress.advance(len(rows), size_bytes)
     write_set(index.path, shards, classes, fingerprint=index.fingerprint())
+    copy.publish(index.path)
     if manifest is not None:
         entry = {"size_bytes": os.stat(index.path).st_size, "sha256": file_sha256(index.path)}
         manifest.with_index(entry).write(folder)
+        copy.publish(os.path.join(folder, MANIFEST_NAME))
     progress.end()
 
 

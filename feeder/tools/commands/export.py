@@ -20,8 +20,10 @@ def add(commands: Any) -> None:
         description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
         "to the original files, and compared with their SHA-256; others are written as they are stored.",
     )
-    command.add_argument("dir", metavar="DIR", help="folder of a shard set, or an index file")
-    command.add_argument("--out", metavar="DIR", required=True, help="new or empty folder")
+    command.add_argument(
+        "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"
+    )
+    command.add_argument("--out", metavar="DIR", required=True, help="new or empty folder, also in a store")
     add_output(command)
     command.set_defaults(run=run)
 

@@ -21,6 +21,7 @@ def add(commands: Any) -> None:
         examples=(
             "feeder index 'train-{000..009}.tar'",
             "feeder index ./tars --label-column label --out ./tars/index.bin",
+            "feeder index s3://my-bucket/tars",
         ),
         help="make WebDataset tars from elsewhere loadable",
         description="Builds index.bin, and an index beside each tar, for existing WebDataset tars, so that they load "
@@ -29,7 +30,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "src",
         metavar="TARS",
-        help="folder of tars, a tar, or a pattern ('train-{000..009}.tar'); with --upgrade, folder of a shard set",
+        help="folder of tars, a tar, or a pattern ('train-{000..009}.tar'); with --upgrade, folder of a shard set; all "
+        "also as URLs of a store",
     )
     command.add_argument(
         "--upgrade",
