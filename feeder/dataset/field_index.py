@@ -1,4 +1,5 @@
-"""An index in which another field of the samples is the image. It is kept beside the index that it is made from."""
+"""An index in which another field of the samples is the image. It is kept beside the index that it is made from, of a
+remote set in the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.shard_fields import HEADER_BYTES
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, FormatError
 from feeder.shard.format.column_index import ColumnIndex
@@ -15,28 +17,32 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, ImageOf, write_index
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_field import split_fields
+from feeder.shard.store.mirror import Mirror
 from feeder.system.text import count
 from feeder.system.warning import warn
 
 __all__ = ["index_of_field"]
 
+_AT_ONCE = 1000  # headers that a store is asked for together
 
-def index_of_field(path: str, image_field: str, version: int | None = None) -> str:
+
+def index_of_field(path: str, image_field: str, version: int | None = None, mirror: Mirror | None = None) -> str | None:
     """Makes the index in which another field of the samples is the image, unless it exists and is up to date.
 
     Args:
         path: The index of the set.
         image_field: The field, or several separated by ";", of which the first that a sample has is its image.
         version: Number of the version of the set, from 1; None for the newest.
+        mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
 
     Returns:
-        Path of that index, beside the one at ``path``; or ``path``, if its images are in that field already.
+        Path of that index, beside the one at ``path``; None if the images are in that field already.
 
     Raises:
         FormatError: if the index is missing or damaged.
         ArgumentError: if no sample has an image in that field, or the file can't be written.
     """
-    index = open_index(path, version)
+    index = open_index(path, version, mirror)
     numbers = [index.fields.index(field) for field in split_fields(image_field) if field in index.fields]
     if not numbers:
         known = ", ".join(map(repr, sorted(index.fields)))
@@ -46,7 +52,7 @@ def index_of_field(path: str, image_field: str, version: int | None = None) -> s
     own = index.column("field")
     is_image = np.isin(own, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
     if is_image or (own == numbers[0]).all():
-        return index.path
+        return None
     name = "+".join(index.fields[number] for number in numbers)
     stem = os.path.splitext(path)[0] + (f"-{index.version:06d}" if index.version > 1 else "")
     to = f"{stem}.{name.replace(os.sep, '_')}.bin"
@@ -56,7 +62,7 @@ def index_of_field(path: str, image_field: str, version: int | None = None) -> s
                 f"{to}: can't be written; the headers of the images in {image_field!r} are kept there: open the set "
                 "once as a user who may write into its folder"
             )
-        _make(index, numbers, to, image_field)
+        _make(index, numbers, to, image_field, mirror)
     made = ColumnIndex(to)
     left_out = 0 if made.image_of is None else made.image_of.left_out
     if left_out:
@@ -77,7 +83,7 @@ def _fits(path: str, index: Index) -> bool:
     return made.image_of is not None and made.image_of.identity == index.identity.hex()
 
 
-def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None:
+def _make(index: Index, numbers: list[int], path: str, image_field: str, mirror: Mirror | None) -> None:
     index.check()
     samples = len(index)
     starts = index.column("member_start").astype(np.int64)
@@ -95,8 +101,12 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str) -> None
             place[name][own] = index.column(name)[own]
             place[name][owners[rows]] = index.column(f"member_{name}")[rows]
         has_field[own] = has_field[owners[rows]] = True
-    reader, reason = ShardReader(index.path), ""
-    for i in np.flatnonzero(has_field).tolist():
+    reader, reason = ShardReader(index.path, mirror=mirror), ""
+    ids = np.flatnonzero(has_field)
+    for k, i in enumerate(ids.tolist()):
+        if k % _AT_ONCE == 0:
+            own = ids[k : k + _AT_ONCE]
+            reader.bring(own, place["offset"][own], np.minimum(place["length"][own], HEADER_BYTES))
         try:
             info = reader.header(i, int(place["offset"][i]), int(place["length"][i]))
         except (DecodeError, ValueError) as error:

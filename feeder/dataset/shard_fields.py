@@ -14,9 +14,10 @@ from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError
 from feeder.shard.format.index import NUMBER_FIELDS, Index
 
-__all__ = ["ShardFields"]
+__all__ = ["HEADER_BYTES", "ShardFields"]
 
-_HEADER_BYTES = 1 << 14
+HEADER_BYTES = 1 << 14  # of an image that are read first
+_AT_ONCE = 1000  # members that a store is asked for together
 
 
 class ShardFields:
@@ -42,6 +43,9 @@ class ShardFields:
         """See :meth:`Reader.at`."""
         shard, offset, _ = self.index.place(i)
         return error.at(key=self.index.key(i), shard=self.index.shard_name(shard), offset_bytes=offset)
+
+    def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        """Has bytes at hand that :meth:`read_bytes` will read, all in one go; N samples, offsets and lengths."""
 
     def field_names(self) -> list[str]:
         """See :meth:`Reader.field_names`."""
@@ -77,9 +81,13 @@ class ShardFields:
             return self._numbers(name, np.arange(count))
         places = index.field_places(name)
         values: list[Any] = [None] * count
-        for k in np.lexsort((places.offsets, places.shards)).tolist():
-            i = int(places.ids[k])
-            values[i] = self._value(name, i, int(places.offsets[k]), int(places.lengths[k]))
+        order = np.lexsort((places.offsets, places.shards))
+        for first in range(0, len(order), _AT_ONCE):
+            rows = order[first : first + _AT_ONCE]
+            self.bring(places.ids[rows], places.offsets[rows], places.lengths[rows])
+            for k in rows.tolist():
+                i = int(places.ids[k])
+                values[i] = self._value(name, i, int(places.offsets[k]), int(places.lengths[k]))
         return values
 
     def header(self, i: int, offset: int, length: int) -> ImageInfo:
@@ -94,7 +102,7 @@ class ShardFields:
             DecodeError: if its bytes can't be read; its ``__cause__`` is the disk's error, if there was one.
             ValueError: if it is not an image.
         """
-        data = self.read_bytes(i, offset, min(length, _HEADER_BYTES))
+        data = self.read_bytes(i, offset, min(length, HEADER_BYTES))
         if length > len(data):
             if data.startswith(b"\xff\xd8"):
                 with contextlib.suppress(ValueError):  # its metadata may be longer than what was read

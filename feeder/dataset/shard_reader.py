@@ -105,6 +105,7 @@ class ShardReader(ShardFields):
         classes: Class names by label, if known.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
+        is_of_field: True for the index of another image field, which is local, also of a remote set.
     """
 
     def __init__(
@@ -115,8 +116,9 @@ class ShardReader(ShardFields):
         classes: list[str] | None = None,
         version: int | None = None,
         mirror: Mirror | None = None,
+        is_of_field: bool = False,
     ) -> None:
-        self.index = open_index(index, version, mirror)
+        self.index = open_index(index, version, None if is_of_field else mirror)
         if self.index.codebooks:
             with contextlib.suppress(ImportError):  # an image that needs the kernels says so
                 add_codebooks(self.index.codebooks)
@@ -130,7 +132,7 @@ class ShardReader(ShardFields):
     def __reduce__(self) -> tuple[Any, ...]:
         index = self.index
         own = (index.path, self.exif, self.classes, index.identity, self._made_ns, self._labels)
-        return _shard_reader, (*own, index.version, self.mirror)
+        return _shard_reader, (*own, index.version, self.mirror, index.image_of is not None)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -207,6 +209,13 @@ class ShardReader(ShardFields):
                     self._check(i)
         labels = rows.labels if self._labels is None else self._labels[ids]
         return Encoded(buffers, labels, orientations, sizes, errors, first_rows)
+
+    def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        """See :meth:`ShardFields.bring`; nothing to do for a local set."""
+        if self.mirror is not None and len(ids):
+            shards = self.index.shards_of(ids)
+            places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
+            self._bring(places, [(0, 0, length) for _, _, length in places])
 
     def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
         """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
@@ -445,8 +454,9 @@ def _shard_reader(
     labels: npt.NDArray[Any] | None = None,
     version: int | None = None,
     mirror: Mirror | None = None,
+    is_of_field: bool = False,
 ) -> ShardReader:
-    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror)
+    reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror, is_of_field=is_of_field)
     if reader.index.identity != identity:
         raise FormatError(
             f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "

@@ -143,8 +143,6 @@ def _opened(
     """Opens one set, with the requested labels."""
     folder, mirror = os.fspath(path), None
     if is_remote(folder):
-        if image_field is not None:
-            raise ArgumentError(f"image_field={image_field!r} needs the set on a local disk: it reads all its samples")
         mirror = open_mirror(
             folder,
             cache_dir=remote.cache_dir,
@@ -157,9 +155,10 @@ def _opened(
         folder = local_path(folder)
         index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
         refuse_mirror(os.path.dirname(index))
-    if image_field is not None:
-        index, version = index_of_field(index, image_field, version), None
-    reader = ShardReader(index, exif=exif, version=version, mirror=mirror)
+    made = None if image_field is None else index_of_field(index, image_field, version, mirror)
+    if made is not None:
+        index, version = made, None
+    reader = ShardReader(index, exif=exif, version=version, mirror=mirror, is_of_field=made is not None)
     names = reader.index.classes
     reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
     if labels is False:

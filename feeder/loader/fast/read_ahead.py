@@ -25,7 +25,6 @@ from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.mirror import CacheMirror
-from feeder.shard.format.set_index import SetIndex
 
 __all__ = ["ReadAhead"]
 
@@ -169,7 +168,7 @@ class ReadAhead:
         sizes: dict[tuple[int, int], int] = {}
         for step, (_, ids) in enumerate(itertools.islice(self._batches(), 2 * self._ahead)):
             for leaf, own in _leaves(self._reader, ids):
-                for shard in np.unique(cast(SetIndex, leaf.index).header.locate(own)[0]).tolist():
+                for shard in np.unique(leaf.index.shards_of(own)).tolist():
                     spans.setdefault((id(leaf), shard), [max(0, step - _MADE_AHEAD), step])[1] = step
                     sizes[id(leaf), shard] = leaf.index.shard_entry(shard).size_bytes
         changes: dict[int, dict[int, int]] = {}

@@ -165,6 +165,10 @@ class ColumnIndex(Index):
         """See :meth:`Index.row_data`."""
         return self._text("row", i)
 
+    def shards_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See :meth:`Index.shards_of`."""
+        return self.shard[ids].astype(np.int64)
+
     def rows(self, ids: npt.NDArray[np.int64]) -> ColumnRows:
         """See :meth:`Index.rows`."""
         return ColumnRows(self, ids)

@@ -140,6 +140,10 @@ class Index(ABC):
         """
 
     @abstractmethod
+    def shards_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Numbers of the shards of some samples, int64 [N]."""
+
+    @abstractmethod
     def rows(self, ids: npt.NDArray[np.int64]) -> Rows:
         """Properties of some samples, int64 [N].
 

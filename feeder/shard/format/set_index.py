@@ -101,6 +101,10 @@ class SetIndex(Index):
         """See :meth:`Index.shard_counts`."""
         return self.header.shard_sizes()
 
+    def shards_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """See :meth:`Index.shards_of`."""
+        return self.header.locate(ids)[0]
+
     def rows(self, ids: npt.NDArray[np.int64]) -> RecordRows:
         """See :meth:`Index.rows`."""
         shards, rows = self.header.locate(ids)
