@@ -35,7 +35,7 @@ class StrictMirror:
         """Path of the index in the mirror."""
         return str(self.folder / "index.bin")
 
-    def need(self, wants: Sequence[tuple[str, int, int]]) -> None:
+    def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         self.calls.append(list(wants))
         for name, start, end in wants:
             path = self.folder / name

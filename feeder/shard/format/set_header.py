@@ -58,6 +58,7 @@ _FORMAT = 2
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 _MAX_DIGITS = 20
 _MAX_SHARDS = 1 << 40
+_FETCHES = 4  # of a range that comes spoilt from a store
 
 
 @dataclass(frozen=True)
@@ -190,29 +191,42 @@ class SetHeader:
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
         self.path, self._mirror = path, mirror
         self._name = os.path.basename(path)
+        self._shown = path if mirror is None else f"{mirror.place}/{self._name}"
         self._need(0, PREFIX_BYTES)
         try:
             descriptor = open_regular(path)
             try:
                 size = os.fstat(descriptor).st_size
-                self._need(0, head_bytes(path, HEADER_MAGIC, os.pread(descriptor, PREFIX_BYTES, 0)))
                 with explained():
                     self._data = map_file(descriptor, size)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise FormatError(f"{path}: this index can't be read: {error.strerror}") from None
-        head, self.hash, self._end = read_head(path, HEADER_MAGIC, self._data)
+            raise FormatError(f"{self._shown}: this index can't be read: {error.strerror}") from None
+        head, self.hash, self._end = self._read_head()
         try:
             self._take(head)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise damaged(path, f"its head is wrong: {error!r}") from None
+            raise damaged(self._shown, f"its head is wrong: {error!r}") from None
         self._pages: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {}
         self._names: dict[int, list[str]] = {}
 
+    def _read_head(self) -> tuple[dict[str, Any], bytes, int]:
+        for left in reversed(range(self._attempts)):
+            end = PREFIX_BYTES
+            try:
+                end = head_bytes(self._shown, HEADER_MAGIC, self._data)
+                self._need(0, end)
+                return read_head(self._shown, HEADER_MAGIC, self._data)
+            except FormatError:
+                if not left:
+                    raise
+                self._need(0, end, again=True)
+        raise AssertionError
+
     def _take(self, head: dict[str, Any]) -> None:
         if head["format"] != _FORMAT:
-            raise FormatError(f"{self.path}: format {head['format']}, this feeder reads {_FORMAT}; update feeder")
+            raise FormatError(f"{self._shown}: format {head['format']}, this feeder reads {_FORMAT}; update feeder")
         classes = head["classes"]
         self.info = SetInfo(
             fields=tuple(str(name) for name in head["fields"]),
@@ -280,7 +294,7 @@ class SetHeader:
             FormatError: if there is no such shard, or its name leads out of the folder.
         """
         if not 0 <= number < self.shards:
-            raise FormatError(f"{self.path}: has no shard {number}, but {self.shards} of them")
+            raise FormatError(f"{self._shown}: has no shard {number}, but {self.shards} of them")
         if self._pattern is not None:
             prefix, digits, suffix = self._pattern
             return self._checked_name(f"{prefix}{number:0{digits}d}{suffix}")
@@ -306,7 +320,9 @@ class SetHeader:
             IndexError: if there is no such sample.
         """
         if len(ids) and int(ids.view(np.uint64).max()) >= self.samples:
-            raise IndexError(f"{self.path}: has samples 0 to {self.samples - 1}, asked for {ids.min()} to {ids.max()}")
+            raise IndexError(
+                f"{self._shown}: has samples 0 to {self.samples - 1}, asked for {ids.min()} to {ids.max()}"
+            )
         if self.equal:
             shards = ids // self.equal
             return shards, ids - shards * self.equal
@@ -349,56 +365,65 @@ class SetHeader:
 
     def _read_page(self, page: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
         if not 0 <= page < len(self._table):
-            raise FormatError(f"{self.path}: has no page {page} of shards, but {len(self._table)}")
-        start, end = self._page_range(page)
-        data = self._data[start:end]
-        if short_hash(data) != self._table["hash"][page].tobytes():
-            raise damaged(self.path, f"page {page} of its shards does not match its hash")
+            raise FormatError(f"{self._shown}: has no page {page} of shards, but {len(self._table)}")
+        expected = self._table["hash"][page].tobytes()
+        data = self._hashed(*self._page_range(page), expected, f"page {page} of its shards")
         rows = np.frombuffer(data, ROW)
         first = int(self._first[page])
         last = int(self._first[page + 1]) if page + 1 < len(self._first) else self.samples
         sizes = rows["samples"].astype(np.int64)
         ends = first + np.cumsum(sizes)
         if ends[-1] != last or (self.equal and (sizes[:-1] != self.equal).any()):
-            raise damaged(self.path, f"page {page} of its shards has {ends[-1] - first} samples, not {last - first}")
+            raise damaged(self._shown, f"page {page} of its shards has {ends[-1] - first} samples, not {last - first}")
         return rows, ends - sizes
 
     def _read_names(self, page: int) -> list[str]:
         row = self._name_table[page]
         start, size = self._end + int(row["offset"]), int(row["size"])
         if start + size > len(self._data):
-            raise damaged(self.path, f"page {page} of its names ends at byte {start + size} of {len(self._data)}")
+            raise damaged(self._shown, f"page {page} of its names ends at byte {start + size} of {len(self._data)}")
         self._need(start, start + size)
-        data = bytes(self._data[start : start + size])
-        if short_hash(data) != row["hash"].tobytes():
-            raise damaged(self.path, f"page {page} of its names does not match its hash")
-        names = [self._checked_name(os.fsdecode(name)) for name in data.split(b"\0")]
+        data = self._hashed(start, start + size, row["hash"].tobytes(), f"page {page} of its names")
+        names = [self._checked_name(os.fsdecode(name)) for name in bytes(data).split(b"\0")]
         if len(names) != min(self.page_shards, self.shards - page * self.page_shards):
-            raise damaged(self.path, f"page {page} of its names has {len(names)} names")
+            raise damaged(self._shown, f"page {page} of its names has {len(names)} names")
         return names
 
     def _checked_name(self, name: str) -> str:
         if not name or name.startswith("/") or ".." in PurePosixPath(name).parts:
-            raise FormatError(f"{self.path}: shard name {name!r} leads out of the index's folder")
+            raise FormatError(f"{self._shown}: shard name {name!r} leads out of the index's folder")
         if "\0" in name or not _is_encodable(name):
-            raise FormatError(f"{self.path}: shard name {name!r} can't be a file's; the index is damaged")
+            raise FormatError(f"{self._shown}: shard name {name!r} can't be a file's; the index is damaged")
         return name
 
     def _array(self, place: Any, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Reads one of the tables."""
-        offset, size, expected = int(place[0]), int(place[1]), str(place[2])
+        offset, size, expected = int(place[0]), int(place[1]), bytes.fromhex(str(place[2]))
         start = self._end + offset
         if offset < 0 or size != count * dtype.itemsize or start + size > len(self._data):
             raise ValueError(f"{size} bytes at byte {start} of {len(self._data)} for {count} pages")
         self._need(start, start + size)
-        data = self._data[start : start + size]
-        if short_hash(data).hex() != expected:
-            raise damaged(self.path, "a table of its pages does not match its hash")
-        return np.frombuffer(data, dtype)
+        return np.frombuffer(self._hashed(start, start + size, expected, "a table of its pages"), dtype)
 
-    def _need(self, start: int, end: int) -> None:
+    def _hashed(self, start: int, end: int, expected: bytes, what: str) -> memoryview:
+        """Returns a range of the file that has a hash, and is in the folder. What came spoilt from a store is fetched
+        again, so it is copied: its neighbours may be fetched again by others, and come spoilt."""
+        for left in reversed(range(self._attempts)):
+            data = self._data[start:end] if self._mirror is None else memoryview(bytes(self._data[start:end]))
+            if short_hash(data) == expected:
+                return data
+            if left:
+                self._need(start, end, again=True)
+        raise damaged(self._shown, f"{what} does not match its hash")
+
+    @property
+    def _attempts(self) -> int:
+        """Number of times that a range is read before it is an error that it is damaged."""
+        return 1 if self._mirror is None else _FETCHES
+
+    def _need(self, start: int, end: int, *, again: bool = False) -> None:
         if self._mirror is not None:
-            self._mirror.need([(self._name, start, end)])
+            self._mirror.need([(self._name, start, end)], again=again)
 
 
 def _is_encodable(name: str) -> bool:

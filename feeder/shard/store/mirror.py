@@ -24,12 +24,14 @@ class Mirror(Protocol):
     @property
     def budget_bytes(self) -> int: ...
 
-    def need(self, wants: Sequence[tuple[str, int, int]]) -> None:
+    def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         """Returns when ranges of files are in the folder; those of shards are checked.
 
         Args:
             wants: File name, relative to the set's folder, and the range's first byte and end. A range may end past the
                 end of its file.
+            again: True for ranges that were there, but are wrong by a checksum that the mirror does not know: they are
+                fetched anew.
 
         Raises:
             StoreError: if they can't be had.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.fetcher import Fetcher
 from feeder.shard.cache.set_files import SetFiles
-from tests.support.folder_store import FolderStore, fault
+from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
+from tests.support.folder_store import FolderStore, fault, fetcher_pid, folder_mirror
 from tests.support.remote_sets import make_set
 
 
@@ -70,3 +75,39 @@ def test_a_file_that_the_header_does_not_name_comes_as_it_is(fetcher: Fetcher, f
     (folder / "notes.txt").write_text("text")
     fetcher.need([("notes.txt", 0, 4)])
     assert (Path(fetcher.folder) / "notes.txt").read_text() == "text"
+
+
+@pytest.fixture
+def long_header(tmp_path: Path) -> Path:
+    """The header of a set of so many shards that it comes in ranges."""
+    rows = np.zeros(360_000, ROW)
+    rows["samples"], rows["size_bytes"] = 2, 5000
+    path = tmp_path / "long" / "index.bin"
+    path.parent.mkdir()
+    names = [f"shard-{number:06d}.tar" for number in range(len(rows))]
+    write_header(str(path), SetInfo(("jpg",), None, (), 0, -1, False, "0" * 32), rows, names)
+    return path
+
+
+def test_pieces_of_a_long_header_that_come_spoilt_are_fetched_again(long_header: Path, tmp_path: Path) -> None:
+    folder = long_header.parent
+    with contextlib.closing(folder_mirror(tmp_path / "cache", folder)) as mirror:
+        fault(folder, "index.bin", "flip", 2)
+        header = SetHeader(str(tmp_path / "cache" / "index.bin"), mirror)
+        assert header.samples == 720_000
+        fault(folder, "index.bin", "flip", 2)
+        assert header.rows()["samples"].sum() == 720_000
+        assert (folder / ".faults" / "index.bin.flip").read_text() == "0"
+    os.kill(fetcher_pid(tmp_path / "cache"), signal.SIGKILL)
+
+
+def test_a_long_header_that_stays_spoilt_is_an_error(long_header: Path, tmp_path: Path) -> None:
+    folder = long_header.parent
+    with contextlib.closing(folder_mirror(tmp_path / "cache", folder)) as mirror:
+        header = SetHeader(str(tmp_path / "cache" / "index.bin"), mirror)
+        fault(folder, "index.bin", "flip", 1000)
+        with pytest.raises(FormatError, match=r"page \d+ of its shards does not match its hash"):
+            header.rows()
+        fault(folder, "index.bin", "flip", 0)
+        assert header.rows()["samples"].sum() == 720_000
+    os.kill(fetcher_pid(tmp_path / "cache"), signal.SIGKILL)
