@@ -6,9 +6,11 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,17 @@ import torch.utils.data
 
 import feeder
 from feeder import transforms as T
-from feeder.errors import ArgumentError, FormatError, StoreError
+from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
+from feeder.shard.write.append import append
+from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
-from tests.support.processes import all_ended
+from tests.support.images import encode, pixels
+from tests.support.processes import all_ended, wait_until
 from tests.support.remote import Bucket
 from tests.support.remote_sets import asked_bytes, end_fetchers, make_set, upload
+from tests.support.shard_sets import write_tar
 
 SHUFFLE = feeder.Lanes(2, 8)
 
@@ -216,3 +223,145 @@ def test_trainers_and_workers_import_no_client_of_stores(url: str, cache: Path) 
 def test_a_set_that_is_not_there_is_an_error_that_names_it(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     with end_fetchers(tmp_path), pytest.raises(StoreError, match=rf"{bucket.url}/none/index\.bin"):
         dataset(f"{bucket.url}/none", cache)
+
+
+def add_samples(folder: Path, url: str, tmp_path: Path) -> None:
+    """Adds the same samples to a set and to its copy in a bucket."""
+    for k in range(3):
+        path = tmp_path / "more" / "class-0" / f"new-{k}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels(100 + k, 400, 300)))
+    for place in (str(folder), url):
+        append(place, str(tmp_path / "more"), ShardOptions())
+
+
+def test_a_run_goes_on_with_its_version_of_a_set_in_a_bucket(
+    url: str, local: Path, bucket: Bucket, cache: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(local, tmp_path / "set")
+    whole = digests(loader(dataset(folder)))
+    data = dataset(url, cache)
+    old, pickled = loader(data), pickle.dumps(data)
+    iterator = iter(old)
+    found = digests(next(iterator) for _ in range(2))
+    state = old.state_dict()
+    add_samples(folder, url, tmp_path)
+    newest = loader(dataset(url, cache))
+    assert digests(newest) == digests(loader(dataset(folder)))
+    assert len(pickle.loads(pickled)) == 64  # as workers open it
+    assert found + digests(iterator) == whole
+    with pytest.raises(ArgumentError, match=r"ShardDataset\(path, version=1\)"):
+        newest.load_state_dict(state)
+    for place in (cache, tmp_path / "another"):
+        resumed = loader(dataset(url, place, version=1))
+        resumed.load_state_dict(state)
+        assert digests(resumed) == whole[2:]
+    with pytest.raises(ArgumentError, match="has the versions 1 to 2, asked for version 3"):
+        dataset(url, cache, version=3)
+
+
+def test_another_field_of_a_set_in_a_bucket_is_the_image(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for number in range(3):
+        samples = range(4 * number, 4 * number + 4)
+        members = [(f"{k}.{name}", encode(pixels(k, 40 + k, 30))) for k in samples for name in ("a.jpg", "b.jpg")]
+        write_tar(folder / f"{number}.tar", [*members[: -1 if number else None], (f"{samples[-1]}.cls", b"1")])
+    index_tars(str(folder), image_field="a.jpg")
+    url = upload(bucket, folder)
+    with end_fetchers(tmp_path):
+        with pytest.warns(UserWarning, match=r"2 samples of 12 left out"):
+            here, there = dataset(folder, image_field="b.jpg"), dataset(url, cache, image_field="b.jpg")
+        shuffle = feeder.Lanes(1, 4)
+        assert digests(loader(there, shuffle=shuffle)) == digests(loader(here, shuffle=shuffle))
+        assert len(pickle.loads(pickle.dumps(there))) == 10
+        assert len(dataset(url, cache, image_field="a.jpg")) == 12
+        with pytest.raises(ArgumentError, match=r"no sample of .* has it; its fields are 'a.jpg', 'b.jpg', 'cls'"):
+            dataset(url, cache, image_field="c.jpg")
+
+
+def test_labels_from_json_come_from_a_bucket(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
+    members = [(f"{k}.{name}", data) for k in range(6) for name, data in (
+        ("jpg", encode(pixels(k))), ("json", b'{"name": "c%d"}' % (k % 2)))]  # fmt: skip
+    (tmp_path / "tars").mkdir()
+    write_tar(tmp_path / "tars" / "0.tar", members)
+    index_tars(str(tmp_path / "tars"))
+    with end_fetchers(tmp_path):
+        data = dataset(upload(bucket, tmp_path / "tars"), cache, labels="name")
+        assert (data.classes, data.reader.labels().tolist()) == (["c0", "c1"], [0, 1] * 3)
+
+
+def test_a_job_with_other_credentials_is_refused_while_another_one_reads(
+    url: str, local: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = dataset(url, cache)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StoreError, match=rf"{url}: another job .* by other credentials .* another cache_dir"):
+        dataset(url, cache)
+    with pytest.raises(StoreError, match="another job"):
+        dataset(url, cache, allow_http=False if os.environ.get("AWS_ENDPOINT_URL", "").startswith("https") else None)
+    assert digests(loader(first)) == digests(loader(dataset(local)))  # its workers have the credentials of its start
+
+
+def test_a_job_with_other_credentials_gets_bytes_by_its_own_once_the_first_is_over(
+    url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader: Any = dataset(url, cache).reader
+    reader.mirror.close()
+    before = next(cache.rglob("fetcher.lock")).read_text()
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(StoreError, match="SignatureDoesNotMatch"):
+        dataset(url, cache)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    assert len(dataset(url, cache)) == 64
+    assert next(cache.rglob("fetcher.lock")).read_text() != before
+
+
+def test_secrets_are_in_no_file_of_the_cache_and_on_no_command_line(
+    url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN_OF_MINE", "s3cr3t-t0k3n")
+    data = dataset(url, cache)
+    pid = next(cache.rglob("fetcher.lock")).read_text().strip()
+    shown = Path(f"/proc/{pid}/cmdline").read_bytes() + pickle.dumps(data)
+    files = [path.read_bytes() for path in cache.rglob("*") if path.is_file()]
+    for secret in (b"s3cr3t-t0k3n", os.environ["AWS_SECRET_ACCESS_KEY"].encode()):
+        assert not [each for each in (shown, *files) if secret in each]
+
+
+def test_a_cache_in_which_nothing_came_is_removed(bucket: Bucket, cache: Path) -> None:
+    with pytest.raises(
+        NotFoundError, match=r"none/index\.bin.*: there is no such object; expected the URL of a shard set"
+    ):
+        dataset(f"{bucket.url}/none", cache)
+    wait_until(lambda: not any(cache.iterdir()))
+
+
+def test_a_cache_may_lie_on_another_file_system(url: str, local: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as cache, end_fetchers(Path(cache)):
+        assert digests(loader(dataset(url, Path(cache)))) == digests(loader(dataset(local)))
+
+
+@pytest.mark.parametrize("place", ["file/cache", "file", "/sys/feeder-cache"])
+def test_a_cache_that_cant_be_made_is_an_error_that_names_it(url: str, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match=r".*: can't be used as a cache: .*; name another cache_dir"):
+        dataset(url, tmp_path / place)
+
+
+def test_a_file_in_the_place_of_the_cache_of_a_set_is_an_error(url: str, cache: Path) -> None:
+    dataset(url, cache)
+    with end_fetchers(cache):
+        pass
+    folder = next(cache.iterdir())
+    shutil.rmtree(folder)
+    folder.write_text("")
+    with pytest.raises(ArgumentError, match="can't be used as a cache: File exists"):
+        dataset(url, cache)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "nowhere/index.bin"])
+def test_a_local_set_that_is_not_there_is_an_error_that_names_it(tmp_path: Path, path: str) -> None:
+    with pytest.raises(FormatError, match=rf"{tmp_path}/nowhere.*feeder shard"):
+        dataset(tmp_path / path)

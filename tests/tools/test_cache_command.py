@@ -14,13 +14,15 @@ from feeder.shard.cache.places import mirror_folder
 from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Presence, record_path
 from feeder.shard.store.url import Url
 from feeder.tools.cli import main
+from tests.support.folder_store import fetcher_pid, folder_mirror
+from tests.support.processes import all_ended
 
 SHARD = 2 * BLOCK_BYTES
 
 
 def fill(cache: Path, url: str, shards: int, first_time: int) -> Path:
     """Makes a mirror with whole shards, each used a second after the one before."""
-    folder = Path(mirror_folder(Url.parse(url), cache))
+    folder = Path(mirror_folder(Url.parse(url), "index.bin", cache))
     for number in range(shards):
         path = folder / f"{number}.tar"
         path.write_bytes(np.random.default_rng(number).bytes(SHARD))
@@ -74,3 +76,31 @@ def test_a_set_in_use_is_not_trimmed(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_cache_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", str(tmp_path / "none")]) == 2
     assert "there is no such cache folder" in capsys.readouterr().err
+
+
+def test_a_fetcher_that_nobody_uses_ends_for_a_trim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fill(tmp_path / "cache", "s3://bucket/set", 2, 1000)
+    source = tmp_path / "set"
+    source.mkdir()
+    (source / "a.tar").write_bytes(bytes(SHARD))
+    mirror = folder_mirror(folder, source)
+    mirror.need([("a.tar", 0, SHARD)])
+    pid = fetcher_pid(folder)
+    assert main(["cache", str(tmp_path / "cache"), "--trim", "0", "--json"]) == 1  # the mirror is open
+    assert shown(capsys)["sets"][0]["is_used"]
+    mirror.close()
+    assert main(["cache", str(tmp_path / "cache"), "--trim", "0", "--json"]) == 0
+    assert shown(capsys)["sets"] == []
+    assert all_ended([pid])
+
+
+def test_a_set_that_is_being_fetched_stays_as_it_is_when_it_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fill(tmp_path, "s3://bucket/set", 1, 1000)
+    half_made = Path(record_path(str(folder), "half.tar"))
+    half_made.write_bytes(b"FDR")
+    (folder / ".have" / "0.tar").chmod(0o400)
+    assert main(["cache", str(tmp_path), "--json"]) == 0
+    assert shown(capsys)["size_bytes"] == SHARD
+    assert half_made.exists()

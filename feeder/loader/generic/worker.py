@@ -31,6 +31,7 @@ from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
 from feeder.loader.workers.seeding import introduce
 from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.shard.cache.mirror import waits
 
 __all__ = [
     "HEAD",
@@ -44,8 +45,8 @@ __all__ = [
     "worker_state",
 ]
 
-# Length of the message, number of its batch (_NO_BATCH: none), used bytes of the slot, wanted bytes, times and bytes of
-# Spent.
+# Length of the message (0: a sign of life), number of its batch (_NO_BATCH: none), used bytes of the slot, wanted
+# bytes, times and bytes of Spent.
 HEAD = struct.Struct("<10q")
 _NO_BATCH = -1
 _LENGTH_BYTES = 8
@@ -119,6 +120,15 @@ class Channel:
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._busy = False
+        self._writing = threading.Lock()
+
+    def beat(self) -> None:
+        """Sends a sign of life, a message without contents, unless another message is on its way."""
+        if self._writing.acquire(blocking=False):
+            try:
+                self._send_whole(HEAD.pack(0, _NO_BATCH, 0, 0, *_NOTHING))
+            finally:
+                self._writing.release()
 
     def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
         """Sends a message, or leaves that to the thread."""
@@ -150,6 +160,10 @@ class Channel:
                 self._wake.notify_all()
 
     def _write(self, data: bytes) -> None:
+        with self._writing:
+            self._send_whole(data)
+
+    def _send_whole(self, data: bytes) -> None:
         try:
             self.connection.sendall(data)
         except (BrokenPipeError, ConnectionResetError):
@@ -210,8 +224,10 @@ def worker_main(connection: socket.socket, job: Job) -> None:
     signal_handling._set_worker_signal_handlers()
     connection.settimeout(None)  # whatever the script's default for sockets is
     end_with_trainer(connection, _GRACE_S)  # an idle worker ends by itself, with the caller's clean-up code
+    channel = Channel(connection)
+    waits.beat = channel.beat
     with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
-        _run(Channel(connection), job)
+        _run(channel, job)
 
 
 def _run(channel: Channel, job: Job) -> None:

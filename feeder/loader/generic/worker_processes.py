@@ -132,6 +132,8 @@ class Processes(Supervisor[GenericWorker]):
 
     def _complete(self, number: int) -> Iterator[Message]:
         for (batch, used, wanted, *spent), data in self.messages(number):
+            if not data:  # a sign of life
+                continue
             self.workers[number].owed -= 1
             yield Message(number, data, batch, used, wanted, Spent(*spent))
 

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.shard.cache.files import CacheFiles
-from feeder.shard.cache.link import lock_mirror
+from feeder.shard.cache.link import lock_idle_mirror, lock_mirror
 from feeder.shard.cache.places import MARK
+from feeder.shard.cache.presence import Presence, record_path
 
 __all__ = ["CachedSet", "cached_sets", "trim"]
 
@@ -52,13 +53,23 @@ def cached_sets(cache_dir: str) -> list[CachedSet]:
         lock = lock_mirror(entry.path)
         if lock is not None:
             os.close(lock)
-        files = CacheFiles(entry.path, None, lambda _: True)
-        times = [0]
-        for name in files.files:
-            with contextlib.suppress(OSError):
-                times.append(os.stat(os.path.join(entry.path, name)).st_mtime_ns)
-        found.append(CachedSet(url, entry.path, files.used_bytes, lock is None, max(times)))
+        size, used_ns = _extent(entry.path)
+        found.append(CachedSet(url, entry.path, size, lock is None, used_ns))
     return sorted(found, key=lambda each: each.used_ns)
+
+
+def _extent(folder: str) -> tuple[int, int]:
+    """Returns the bytes of a mirror that are present, and the time at which the last of them came. A fetcher may be at
+    work there, so nothing is changed."""
+    size, used_ns = 0, 0
+    records = record_path(folder, "")
+    for place, _, names in os.walk(records):
+        for name in names:
+            record = os.path.join(place, name)
+            with contextlib.suppress(OSError, ValueError):  # one that is being made, or has just been dropped
+                size += Presence(record).present_bytes()
+                used_ns = max(used_ns, os.stat(os.path.join(folder, os.path.relpath(record, records))).st_mtime_ns)
+    return size, used_ns
 
 
 def trim(cache_dir: str, size_bytes: int) -> int:
@@ -75,9 +86,9 @@ def trim(cache_dir: str, size_bytes: int) -> int:
     over = sum(each.size_bytes for each in sets) - size_bytes
     freed = 0
     for each in sets:
-        if (freed >= over and size_bytes) or each.is_used:
+        if freed >= over and size_bytes:
             continue
-        lock = lock_mirror(each.folder)
+        lock = lock_idle_mirror(each.folder)
         if lock is None:
             continue
         try:

@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import sys
@@ -20,13 +22,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from feeder.errors import FeederError
+from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.contents import SetContents
 from feeder.shard.cache.downloads import Downloads
 from feeder.shard.cache.files import CachedFile, CacheFiles
-from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, socket_address
+from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, socket_address
+from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plan, Plans
-from feeder.shard.cache.presence import blocks_of
+from feeder.shard.cache.presence import RECORDS, blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.store import Store, open_store
 from feeder.system.files import open_regular
@@ -48,8 +51,15 @@ class _Client:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.leased: set[str] = set()
-        self.budget: tuple[int | None] | None = None  # as it said, once it has
+        self.options: tuple[int | None, float] | None = None  # budget and timeout, once it said hello
         self.plan: Plan | None = None
+
+    def is_gone(self) -> bool:
+        """Returns True once the client has closed its socket."""
+        poll = select.poll()
+        with contextlib.suppress(ValueError):  # closed here, too
+            poll.register(self.channel, select.POLLHUP)
+        return bool(poll.poll(0))
 
 
 class Fetcher:
@@ -60,6 +70,7 @@ class Fetcher:
         store: The set's place.
         contents: Makes the set's contents for this fetcher.
         budget_bytes: Bytes that the cache may take until a client says so; None: what leaves a tenth of the disk free.
+        identity: Digest of the credentials that it has, see :func:`feeder.shard.cache.places.identity`.
     """
 
     def __init__(
@@ -68,8 +79,12 @@ class Fetcher:
         store: Store,
         contents: Callable[[Fetcher], SetContents],
         budget_bytes: int | None = None,
+        identity: str = "",
     ) -> None:
         self.folder, self.store = folder, store
+        self._identity = identity
+        self._listener: socket.socket | None = None
+        self._is_ended = False
         self._leases: collections.Counter[str] = collections.Counter()
         self._plans = Plans(lambda: self.files)
         self.files = CacheFiles(folder, budget_bytes, self._is_needed)
@@ -116,14 +131,18 @@ class Fetcher:
         """Serves clients until there has been none for a while, or the last one left after an error: it may have been
         that of the credentials in this process's environment, and the next client can have others."""
         listener.settimeout(_LOOK_S)
+        self._listener = listener
         idle_from = time.monotonic()
         while self._clients or time.monotonic() - idle_from < (0 if self._has_failed else _IDLE_S):
             try:
                 channel, _ = listener.accept()
             except TimeoutError:
                 channel = None
+            if self._is_ended:
+                return  # who has just connected finds another one
             if channel is not None:
                 self.attend(channel)
+            self._drop_gone()
             if self._clients:
                 idle_from = time.monotonic()
 
@@ -172,11 +191,21 @@ class Fetcher:
         except OSError:  # it is gone
             pass
         finally:
+            self._drop(client)
             client.channel.close()
-            with self.files.lock:
-                self._lease(client, set())
-                self._end_plan(client)
-                self._clients.discard(client)
+
+    def _drop_gone(self) -> None:
+        """Drops clients that have closed their sockets, whatever is still fetched for them: a store may not answer for
+        long, and nobody is to be kept waiting by clients that are gone."""
+        for client in list(self._clients):
+            if client.is_gone():
+                self._drop(client)
+
+    def _drop(self, client: _Client) -> None:
+        with self.files.lock:
+            self._lease(client, set())
+            self._end_plan(client)
+            self._clients.discard(client)
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a message asks for; returns None for one without an answer."""
@@ -206,12 +235,41 @@ class Fetcher:
         if "stats" in message:
             return self.stats()
         if "hello" in message:
-            client.budget = (message["hello"]["cache_bytes"],)
-            with self.files.lock:
-                budgets = [other.budget[0] for other in self._clients if other.budget is not None]
-                known = [budget for budget in budgets if budget is not None]
-                self.files.set_budget(max(known) if len(known) == len(budgets) else None)
+            return self._greet(client, **message["hello"])
+        if "leave" in message:
+            return self._leave()
         return None
+
+    def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
+        """Takes a client's options, and those of all together: the largest."""
+        with self.files.lock:
+            if identity != self._identity:
+                answer = self._leave()
+                if not answer["ended"]:
+                    raise StoreError(
+                        f"{self.store.url}: another job on this machine reads this set by other credentials or options "
+                        f"(variables of the environment, allow_http), through the same cache, {self.folder}: name "
+                        "another cache_dir, or wait until that job has ended"
+                    )
+                return answer
+            client.options = cache_bytes, timeout_s
+            options = [other.options for other in self._clients if other.options is not None]
+            budgets = [budget for budget, _ in options if budget is not None]
+            self.files.set_budget(max(budgets) if len(budgets) == len(options) else None)
+            self.store.timeout = max(timeout for _, timeout in options)
+        return {}
+
+    def _leave(self) -> dict[str, Any]:
+        """Ends this fetcher if it has no client; answers whether it does."""
+        self._drop_gone()
+        with self.files.lock:
+            is_free = all(client.options is None for client in self._clients)
+            if is_free and self._listener is not None:
+                self._is_ended = True
+                with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wake:
+                    wake.setblocking(False)
+                    wake.connect(self._listener.getsockname())
+            return {"ended": is_free}
 
     def _extend(
         self, client: _Client, step: int, last_steps: Sequence[Sequence[Any]], ranges: Sequence[Want]
@@ -286,7 +344,7 @@ def become_fetcher(
             os.unlink(SOCKET, dir_fd=place)
         try:
             store, contents = opened()
-            fetcher: Any = Fetcher(folder, store, contents, options["cache_bytes"])
+            fetcher: Any = Fetcher(folder, store, contents, options["cache_bytes"], options["identity"])
         except FeederError as error:
             fetcher = error  # told to whoever asks first
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -298,6 +356,8 @@ def become_fetcher(
                 fetcher.serve(listener)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
+        if isinstance(fetcher, FeederError) or not fetcher.files.used_bytes:
+            _remove_empty(folder)
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -313,7 +373,13 @@ def _refuse(listener: socket.socket, error: FeederError) -> None:
     with contextlib.suppress(OSError):
         channel, _ = listener.accept()
         with channel:
-            while data := channel.recv(MESSAGE_BYTES):
-                if "hello" not in json.loads(data):
-                    channel.send(json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
-                    return
+            channel.recv(MESSAGE_BYTES)
+            channel.send(json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
+
+
+def _remove_empty(folder: str) -> None:
+    """Removes a mirror's folder in which nothing was cached, with the lock held, unless it holds a file of somebody."""
+    own = {LOCK, LOG, MARK, RECORDS}
+    with contextlib.suppress(OSError):
+        if set(os.listdir(folder)) <= own:
+            shutil.rmtree(folder)

@@ -5,7 +5,9 @@ Note [Lives of fetchers]
     however it ends, and listens on a socket in that folder. A client that finds nobody listening takes the lock and
     hands it to a new fetcher; one that finds the lock taken waits until that fetcher listens. So a fetcher that was
     killed is replaced by the next client that needs bytes, and a socket that it left behind does no harm.
-    A fetcher ends when it has had no client for a while.
+    A fetcher ends when it has had no client for a while. If nothing is in the folder then, it removes the folder.
+    A client says hello with a digest of its credentials. With others than the fetcher's it is refused while the fetcher
+    has clients, so that no job's bytes come by the credentials of another one; a fetcher without clients ends for it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 from feeder import errors
 from feeder.errors import FeederError, StoreError
 
-__all__ = ["LOCK", "LOG", "MESSAGE_BYTES", "SOCKET", "Link", "lock_mirror", "socket_address"]
+__all__ = ["LOCK", "LOG", "MESSAGE_BYTES", "SOCKET", "Link", "lock_idle_mirror", "lock_mirror", "socket_address"]
 
 LOCK, SOCKET, LOG = "fetcher.lock", "fetcher.socket", "fetcher.log"
 MESSAGE_BYTES = 1 << 17  # within what a socket takes by default
@@ -32,6 +34,7 @@ _PAUSE_S = 0.02
 _START_S = 60.0
 _STARTS = 3  # of fetchers that end before they listen
 _BEAT_S = 1.0
+_END_S = 2.0
 _TAIL_BYTES = 2000
 
 
@@ -54,6 +57,34 @@ def lock_mirror(folder: str) -> int | None:
     return descriptor
 
 
+def lock_idle_mirror(folder: str) -> int | None:
+    """Takes the fetcher's lock of a mirror as :func:`lock_mirror` does; a fetcher that nobody uses is asked to end."""
+    end = time.monotonic() + _END_S
+    while (lock := lock_mirror(folder)) is None and time.monotonic() < end:
+        if not _ends(folder):
+            return None
+        time.sleep(_PAUSE_S)
+    return lock
+
+
+def _ends(folder: str) -> bool:
+    """Asks the fetcher of a mirror to end if nobody uses it; returns False if somebody does."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
+            channel.settimeout(_END_S)
+            channel.connect(socket_address(descriptor))
+            channel.send(json.dumps({"leave": True}).encode())
+            data = channel.recv(MESSAGE_BYTES)
+        return not data or json.loads(data).get("ended") is True
+    except TimeoutError:
+        return False
+    except OSError:  # it has just ended, or does not listen yet
+        return True
+    finally:
+        os.close(descriptor)
+
+
 class Link:
     """A connection, for one thread of one process.
 
@@ -72,8 +103,12 @@ class Link:
         self, folder: str, options: dict[str, Any], timeout_s: float, target: str, beat: Callable[[], object]
     ) -> None:
         self._folder, self._timeout_s, self._beat = folder, timeout_s, beat
-        self._socket = self._connect(target, options)
-        self.send({"hello": {"cache_bytes": options["cache_bytes"]}})
+        hello = {name: options[name] for name in ("cache_bytes", "identity", "timeout_s")}
+        while True:
+            self._socket = self._connect(target, options)
+            if not self.ask({"hello": hello}).get("ended"):
+                return
+            self._socket.close()  # it was that of a job with other credentials, which is over
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message; raises ConnectionError if the fetcher has ended."""
@@ -105,8 +140,9 @@ class Link:
                 raise ConnectionError(str(error)) from error
             if time.monotonic() > end:
                 raise StoreError(
-                    f"{self._folder}: the fetcher of this folder did not answer for {self._timeout_s:g} s; its {LOG} "
-                    "may say why. End that process, and another one is started"
+                    f"{self._folder}: the fetcher of this folder did not answer for {self._timeout_s:g} s: another job "
+                    f"may have it wait longer for the store; else its {LOG} may say why: end that process, and another "
+                    "one is started"
                 )
         if not data:
             raise ConnectionError("the fetcher has ended")

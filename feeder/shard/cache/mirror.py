@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from feeder.errors import ArgumentError, StoreError
+from feeder.errors import ArgumentError, NotFoundError, StoreError
 from feeder.shard.cache.link import Link
-from feeder.shard.cache.places import mirror_folder
+from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 
@@ -30,6 +31,7 @@ _ROUNDS = 50  # after which the cache is too small for what is needed together
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
 _GRACE_S = 60.0  # that the fetcher gets beyond its own limit
 _HITS_TOLD, _TELL_S = 256, 1.0
+_OPENINGS = 5
 
 
 @dataclass
@@ -56,13 +58,15 @@ class FetchOptions:
         cache_bytes: Bytes that the cache may take; None: what leaves a tenth of its disk free.
         allow_http: True to allow plain http; None: as the environment says.
         timeout_s: Longest time without an answer of the store.
+        identity: See :func:`feeder.shard.cache.places.identity`; a run's workers have that of its trainer.
     """
 
     url: str
-    index: str = "index.bin"
+    index: str = INDEX_NAME
     cache_bytes: int | None = None
     allow_http: bool | None = None
     timeout_s: float = TIMEOUT_S
+    identity: str = ""
 
     def __post_init__(self) -> None:
         if self.cache_bytes is not None and (type(self.cache_bytes) is not int or self.cache_bytes < 1):
@@ -205,6 +209,10 @@ class CacheMirror:
             self._counts = self.ask({"stats": True})
         return self._counts
 
+    def close(self) -> None:
+        """Closes this thread's connection and files."""
+        self._own().close()
+
     def connect(self) -> Link:
         """Returns a connection to the fetcher that is the caller's own."""
         options = asdict(self.options)
@@ -288,8 +296,24 @@ def open_mirror(
     if place.prefix.endswith(".bin"):
         place, index = place.parent(), place.name
         path = path.rstrip("/").rpartition("/")[0]
-    allows_http(place, allow_http)  # here, as the fetcher may be that of a job that allows it
-    options = FetchOptions(f"{path}?{query}" if query else path, index, cache_bytes, allow_http, timeout_s)
-    mirror = CacheMirror(mirror_folder(place, cache_dir), options)
-    mirror.ask({"refresh": index})
-    return mirror
+    allows = allows_http(place, allow_http)
+    for _ in range(_OPENINGS):
+        folder = mirror_folder(place, index, cache_dir)
+        who = identity(folder, allow_http=allows)
+        options = FetchOptions(f"{path}?{query}" if query else path, index, cache_bytes, allows, timeout_s, who)
+        mirror = CacheMirror(folder, options)
+        try:
+            mirror.ask({"refresh": index})
+            return mirror
+        except NotFoundError:
+            mirror.close()
+            raise NotFoundError(
+                f"{place.object(index)}: there is no such object; expected the URL of a shard set, as `feeder shard` "
+                "or `feeder index` makes one"
+            ) from None
+        except StoreError:
+            is_there = os.path.isdir(folder)
+            mirror.close()
+            if is_there:  # else a fetcher has just ended and removed it, as nothing was in it
+                raise
+    raise StoreError(f"{folder}: is removed again and again while it is opened; name another cache_dir")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,13 +10,17 @@ import re
 import stat
 
 from feeder.errors import ArgumentError
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import Url
-from feeder.system.files import atomic_file
+from feeder.system.files import TEMPORARY_SUFFIX
 
-__all__ = ["MARK", "default_cache", "mirror_folder", "refuse_mirror"]
+__all__ = ["MARK", "default_cache", "identity", "mirror_folder", "refuse_mirror"]
 
 MARK = "mirror.json"  # in each mirror's folder, and in no set's
 _NAME_CHARACTERS = 60
+# Variables that decide as whom, and through what, a fetcher speaks to a store. AWS_ALLOW_HTTP is an option by then.
+_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+_VARIABLES = ("ALL_PROXY", "HOME", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_DIR", "SSL_CERT_FILE")
 
 
 def default_cache() -> str:
@@ -23,11 +28,12 @@ def default_cache() -> str:
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "feeder")
 
 
-def mirror_folder(url: Url, cache_dir: str | os.PathLike[str] | None) -> str:
+def mirror_folder(url: Url, index: str, cache_dir: str | os.PathLike[str] | None) -> str:
     """Returns the folder that mirrors a set, made if it is missing.
 
     Args:
         url: The set's place.
+        index: Name of the set's header; several headers of the same tars have a mirror each.
         cache_dir: The cache; None: :func:`default_cache`.
 
     Raises:
@@ -35,20 +41,59 @@ def mirror_folder(url: Url, cache_dir: str | os.PathLike[str] | None) -> str:
     """
     cache = os.path.abspath(default_cache() if cache_dir is None else os.fspath(cache_dir))
     name = re.sub(r"[^A-Za-z0-9._-]", "_", url.name)[:_NAME_CHARACTERS]
-    folder = os.path.join(cache, f"{name}-{hashlib.sha256(url.identity().encode()).hexdigest()[:16]}")
+    place = url.identity() if index == INDEX_NAME else f"{url.identity()} {index}"
+    folder = os.path.join(cache, f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:16]}")
     try:
         os.makedirs(cache, exist_ok=True)
         os.makedirs(folder, mode=0o700, exist_ok=True)
         status = os.lstat(folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError(1, "it is another user's, or others may write into it")
-        mark = os.path.join(folder, MARK)
-        if not os.path.exists(mark):
-            with atomic_file(mark) as file:
-                file.write(json.dumps({"version": 1, "url": str(url), "service": url.service}).encode())
+        _mark(folder, url)
     except OSError as error:
         raise ArgumentError(f"{folder}: can't be used as a cache: {error.strerror}; name another cache_dir") from error
     return folder
+
+
+def _mark(folder: str, url: Url) -> None:
+    """Makes the folder's mark, if it is missing. Of several processes one succeeds, as its salt must be one for all."""
+    mark = os.path.join(folder, MARK)
+    if not os.path.exists(mark):
+        temporary = f"{mark}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
+        found = {"version": 1, "url": str(url), "service": url.service, "salt": os.urandom(16).hex()}
+        try:
+            with open(temporary, "x", encoding="utf-8") as file:
+                json.dump(found, file)
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, mark)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def identity(folder: str, *, allow_http: bool) -> str:
+    """Returns a digest of all by which this process would speak to the store of a mirror: credentials and options.
+
+    It is salted, as a fetcher gets it on its command line, which anybody on the machine may read.
+
+    Args:
+        folder: The mirror's folder.
+        allow_http: True if http without encryption is allowed.
+
+    Raises:
+        ArgumentError: if the folder's mark is damaged.
+    """
+    path = os.path.join(folder, MARK)
+    try:
+        with open(path, "rb") as file:
+            salt = str(json.load(file)["salt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ArgumentError(
+            f"{path}: is damaged; delete {folder}, which is a cache, or name another cache_dir"
+        ) from None
+    names = sorted(name for name in os.environ if name.upper().startswith(_PREFIXES) or name.upper() in _VARIABLES)
+    values = [(name, os.environ[name]) for name in names if name != "AWS_ALLOW_HTTP"]
+    return hashlib.sha256(json.dumps([salt, allow_http, values]).encode()).hexdigest()[:32]
 
 
 def refuse_mirror(folder: str) -> None:

@@ -23,21 +23,21 @@ from typing import Any
 
 from feeder.system.files import TEMPORARY_SUFFIX
 
-__all__ = ["BLOCK_BYTES", "IDENTITY_BYTES", "Presence", "blocks_of", "boot_id", "record_path"]
+__all__ = ["BLOCK_BYTES", "IDENTITY_BYTES", "RECORDS", "Presence", "blocks_of", "boot_id", "record_path"]
 
 BLOCK_BYTES = 1 << 18
 IDENTITY_BYTES = 16
 _MAGIC = b"FDRHAVE1"
 # Magic, size in bytes, generation, flags, identity of the contents, boot.
 _HEAD = struct.Struct("<8sQQQ16s16s")
-_FOLDER = ".have"
+RECORDS = ".have"
 _SIZE, _GENERATION, _FLAGS = 1, 2, 3  # as 8-byte words of the head
 _RETIRED, _PINNED = 1, 2
 
 
 def record_path(folder: str, name: str) -> str:
     """Returns the path of a file's record."""
-    return os.path.join(folder, _FOLDER, name)
+    return os.path.join(folder, RECORDS, name)
 
 
 def blocks_of(start: int, end: int) -> tuple[int, int]:

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from feeder.errors import NotFoundError, StoreError
+from feeder.shard.cache.link import lock_idle_mirror
 from feeder.shard.cache.mirror import CacheMirror, open_mirror
 from feeder.shard.cache.presence import BLOCK_BYTES, Presence, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
-from tests.support.processes import all_ended
+from tests.support.processes import all_ended, wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -269,3 +270,46 @@ def test_plain_http_is_refused_whatever_a_fetcher_that_runs_may_do(
     with pytest.raises(StoreError, match="without encryption"):
         open_mirror(url, cache_dir=tmp_path, cache_bytes=None, allow_http=None, timeout_s=5)
     assert not any(tmp_path.iterdir())  # no fetcher was asked
+
+
+def test_what_a_killed_client_waits_for_keeps_no_fetcher_busy(folder: Path, tmp_path: Path) -> None:
+    hold = fault(folder, "a.tar", "hold")
+    mirror = folder_mirror(tmp_path / "cache", folder)
+    mirror.need([("b.tar", 0, 1)])
+    pid = fetcher_pid(tmp_path / "cache")
+    process = multiprocessing.get_context("fork").Process(target=mirror.need, args=([("a.tar", 0, MIB)],))
+    process.start()
+    wait_until(lambda: mirror.ask({"stats": True})["waits"] == 1)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    mirror.close()
+    wait_until(lambda: ended_if_idle(tmp_path / "cache"))
+    assert all_ended([pid])
+    assert hold.exists()
+
+
+def ended_if_idle(cache: Path) -> bool:
+    """True if the fetcher of a cache has ended, as it had no client."""
+    lock = lock_idle_mirror(str(cache))
+    if lock is not None:
+        os.close(lock)
+    return lock is not None
+
+
+@pytest.mark.parametrize("option", ["identity", "timeout_s"])
+def test_clients_with_other_options_share_a_fetcher_unless_they_have_other_credentials(
+    folder: Path, tmp_path: Path, option: str
+) -> None:
+    first = folder_mirror(tmp_path / "cache", folder, identity="one", timeout_s=5)
+    first.need([("b.tar", 0, 1)])
+    pid = fetcher_pid(tmp_path / "cache")
+    second = folder_mirror(
+        tmp_path / "cache", folder, **{"identity": "one", "timeout_s": 5} | {option: {"identity": "two"}.get(option, 9)}
+    )
+    if option == "identity":
+        with pytest.raises(StoreError, match="another job on this machine reads this set by other credentials"):
+            second.need([("a.tar", 0, 1)])
+        first.close()
+    second.need([("a.tar", 0, 1)])
+    assert (fetcher_pid(tmp_path / "cache") == pid) == (option == "timeout_s")
