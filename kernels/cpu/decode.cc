@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "cpu/boxes.h"
 #include "cpu/jpeg/bands.h"
 #include "cpu/jpeg/cut.h"
 #include "cpu/jpeg/header.h"
@@ -65,26 +65,6 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
     return {};
 }
 
-// Narrows one axis of the support to what the filter really reads: an output pixel's center is at most `radius` from the
-// outermost pixel with a weight. After Resize and CenterCrop that is far less than the whole image.
-void narrow_axis(double source_begin, double source_end, int out_size, int& begin, int& end) {
-    const double scale = (source_end - source_begin) / out_size;
-    const double radius = std::max(scale, 1.0);
-    const double first = std::floor(source_begin + 0.5 * scale - radius) - 1;
-    const double last = std::ceil(source_end - 0.5 * scale + radius) + 1;
-    if (!(first < last)) return;  // an invalid source box: resample() refuses it
-    const int narrow_begin = static_cast<int>(std::clamp(first, static_cast<double>(begin), static_cast<double>(end)));
-    const int narrow_end = static_cast<int>(std::clamp(last, static_cast<double>(begin), static_cast<double>(end)));
-    if (narrow_begin >= narrow_end) return;
-    begin = narrow_begin;
-    end = narrow_end;
-}
-
-void narrow_support(View& view) {
-    narrow_axis(view.source_box[0], view.source_box[2], view.out.width, view.support_box[0], view.support_box[2]);
-    narrow_axis(view.source_box[1], view.source_box[3], view.out.height, view.support_box[1], view.support_box[3]);
-}
-
 // True if an end-of-image marker follows the header. Nearly always it is at the very end.
 bool has_end(ByteSpan file, size_t entropy_offset) {
     for (size_t at = file.size(); at >= entropy_offset + 2;) {
@@ -136,28 +116,6 @@ void decode_from_queue(std::span<const ImageJob> jobs, const DecodeOptions& opti
 }
 
 }  // namespace
-
-PixelBox stored_box(const int box[4], int orientation, int width, int height) {
-    const int left = box[0], top = box[1], right = box[2], bottom = box[3];
-    switch (orientation) {
-        case 2:
-            return {width - right, top, width - left, bottom};
-        case 3:
-            return {width - right, height - bottom, width - left, height - top};
-        case 4:
-            return {left, height - bottom, right, height - top};
-        case 5:
-            return {top, left, bottom, right};
-        case 6:
-            return {top, height - right, bottom, height - left};
-        case 7:
-            return {width - bottom, height - right, width - top, height - left};
-        case 8:
-            return {width - bottom, left, width - top, right};
-        default:
-            return {left, top, right, bottom};
-    }
-}
 
 Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header, const ViewGroup& group,
                                   Planes& planes, StageTimes* times) {
@@ -251,7 +209,7 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     const bool complete = is_packed || !job.is_whole() || has_end(job.file, header.entropy_offset);
     boxes_.clear();
     for (View& view : views_) {
-        narrow_support(view);
+        narrow_support(view.source_box, view.out.height, view.out.width, view.support_box);
         boxes_.push_back(stored_box(view.support_box, job.orientation, header.width, header.height));
     }
     group_views(header, boxes_, options.fidelity, groups_);

@@ -77,9 +77,6 @@ class ImageDecoder {
     int64_t transform_ns_ = 0;
 };
 
-// The part of the stored image that `upright_box` covers. Width and height are those of the stored image.
-PixelBox stored_box(const int upright_box[4], int orientation, int width, int height);
-
 // Decodes every job on `threads` threads, including the calling one. One Outcome per job; a bad image affects no other.
 void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, int threads, std::span<Outcome> outcomes);
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "cpu/boxes.h"
 #include "cpu/decode.h"
 #include "cpu/jpeg/bands.h"
 #include "cpu/jpeg/cut.h"

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/jpeg/zigzag.h"
-
 namespace feeder {
 namespace {
 
@@ -19,14 +17,6 @@ void transform(LibjpegIdct& libjpeg, Transform kernel, const IdctBlock* blocks, 
 }
 
 }  // namespace
-
-void read_quant_table(ByteSpan file, const TableRef& table, int16_t quant[64]) {
-    for (int k = 0; k < 64; ++k) {
-        const uint8_t* const entry = file.data() + table.offset + (table.precision != 0 ? 2 * k : k);
-        const int value = table.precision != 0 ? entry[0] << 8 | entry[1] : entry[0];
-        quant[kNaturalOrder[k]] = static_cast<int16_t>(value);
-    }
-}
 
 void BlockTransform::full(const IdctKernels* kernels, const IdctBlock* blocks, int count, const int16_t* quant,
                           ptrdiff_t stride_bytes) {

@@ -13,9 +13,6 @@ namespace feeder {
 
 inline constexpr int kCornerEnd = 10;  // zigzag indices below it are in the upper left 4 x 4
 
-// Reads a quantization table that the file defines, into natural order.
-void read_quant_table(ByteSpan file, const TableRef& table, int16_t quant[64]);
-
 // `quant` in natural order, aligned to 16 bytes. `kernels` may be nullptr, see idct_kernels(). One per thread.
 class BlockTransform {
   public:

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "cpu/jpeg/zigzag.h"
+
 namespace feeder {
 namespace {
 
@@ -174,6 +176,14 @@ void append_jfif(Bytes& out, const uint8_t* payload) {
     append_segment(out, 0xE0, payload, kJfifBytes);
     uint8_t* const thumbnail_size = out.data() + out.size() - 2;
     thumbnail_size[0] = thumbnail_size[1] = 0;
+}
+
+void read_quant_table(ByteSpan file, const TableRef& table, int16_t quant[64]) {
+    for (int k = 0; k < 64; ++k) {
+        const uint8_t* const entry = file.data() + table.offset + (table.precision != 0 ? 2 * k : k);
+        const int value = table.precision != 0 ? entry[0] << 8 | entry[1] : entry[0];
+        quant[kNaturalOrder[k]] = static_cast<int16_t>(value);
+    }
 }
 
 Outcome parse_jpeg_header(ByteSpan file, JpegHeader& header) {

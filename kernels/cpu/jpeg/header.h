@@ -87,6 +87,9 @@ inline bool looks_like_jpeg(ByteSpan file) {
     return file.size() >= 3 && file[0] == 0xFF && file[1] == 0xD8 && file[2] == 0xFF;
 }
 
+// Reads a quantization table that the file defines, into natural order.
+void read_quant_table(ByteSpan file, const TableRef& table, int16_t quant[64]);
+
 // Reads the header. Any status but ok leaves `header` half filled.
 Outcome parse_jpeg_header(ByteSpan file, JpegHeader& header);
 

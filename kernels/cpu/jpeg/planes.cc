@@ -60,8 +60,8 @@ PixelBox mcu_window(const JpegHeader& header, const PixelBox& box) {
     return window;
 }
 
-bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes) {
-    planes = Planes();
+Planes planes_of(const JpegHeader& header, const PixelBox& window, ColorModel color) {
+    Planes planes;
     planes.count = header.components;
     planes.h_max = header.h_max;
     planes.v_max = header.v_max;
@@ -73,7 +73,17 @@ bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel
     planes.image_height = header.height;
     planes.color = color;
     planes.inverted = color == ColorModel::cmyk || color == ColorModel::ycck;
+    for (int i = 0; i < header.components; ++i) {
+        planes.h_factor[i] = header.component[i].h;
+        planes.v_factor[i] = header.component[i].v;
+        planes.plane[i].width = ceil_div(planes.window_width * planes.h_factor[i], header.h_max);
+        planes.plane[i].height = ceil_div(planes.window_height * planes.v_factor[i], header.v_max);
+    }
+    return planes;
+}
 
+bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes) {
+    planes = planes_of(header, window, color);
     const int mcu_columns = ceil_div(planes.window_width, 8 * header.h_max);
     const int mcu_rows = ceil_div(planes.window_height, 8 * header.v_max);
     size_t offset[4] = {};
@@ -81,10 +91,6 @@ bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
         Plane& plane = planes.plane[i];
-        planes.h_factor[i] = component.h;
-        planes.v_factor[i] = component.v;
-        plane.width = ceil_div(planes.window_width * component.h, header.h_max);
-        plane.height = ceil_div(planes.window_height * component.v, header.v_max);
         plane.stride_bytes = round_up(mcu_columns * component.h * 8, 64);
         offset[i] = total;
         total += static_cast<size_t>(plane.stride_bytes) * static_cast<size_t>(mcu_rows) * component.v * 8;

@@ -24,8 +24,11 @@ bool has_resizable_planes(const JpegHeader& header);
 // Rows and columns of whole MCUs that hold `box` and one chroma sample around it.
 PixelBox mcu_window(const JpegHeader& header, const PixelBox& box);
 
-// Describes the planes of `window` (aligned to MCUs, or ending at the image's edge) inside an image of header's size,
-// and gives each plane its place in `pixels`, with rows of whole blocks. False: no memory.
+// Describes the planes of `window` (aligned to MCUs, or ending at the image's edge) inside an image of header's size, without
+// samples.
+Planes planes_of(const JpegHeader& header, const PixelBox& window, ColorModel color);
+
+// The same, and gives each plane its place in `pixels`, with rows of whole blocks. False: no memory.
 bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes);
 
 // The samples of plane i that overlap `box`, counted from the plane's first one.
