@@ -13,6 +13,7 @@
 #include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/jpeg/planes.h"
 #include "cpu/simd.h"
+#include "fuzz/mutate.h"
 
 using namespace feeder;
 
@@ -44,17 +45,8 @@ bool same_stream(const JpegHeader& header, const PixelBox& box) {
 
 }  // namespace
 
-extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
-
-// Nearly every change of a header makes a file that is refused at once: most changes are to the entropy-coded bytes and
-// the choices.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned seed) {
-    JpegHeader header;
-    if (seed % 4 == 0 || size < kChoiceBytes || !parse_jpeg_header({data, size - kChoiceBytes}, header).ok()) {
-        return LLVMFuzzerMutate(data, size, most);
-    }
-    const size_t kept = header.entropy_offset;
-    return kept + LLVMFuzzerMutate(data + kept, size - kept, most - kept);
+    return mutate_jpeg(data, size, most, seed, kChoiceBytes);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
