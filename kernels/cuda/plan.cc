@@ -1,0 +1,304 @@
+#include "cuda/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "cpu/boxes.h"
+#include "cpu/jpeg/bands.h"
+#include "cpu/jpeg/segments.h"
+#include "cpu/resize/axis_tables.h"
+#include "cpu/resize/frame.h"
+#include "cuda/huffman.h"
+
+namespace feeder::cuda {
+namespace {
+
+constexpr uint64_t kMostBlocks = 1u << 31;
+constexpr uint64_t kMostWeights = 1u << 31;
+
+// Kinds that the Huffman kernel decodes.
+bool is_decodable(const JpegHeader& header) {
+    return header.huffman_sequential() && header.precision_bits == 8 && header.interleaved_scan &&
+           !header.arithmetic_tables && header.components <= kComponents;
+}
+
+bool ends_with_its_marker(ByteSpan file) {
+    return file.size() >= 2 && file[file.size() - 2] == 0xFF && file[file.size() - 1] == 0xD9;
+}
+
+// True if an MCU from `first` to `end` lies in the window.
+bool touches(const ImageRow& image, uint32_t first, uint32_t end) {
+    const uint32_t columns = image.mcu_columns;
+    for (uint32_t row = std::max(first / columns, image.first_row); row < image.end_row && row * columns < end; ++row) {
+        const uint32_t low = std::max(first, row * columns + image.first_column);
+        if (low < std::min(end, row * columns + image.end_column)) return true;
+    }
+    return false;
+}
+
+AxisRow axis_row(const AxisKey& key) {
+    AxisRow row{};
+    row.in0 = key.in0;
+    row.in1 = key.in1;
+    row.in_size = key.in_size;
+    row.base = key.base;
+    row.mirrored = key.mirrored;
+    for (int c = 0; c < kComponents; ++c) {
+        const AxisKey::Component& component = key.component[c < key.components ? c : 0];
+        row.component[c] = {component.replicate, component.factor, component.smooth, component.samples};
+    }
+    const double scale = static_cast<double>(key.in1 - key.in0) / key.outputs;
+    // Of Pillow's filter, and of one that is composed with an upsampling.
+    row.taps = 2 * static_cast<int>(std::ceil(std::max(scale, 1.0))) + 1 + 4;
+    return row;
+}
+
+}  // namespace
+
+void BatchPlan::clear() {
+    images_.clear();
+    segments_.clear();
+    lines_.clear();
+    codebooks_.clear();
+    codebook_ids_.clear();
+    words_.clear();
+    byte_count_ = 0;
+    block_count_ = weight_count_ = 0;
+}
+
+Batch BatchPlan::batch() const {
+    Batch batch{};
+    batch.images = images_.data();
+    batch.segments = segments_.data();
+    batch.lines = lines_.data();
+    batch.codebooks = codebooks_.data();
+    batch.bytes = words_.data();
+    batch.image_count = static_cast<uint32_t>(images_.size());
+    batch.block_count = block_count_;
+    batch.line_count = static_cast<uint32_t>(lines_.size());
+    batch.height = height_;
+    batch.width = width_;
+    return batch;
+}
+
+uint8_t* BatchPlan::add_bytes(size_t count) {
+    const size_t end = byte_count_ + count;
+    if (end + kBytesPadding > UINT32_MAX) return nullptr;
+    words_.resize((end + kBytesPadding + 3) / 4);
+    uint8_t* const place = reinterpret_cast<uint8_t*>(words_.data()) + byte_count_;
+    byte_count_ = end;
+    return place;
+}
+
+bool BatchPlan::add(const ImageJob& job) {
+    const size_t images = images_.size(), segments = segments_.size(), lines = lines_.size(), bytes = byte_count_;
+    const uint32_t blocks = block_count_, weights = weight_count_;
+    if (add_image(job)) return true;
+    images_.resize(images);
+    segments_.resize(segments);
+    lines_.resize(lines);
+    byte_count_ = bytes;
+    block_count_ = blocks;
+    weight_count_ = weights;
+    return false;
+}
+
+bool BatchPlan::add_image(const ImageJob& job) {
+    images_.emplace_back();
+    ImageRow& row = images_.back();
+    if (looks_like_packed(job.file)) {
+        PackedFile file;
+        if (!file.open(job.file, job.first_row).ok()) return false;
+        const Codebook* const codebook = find_codebook(file.codebook_id());
+        return codebook != nullptr && add_geometry(job, file.header(), file.jpeg_header(), row) &&
+               add_codebook(file.codebook_id(), *codebook, row) && add_lines(file, row);
+    }
+    JpegHeader header;
+    if (!parse_jpeg_header(job.file, header).ok() || !is_decodable(header)) return false;
+    if (job.is_whole() && !ends_with_its_marker(job.file)) return false;
+    if (header.components == 1) {  // an MCU is one block, regardless of the factors
+        header.component[0].h = header.component[0].v = 1;
+        header.h_max = header.v_max = 1;
+    }
+    return add_geometry(job, header, job.file, row) && add_codes(job.file, header, row) &&
+           add_segments(job, header, row);
+}
+
+bool BatchPlan::add_geometry(const ImageJob& job, const JpegHeader& header, ByteSpan tables, ImageRow& row) {
+    ColorModel color;
+    if (!color_model(header, color).ok() || !has_resizable_planes(header)) return false;
+    const View& view = job.views.front();
+    int support[4];
+    std::copy_n(view.support_box, 4, support);
+    const bool turned = job.orientation >= 5;
+    const int width = turned ? header.height : header.width, height = turned ? header.width : header.height;
+    if (job.image_height != 0 && (job.image_height != height || job.image_width != width)) return false;
+    if (support[0] < 0 || support[1] < 0 || support[0] >= support[2] || support[1] >= support[3] || support[2] > width ||
+        support[3] > height) {
+        return false;
+    }
+    narrow_support(view.source_box, static_cast<int>(height_), static_cast<int>(width_), support);
+    const PixelBox box = stored_box(support, job.orientation, header.width, header.height);
+    const PixelBox window = mcu_window(header, box);
+    const McuGrid grid = mcu_grid(header);
+
+    row.components = static_cast<uint32_t>(header.components);
+    row.mcu_columns = static_cast<uint32_t>(grid.columns);
+    row.mcus = row.mcu_columns * static_cast<uint32_t>(grid.rows);
+    row.interval = header.restart_interval_mcus != 0 ? static_cast<uint32_t>(header.restart_interval_mcus) : row.mcus;
+    row.first_column = static_cast<uint32_t>(window.left / grid.mcu_width_px);
+    row.end_column = static_cast<uint32_t>((window.right + grid.mcu_width_px - 1) / grid.mcu_width_px);
+    row.first_row = static_cast<uint32_t>(window.top / grid.mcu_height_px);
+    row.end_row = static_cast<uint32_t>((window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px);
+    uint64_t blocks = block_count_, in_mcu = 0;
+    for (int c = 0; c < kComponents; ++c) {
+        row.first_block[c] = static_cast<uint32_t>(blocks);
+        if (c >= header.components) continue;
+        const JpegComponent& component = header.component[c];
+        if (header.quant[component.quant_table].length == 0) return false;
+        int16_t quant[64];
+        read_quant_table(tables, header.quant[component.quant_table], quant);
+        std::memcpy(row.quant[c], quant, sizeof(quant));
+        row.h[c] = component.h;
+        row.v[c] = component.v;
+        row.block_columns[c] = (row.end_column - row.first_column) * component.h;
+        in_mcu += static_cast<uint64_t>(component.h) * component.v;
+        blocks += static_cast<uint64_t>(row.block_columns[c]) * (row.end_row - row.first_row) * component.v;
+        if (blocks > kMostBlocks) return false;
+    }
+    if (in_mcu > 10) return false;
+    block_count_ = row.end_block = static_cast<uint32_t>(blocks);
+    for (int c = header.components; c < kComponents; ++c) row.first_block[c] = row.end_block;
+    return add_axes(job, planes_of(header, window, color), support, row);
+}
+
+bool BatchPlan::add_axes(const ImageJob& job, const Planes& planes, const int support[4], ImageRow& row) {
+    const double* const source = job.views.front().source_box;
+    const Frame frame = frame_of(planes, job.orientation);
+    try {
+        check_boxes(frame, source, support, job.orientation);
+    } catch (const std::invalid_argument&) {
+        return false;  // for the CPU's message
+    }
+    AxisKey x = axis_key(source[0], source[2], support[0], support[2], static_cast<int>(width_), frame.mirrored_x,
+                         frame.image_width, frame.origin_x);
+    AxisKey y = axis_key(source[1], source[3], support[1], support[3], static_cast<int>(height_), frame.mirrored_y,
+                         frame.image_height, frame.origin_y);
+    row.exact = planes.color != ColorModel::ycbcr;
+    row.transposed = frame.transposed;
+    row.flip = job.views.front().flip;
+    if (row.exact != 0) {
+        x.components = y.components = 1;
+        x.component[0] = {1, 1, 0, frame.window_width};
+        y.component[0] = {1, 1, 0, frame.window_height};
+    } else {
+        add_ycbcr_components(planes, frame.transposed, x, y);
+    }
+    uint64_t weights = weight_count_;
+    for (int a = 0; a < 2; ++a) {
+        row.axis[a] = axis_row(a == 0 ? x : y);
+        row.axis[a].weights = static_cast<uint32_t>(weights);
+        weights += uint64_t{row.components} * (2 + static_cast<uint64_t>(row.axis[a].taps)) * (a == 0 ? width_ : height_);
+        if (weights > kMostWeights) return false;
+    }
+    weight_count_ = static_cast<uint32_t>(weights);
+    return true;
+}
+
+bool BatchPlan::add_codes(ByteSpan file, const JpegHeader& header, ImageRow& row) {
+    struct Used {
+        int kind, number;
+    } used[kHuffmanTables];
+    int count = 0;
+    for (int c = 0; c < header.components; ++c) {
+        for (int kind = 0; kind < 2; ++kind) {
+            const int number = kind == 0 ? header.component[c].dc_table : header.component[c].ac_table;
+            int slot = 0;
+            while (slot < count && (used[slot].kind != kind || used[slot].number != number)) ++slot;
+            (kind == 0 ? row.dc_table : row.ac_table)[c] = static_cast<uint8_t>(slot);
+            if (slot < count) continue;
+            if (count == kHuffmanTables) return false;
+            const TableRef& table = kind == 0 ? header.dc_huffman[number] : header.ac_huffman[number];
+            const ByteSpan payload = file.subspan(table.offset, table.length);
+            feeder::HuffmanCodes& codes = checked_[kind][number];
+            if (!codes.built_from(payload)) {
+                if (payload.empty() || !codes.build(payload)) return false;
+                if (kind == 0 && !codes.are_sizes()) {
+                    codes.source_length = 0;
+                    return false;
+                }
+            }
+            std::memcpy(row.codes[slot].counts, payload.data(), 16);
+            std::memcpy(row.codes[slot].values, payload.data() + 16, payload.size() - 16);
+            used[count++] = {kind, number};
+        }
+    }
+    return true;
+}
+
+bool BatchPlan::add_segments(const ImageJob& job, const JpegHeader& header, const ImageRow& row) {
+    const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
+    if (file_row < 0) return false;
+    const uint32_t begin_row = static_cast<uint32_t>(file_row);
+    const bool seekable = header.restart_interval_mcus != 0 && row.mcu_columns % row.interval == 0;
+    if (begin_row > 0 && (row.first_row < begin_row || !seekable)) return false;
+    const uint32_t first = begin_row * row.mcu_columns / row.interval;
+    const uint32_t end = ((row.end_row - 1) * row.mcu_columns + row.end_column - 1) / row.interval + 1;
+    if (find_segments(job.file, header.entropy_offset, first, end - first, found_) != MarkerScan::complete) return false;
+    const uint32_t image = static_cast<uint32_t>(images_.size() - 1);
+    for (uint32_t s = first; s < end; ++s) {
+        const uint32_t mcu = s * row.interval;
+        if (!touches(row, mcu, std::min(row.mcus, mcu + row.interval))) continue;
+        const Segment& segment = found_[s - first];
+        const size_t length = segment.end - segment.begin;
+        const uint32_t offset = static_cast<uint32_t>(byte_count_);
+        uint8_t* const place = length == 0 ? nullptr : add_bytes(length);
+        if (place == nullptr) return false;
+        std::memcpy(place, job.file.data() + segment.begin, length);
+        segments_.push_back({offset, static_cast<uint32_t>(length), mcu, image});
+    }
+    while (segments_.size() % Huffman::kThreads != 0) segments_.push_back({0, 0, 0, image});
+    return true;
+}
+
+bool BatchPlan::add_codebook(const CodebookId& id, const Codebook& codebook, ImageRow& row) {
+    const auto known = std::find(codebook_ids_.begin(), codebook_ids_.end(), id);
+    row.codebook = static_cast<uint32_t>(known - codebook_ids_.begin());
+    if (known != codebook_ids_.end()) return true;
+    CodebookRow& shapes = codebooks_.emplace_back();
+    codebook_ids_.push_back(id);
+    for (int t = 0; t < 2; ++t) {
+        const ShapeTable& table = codebook.tables[t];
+        std::copy_n(table.bytes, kMostShapes, shapes.bytes[t]);
+        for (int i = 0; i < kMostShapes; ++i) std::copy_n(table.codes[i].data(), kGroups, shapes.codes[t][i]);
+    }
+    return true;
+}
+
+bool BatchPlan::add_lines(const PackedFile& file, const ImageRow& row) {
+    const Codebook& codebook = *find_codebook(file.codebook_id());
+    const uint32_t image = static_cast<uint32_t>(images_.size() - 1);
+    for (uint32_t mcu_row = row.first_row; mcu_row < row.end_row; ++mcu_row) {
+        if (!file.read_row(static_cast<int>(mcu_row), codebook, packed_lines_)) return false;
+        const uint8_t* const begin = packed_lines_.front().shapes;
+        const PackedLine& last = packed_lines_.back();
+        const uint8_t* const end = last.patches + kPatchBytes * static_cast<size_t>(last.patch_count);
+        const uint32_t offset = static_cast<uint32_t>(byte_count_);
+        uint8_t* const place = add_bytes(static_cast<size_t>(end - begin));
+        if (place == nullptr) return false;
+        std::memcpy(place, begin, static_cast<size_t>(end - begin));
+        const auto moved = [&](const uint8_t* at) { return offset + static_cast<uint32_t>(at - begin); };
+        for (const PackedLine& line : packed_lines_) {
+            const uint32_t c = static_cast<uint32_t>(line.component);
+            const uint32_t block_row = (mcu_row - row.first_row) * row.v[c] + static_cast<uint32_t>(line.row);
+            lines_.push_back({moved(line.shapes), moved(line.dc_payload), moved(line.payload), moved(line.patches),
+                              static_cast<uint32_t>(line.patch_count),
+                              row.first_block[c] + block_row * row.block_columns[c], image, c});
+        }
+    }
+    return true;
+}
+
+}  // namespace feeder::cuda
