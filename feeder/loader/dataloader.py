@@ -18,6 +18,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath
+from feeder.loader.fast.rerun import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.generic.path import GenericPath
 from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
@@ -538,6 +539,46 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         else:
             self._fast.load_state_dict(state_dict)
             change_order(self, self._fast.order)
+
+    def samples_of(self, epoch: int, step: int, *, rank: int | None = None) -> BatchSamples:
+        """Returns the samples of a batch of this run, without reading their images.
+
+        Of an epoch in which a run was resumed with another batch size or world size, steps are numbered through; a
+        state has what is needed for that.
+
+        Args:
+            epoch: The epoch.
+            step: Number of the batch in it, from 0.
+            rank: The rank whose batch it is; None: this one.
+
+        Returns:
+            The samples, before bad ones are replaced by others.
+
+        Raises:
+            ArgumentError: for a batch that is not known: before the oldest state of this run that has what is needed,
+                with an explicit sampler, or of a dataset that is not feeder's.
+        """
+        return samples_of(self._run("samples_of"), epoch, step, rank)
+
+    def replay(self, epoch: int, step: int, *, rank: int | None = None) -> ReplayedBatch:
+        """Makes a batch of this run again, in this process; the iteration goes on as if it had not been made.
+
+        Args and errors are those of :meth:`samples_of`.
+
+        Returns:
+            The batch as the loader gave it, its samples, and the substitutions of bad ones.
+
+        Raises:
+            DecodeError: if a sample is bad and ``on_error`` is "raise".
+        """
+        return replay(self._run("replay"), epoch, step, rank)
+
+    def _run(self, name: str) -> FastPath:
+        """Returns the fast path, which alone knows the batches of a run."""
+        if self._fast is None:
+            reason = self._path_choice.reason or "the dataset is not feeder's"
+            raise ArgumentError(f"{name}() is for the fast path, and this loader goes without it: {reason}")
+        return self._fast
 
     def stats(self) -> dict[str, Any]:
         """Returns the time that each stage took so far, and the lists of bad samples and replaced workers.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -10,7 +12,20 @@ from typing import Any, NoReturn
 import feeder
 from feeder.errors import ArgumentError, FeederError
 from feeder.system.text import printable, say
-from feeder.tools.commands import append, bench, cache, doctor, export, index, inspect, parity, profile, shard, tune
+from feeder.tools.commands import (
+    append,
+    bench,
+    cache,
+    doctor,
+    export,
+    index,
+    inspect,
+    parity,
+    profile,
+    replay,
+    shard,
+    tune,
+)
 from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 
 __all__ = ["main"]
@@ -26,6 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 success, 1 error or damage found, 2 wrong usage, 3 too many bad inputs, 130 interrupted.
     """
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks for what may follow
+        with contextlib.suppress(ImportError):
+            import argcomplete
+
+            argcomplete.autocomplete(parser)
     arguments = parser.parse_args(argv)
     if arguments.run is None and not arguments.version:
         parser.print_help()
@@ -83,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (shard, append, inspect, index, export, cache, bench, parity, doctor, profile, tune):
+    for command in (shard, append, inspect, index, export, cache, bench, parity, doctor, profile, tune, replay):
         command.add(commands)
     return parser
 

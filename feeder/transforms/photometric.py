@@ -132,7 +132,7 @@ class RandomErasing(Op):
         p: Probability, 0 to 1.
         scale: (min, max) of the rectangle's area as a fraction of the image's.
         ratio: (min, max) of the rectangle's height / width.
-        value: One number, three (R, G, B), or "random" for normally distributed noise.
+        value: One number, three (R, G, B), or "random" or None for normally distributed noise.
         inplace: Accepted as in torchvision, and without effect.
 
     Raises:
@@ -151,12 +151,12 @@ class RandomErasing(Op):
         p: float = 0.5,
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
-        value: float | str | Sequence[float] = 0.0,
+        value: float | str | Sequence[float] | None = 0.0,
         inplace: bool = False,
     ) -> None:
         numbers: tuple[float, float, float] | None = None
-        if isinstance(value, str):
-            if value != "random":
+        if value is None or isinstance(value, str):
+            if value not in (None, "random"):
                 raise ArgumentError(f"value must be numbers or 'random', got {value!r}")
         else:
             given = (value,) if isinstance(value, (int, float)) else tuple(value)

@@ -46,13 +46,31 @@ def test_help_does_not_import_what_is_slow() -> None:
     assert run(program=["-c", HELP]).stdout.endswith("slow modules: []\n")
 
 
+def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    def completed(line: str) -> set[str]:
+        answers = tmp_path / "answers"
+        environment = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
+        command = (
+            f"exec {shlex.quote(sys.executable)} -m feeder 8>{shlex.quote(str(answers))}"  # argcomplete writes there
+        )
+        subprocess.run(["sh", "-c", command], env=os.environ | environment, check=True, timeout=250)
+        return {each.strip() for each in re.split(r"[\n\v]", answers.read_text()) if each.strip()}
+
+    assert completed("feeder re") == {"replay"}
+    assert {"--encode", "--out", "--seed"} <= completed("feeder shard --")
+    assert {"keep", "seekable", "packed"} <= completed("feeder shard x --encode ")
+
+
 def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
     code = f"from feeder.tools.cli import main; main(['shard', {str(tree)!r}, '-q']); import sys"
     code += "; assert 'torch' not in sys.modules"
     run(program=["-c", code])
 
 
-COMMANDS = ("shard", "append", "inspect", "index", "bench", "parity", "doctor", "profile", "tune")
+COMMANDS = (
+    *("shard", "append", "inspect", "index", "export", "cache"),
+    *("bench", "parity", "doctor", "profile", "tune", "replay"),
+)
 
 
 def test_every_command_explains_itself_in_80_columns() -> None:

@@ -32,6 +32,7 @@ from feeder.loader.fast.read_ahead import ReadAhead
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine, make_work
+from feeder.loader.fast.spans import Span, Spans
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
@@ -44,7 +45,9 @@ from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.split import Split
 from feeder.system.warning import warn
+from feeder.transforms import Recipe, Views
 from feeder.transforms.mixing import check_mix
+from feeder.transforms.recipe_json import recipe_to_json
 
 __all__ = ["FastPath"]
 
@@ -80,7 +83,7 @@ class FastPath:
         self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
         self._ledger = Ledger()
         self._progress: EpochProgress | None = None
-        self._next = Place()
+        self._next, self._spans = Place(), Spans()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
@@ -139,6 +142,8 @@ class FastPath:
 
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
         options, replay = self._options, self._replay(place)
+        if split is not None:
+            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last))
         progress = self._progress = EpochProgress(place, split, replay)
         if self._read_ahead is not None:
             self._read_ahead.close()
@@ -237,7 +242,8 @@ class FastPath:
         place = progress.now() if progress is not None and goes_on else self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
-            return state | place.consumed(self.order)
+            recipe = _json_of(self.dataset.recipe)
+            return state | place.consumed(self.order) | {"recipe": recipe, "spans": self._spans.state()}
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -284,8 +290,46 @@ class FastPath:
                 "digest of their samples: batches are counted off, and what they were is not checked",
             )
         by_bucket = consumed_by_bucket(state, self.order, epoch, start)
+        self._spans = Spans.of_state(state)
         self.order, self._next = order, Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
+
+    def find(self, epoch: int, step: int, rank: int | None) -> tuple[EpochOptions, Place]:
+        """Returns the place at which a batch of this run begins, and the options by which that rank made it.
+
+        Args:
+            epoch: The epoch.
+            step: Number of the batch in it.
+            rank: The rank; None: this one.
+
+        Raises:
+            ArgumentError: if the batch is not known.
+        """
+        if not self.own_order:
+            raise ArgumentError(
+                "batches are known by their step in feeder's own order only, and this loader has an explicit sampler"
+            )
+        own = current_ranks(self._options.ranks)[0] if rank is None else rank
+
+        def options(span: Span, rank: int) -> EpochOptions:
+            return dataclasses.replace(
+                self._options,
+                batch_size=span.batch_size,
+                world_size=span.world_size,
+                drop_last=span.drop_last,
+                rank=rank,
+            )
+
+        span, place = self._spans.find(epoch, step, lambda span, place: self.split(options(span, 0), place))
+        if not 0 <= own < span.world_size:
+            raise ArgumentError(f"rank must be 0 to {span.world_size - 1} at that step, got {own}")
+        return options(span, own), place
+
+    def at(self, options: EpochOptions, place: Place) -> FastPath:
+        """Returns another path, with other options, that begins at a place of this run."""
+        path = FastPath(self._fixed, options, self.dataset, self._given_dataset)
+        path.order, path._next, path._has_told = self.order, place, True
+        return path
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
@@ -381,6 +425,14 @@ class FastPath:
 def _sizes_of(sizes: BatchSizes, work: Work, epoch: int, split: Split | None, step: int, samples: Samples) -> Sizes:
     """Returns the sizes of a batch's images; see :meth:`BatchSizes.of`."""
     return work.image_sizes(epoch, sizes.of(epoch, split, step, samples))
+
+
+def _json_of(recipe: Recipe | Views) -> Any:
+    """Returns a recipe as JSON; None if it calls a function."""
+    try:
+        return recipe_to_json(recipe)
+    except ArgumentError:
+        return None
 
 
 def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:

@@ -1,0 +1,65 @@
+"""Batches of a run, named by epoch and step: their samples, and the batches themselves, made again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.subset_reader import PartReader
+from feeder.loader.fast.path import FastPath
+
+__all__ = ["BatchSamples", "ReplayedBatch", "replay", "samples_of"]
+
+
+class BatchSamples(NamedTuple):
+    """The samples of a batch, before bad ones are replaced by others.
+
+    Attributes:
+        ids: int64 [N]; of a Subset those in the whole dataset.
+        keys: Their keys.
+        paths: Paths of their original files, relative to the dataset; None where they are not known.
+    """
+
+    ids: npt.NDArray[np.int64]
+    keys: list[str | None]
+    paths: list[str | None]
+
+
+class ReplayedBatch(NamedTuple):
+    """A batch that was made again.
+
+    Attributes:
+        batch: The batch, as the loader gave it.
+        samples: Its samples.
+        substitutions: Those that were bad, and the samples in their place; see
+            :class:`feeder.loader.fast.substitution.Substitution`.
+    """
+
+    batch: Any
+    samples: BatchSamples
+    substitutions: list[dict[str, Any]]
+
+
+def samples_of(path: FastPath, epoch: int, step: int, rank: int | None) -> BatchSamples:
+    """See :meth:`feeder.DataLoader.samples_of`."""
+    options, place = path.find(epoch, step, rank)
+    ids = path.order.ids(epoch, path.split(options, place).positions(0))
+    reader = path.dataset.reader
+    keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
+    return BatchSamples(reader.ids[ids] if isinstance(reader, PartReader) else ids, keys, paths)
+
+
+def replay(path: FastPath, epoch: int, step: int, rank: int | None) -> ReplayedBatch:
+    """See :meth:`feeder.DataLoader.replay`."""
+    options, place = path.find(epoch, step, rank)
+    device = dataclasses.replace(options.device, put=None)  # the caller has a batch in the static buffers
+    options = dataclasses.replace(options, num_workers=0, prefetch_factor=None, timeout_s=0, device=device)
+    again = path.at(options, place)
+    try:
+        batch = next(again.iterate(options, owner=again))
+    finally:
+        again.close()
+    return ReplayedBatch(batch, samples_of(path, epoch, step, rank), again.stats()["substitutions"])

@@ -1,0 +1,70 @@
+"""``feeder replay``: shows the samples of a batch of a training run, and makes it again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from feeder.system.text import count, printable, say
+from feeder.tools.commands.common import add_output
+
+__all__ = ["add", "run"]
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "replay",
+        help="show the samples of a batch of a training run, and make it again",
+        description="Shows which samples a step of a training run had, by a saved state of its loader, and writes its "
+        "images as the run saw them.",
+        examples=(
+            "feeder replay ./shards --state checkpoint.pt --key loader --step 1200",
+            "feeder replay ./shards --state loader.json --epoch 3 --step 17 --out batch",
+        ),
+    )
+    command.add_argument("set", metavar="SET", help="shard set, its URL, or a folder of images")
+    command.add_argument(
+        "--state", metavar="FILE", required=True, help="what state_dict() gave: a JSON file, or a checkpoint of torch"
+    )
+    command.add_argument("--key", metavar="NAME", help="name of the loader's state in the checkpoint, such as loader")
+    command.add_argument("--epoch", type=int, metavar="E", help="epoch (default: the state's)")
+    command.add_argument(
+        "--step", type=int, metavar="N", required=True, help="number of the batch in the epoch, from 0"
+    )
+    command.add_argument("--rank", type=int, metavar="R", default=0, help="rank whose batch it is (default: 0)")
+    command.add_argument("--out", metavar="DIR", help="write the images as PNG files to a new folder")
+    command.add_argument(
+        "--exif-orientation",
+        choices=("apply", "ignore"),
+        default="apply",
+        help="as the dataset had it (default: apply)",
+    )
+    add_output(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from feeder.tools.replay import loader_of, read_state, save_images
+
+    state = read_state(arguments.state, arguments.key)
+    loader = loader_of(arguments.set, state, arguments.exif_orientation)
+    epoch = state["epoch"] if arguments.epoch is None else arguments.epoch
+    substitutions: list[dict[str, Any]] = []
+    if arguments.out is None:
+        samples = loader.samples_of(epoch, arguments.step, rank=arguments.rank)
+    else:
+        batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
+        save_images(batch[0], loader.dataset.recipe, arguments.out)
+    rows = zip(samples.ids.tolist(), samples.keys, samples.paths, strict=True)
+    if arguments.json:
+        listed = [{"id": i, "key": key, "path": path} for i, key, path in rows]
+        head = {"epoch": epoch, "step": arguments.step, "rank": arguments.rank}
+        say(json.dumps({**head, "samples": listed, "substitutions": substitutions}))
+    elif not arguments.quiet:
+        say(f"epoch {epoch}, step {arguments.step}, rank {arguments.rank}: {count(len(samples.ids), 'sample')}")
+        for i, key, path in rows:
+            say(printable(f"{i:>10}  {key or ''}  {path or ''}".rstrip()))
+        if arguments.out is not None:
+            say(printable(f"images written to {arguments.out}"))
+    return 0

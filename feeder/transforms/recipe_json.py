@@ -1,0 +1,99 @@
+"""Recipes as JSON: for states, which say by what their images were made, and for other processes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import feeder.transforms as transforms
+from feeder.errors import ArgumentError
+from feeder.transforms.function import Lambda
+from feeder.transforms.op import Op
+from feeder.transforms.recipe import Compose, Recipe
+from feeder.transforms.sizes import BUCKET, ByEpoch
+from feeder.transforms.views import Views
+
+__all__ = ["recipe_from_json", "recipe_to_json"]
+
+_BUCKET, _BY_EPOCH, _VIEWS = "BUCKET", "ByEpoch", "Views"
+
+
+def recipe_to_json(recipe: Recipe | Views) -> Any:
+    """Returns a recipe as JSON takes it: a list of ops, each ``{name: {argument: value}}``, or of views ``{"Views":
+    [recipe, ...]}``.
+
+    Raises:
+        ArgumentError: if it calls a function, which JSON can't hold.
+    """
+    if isinstance(recipe, Views):
+        return {_VIEWS: [recipe_to_json(view) for view in recipe.views]}
+    return [_encoded(op) for op in recipe.ops]
+
+
+def recipe_from_json(value: Any) -> Recipe | Views:
+    """Returns the recipe that :func:`recipe_to_json` has written.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if isinstance(value, Mapping) and set(value) == {_VIEWS} and isinstance(value[_VIEWS], list):
+        return Views([_recipe(view) for view in value[_VIEWS]])
+    return _recipe(value)
+
+
+def _recipe(value: Any) -> Recipe:
+    if not isinstance(value, list):
+        raise ArgumentError(f"expected a recipe as a list of ops, got {value!r}")
+    return Recipe.of([_op(each) for each in value])
+
+
+def _encoded(value: Any) -> Any:
+    if isinstance(value, Lambda):
+        raise ArgumentError("the recipe has a Lambda, whose function can't be written down")
+    if value is BUCKET:
+        return _BUCKET
+    if isinstance(value, ByEpoch):
+        return {_BY_EPOCH: [[epoch, _encoded(size)] for epoch, size in value.sizes]}
+    if isinstance(value, Op):
+        return {type(value).__name__: {name: _encoded(each) for name, each in vars(value).items()}}
+    return [_encoded(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _op(value: Any) -> Op:
+    name, arguments = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
+    kind = getattr(transforms, name, None) if name in transforms.__all__ else None
+    if not inspect.isclass(kind) or not issubclass(kind, Op) or not isinstance(arguments, Mapping):
+        raise ArgumentError(f"expected an op of feeder.transforms as {{name: arguments}}, got {value!r}")
+    taken = set(inspect.signature(kind).parameters)
+    try:
+        op = kind(**{name: _decoded(each) for name, each in arguments.items() if name in taken})
+        is_same = _encoded(op) == value
+    except TypeError as error:
+        raise ArgumentError(f"{value!r} is no op of this version of feeder: {error}") from error
+    if not is_same:
+        raise ArgumentError(f"{value!r} is no op of this version of feeder, which would make {op!r} of it")
+    return op
+
+
+def _decoded(value: Any) -> Any:
+    if value == _BUCKET:
+        return BUCKET
+    if isinstance(value, Mapping):
+        if set(value) == {_BY_EPOCH}:
+            return ByEpoch({epoch: _decoded(size) for epoch, size in _pairs(value[_BY_EPOCH])})
+        return _op(value)
+    if isinstance(value, list):
+        # A list of ops inside a list is a branch of several ops.
+        return [Compose(each) if _are_ops(each) else each for each in map(_decoded, value)]
+    return value
+
+
+def _are_ops(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Op) for each in value)
+
+
+def _pairs(value: Any) -> Iterator[tuple[int, Any]]:
+    if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 2 for each in value):
+        raise ArgumentError(f"expected sizes by epoch, [[epoch, size], ...], got {value!r}")
+    return (tuple(each) for each in value)
