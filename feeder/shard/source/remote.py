@@ -7,7 +7,7 @@ import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import braceexpand
 
@@ -37,7 +37,14 @@ class RemoteSource(Source):
     def __init__(self, kind: str, store: Store) -> None:
         super().__init__(kind, str(store.url))
         self.store = store
-        self._entries: dict[int, Entry] = {}  # by container
+        self._entries: dict[str, Entry] = {}  # by the path of the container
+
+    def __getstate__(self) -> dict[str, Any]:
+        needed = {each.path: self._entries[each.path] for each in self.containers if each.path in self._entries}
+        return {**self.__dict__, "store": self.store.url.anywhere(), "_entries": needed}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, store=open_store(state["store"]))
 
     @property
     def is_remote(self) -> bool:
@@ -47,29 +54,29 @@ class RemoteSource(Source):
         """Registers an object that holds many samples and returns its number."""
         path = str(self.store.url.joined(entry.key))
         self.containers.append(Container(path, entry.size_bytes, entry.modified_ns))
-        self._entries[len(self.containers) - 1] = entry
+        self._entries[path] = entry
         return len(self.containers) - 1
 
     def objects(self) -> list[Entry]:
         """Returns the objects that hold many samples, by container."""
-        return [self._entries[number] for number in range(len(self.containers))]
+        return [self._entries[container.path] for container in self.containers]
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
         with tempfile.TemporaryDirectory(prefix="feeder-tar-") as folder:
             path = os.path.join(folder, "copy")
-            download(self.store, self._entries[container], path)
-            entry, listed = self._entries.pop(container), self.containers[container]
+            listed = self.containers[container]
+            download(self.store, self._entries[listed.path], path)
             self.containers[container] = listed._replace(path=path)
             try:
                 yield path
             finally:
                 self.close()
-                self._entries[container], self.containers[container] = entry, listed
+                self.containers[container] = listed
 
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
         parts = self.table.parts(i)
-        entry = self._entries.get(parts[0].container) if parts else None
+        entry = self._entry(parts[0].container) if parts else None
         if entry is None or any(part.container != parts[0].container for part in parts):
             return super().read(i)
         start = min(part.offset for part in parts)
@@ -83,11 +90,15 @@ class RemoteSource(Source):
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
     def _read_part(self, part: StoredField) -> bytes:
-        entry = self._entries.get(part.container)
-        if part.container == OWN_FILE or entry is None:
+        entry = self._entry(part.container)
+        if entry is None:
             return super()._read_part(part)
         self._check_part(part)
         return self._get(entry.key, part.offset, part.offset + part.length, entry)
+
+    def _entry(self, container: int) -> Entry | None:
+        """Returns the object that is a container; None if it is none."""
+        return None if container == OWN_FILE else self._entries.get(self.containers[container].path)
 
     def _check_part(self, part: StoredField) -> None:
         if part.length > self.max_file_bytes:

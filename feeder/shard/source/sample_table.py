@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,6 +137,56 @@ class SampleTable:
         """Row of sample ``i`` in its table, from 0."""
         return self._rows[i]
 
+    def rows(self, ids: npt.NDArray[np.int64]) -> tuple[SampleTable, list[int]]:
+        """Returns a table of some samples, in the order of their ids, and the containers that it needs.
+
+        The new table numbers these containers from 0. Its fields and targets are those of this one.
+        """
+        found = SampleTable()
+        found.fields, found.targets = dict(self.fields), self.targets
+        starts, places = _gathered(self._path_starts, ids)
+        found._path_starts = array("q", starts.tobytes())
+        found._paths = bytearray(np.frombuffer(self._paths, np.uint8)[places].tobytes())
+        for name in ("_sizes", "_mtimes", "_labels", *(("_rows",) if self.is_numbered else ())):
+            setattr(found, name, _taken(getattr(self, name), ids))
+        if self.targets:
+            targets = np.frombuffer(self._target, np.float32).reshape(-1, len(self.targets))
+            found._target = array("f", targets[ids].tobytes())
+        starts, places = _gathered(self._part_starts, ids)
+        found._part_starts = array("q", starts.tobytes())
+        for name in ("_part_fields", "_part_containers", "_part_offsets", "_part_lengths"):
+            setattr(found, name, _taken(getattr(self, name), places))
+        containers = np.frombuffer(found._part_containers, np.int32)
+        used = np.unique(containers[containers != OWN_FILE])
+        for k, container in enumerate(containers.tolist()):
+            if container == OWN_FILE:
+                path = self.file(found._part_offsets[k])
+                found._part_offsets[k] = found.add_file("", path, found._part_lengths[k]).offset
+        shared = containers != OWN_FILE
+        renumbered = np.where(shared, np.searchsorted(used, containers), OWN_FILE).astype(np.int32)
+        found._part_containers = array("i", renumbered.tobytes())
+        return found, used.tolist()
+
+    def move_parts(self, container: int, read: Callable[[int, int], bytes]) -> bytes:
+        """Copies the fields in a container to one that has nothing else, and returns its bytes.
+
+        Args:
+            container: Number of the container; that of the new one is the same.
+            read: Returns bytes of the container, given their offset and their number.
+        """
+        moved = bytearray()
+        for k, other in enumerate(self._part_containers):
+            if other == container:
+                data = read(self._part_offsets[k], self._part_lengths[k])
+                self._part_offsets[k] = len(moved)
+                moved += data
+        return bytes(moved)
+
+    @property
+    def has_files(self) -> bool:
+        """True if an image, or a field beside one, is a file of its own."""
+        return bool(self._files) or any(self.has_file(i) for i in range(len(self)))
+
     def has_file(self, i: int) -> bool:
         """Returns whether the image of sample ``i`` is a file, not a part."""
         return self._mtimes[i] != NO_FILE
@@ -202,3 +252,17 @@ class SampleTable:
         if self._files:
             digest.update(self._files)
         return digest.hexdigest()
+
+
+def _taken(column: array[int], ids: npt.NDArray[np.int64]) -> array[int]:
+    """Returns these rows of a column."""
+    values = np.frombuffer(column, np.dtype(column.typecode)) if len(column) else np.empty(0, column.typecode)
+    return array(column.typecode, values[ids].tobytes())
+
+
+def _gathered(starts: array[int], ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns the starts of these rows when they lie one after another, and the place of each of their values now."""
+    before = np.frombuffer(starts, np.int64)
+    lengths = before[ids + 1] - before[ids]
+    after = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return after, np.repeat(before[ids] - after[:-1], lengths) + np.arange(after[-1])

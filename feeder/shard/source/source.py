@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import hashlib
 import json
 import os
@@ -10,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import MAX_FILE_BYTES, check_size, read_image
 from feeder.shard.source.labels import Numbering
 from feeder.shard.source.sample_table import OWN_FILE, SampleTable, StoredField
+from feeder.shard.store.url import is_remote
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
@@ -154,6 +158,54 @@ class Source:
         """
         yield self.containers[container].path
 
+    def rows(self, ids: npt.NDArray[np.int64]) -> Source:
+        """Returns a source of some samples alone, in the order of their ids, which other processes can be sent.
+
+        Its paths are absolute. Without the lists of what was found while listing, and the names of the classes.
+        """
+        found = copy.copy(self)
+        found.table, used = self.table.rows(ids)
+        found.containers = [self.containers[number] for number in used]
+        if not self.is_remote:
+            found.root = os.path.abspath(self.root)
+        found.containers = [
+            container if is_remote(container.path) else container._replace(path=os.path.abspath(container.path))
+            for container in found.containers
+        ]
+        found.classes, found.rejected, found.notes, found.likely_members = None, [], [], {}
+        found._descriptors = {}
+        return found
+
+    def take_out(self, folder: str) -> dict[int, bytes]:
+        """Copies the fields that are in containers below a folder, so that they can be read where it is not.
+
+        Returns:
+            The bytes of each of these containers from now on, by number; :meth:`put_back` takes them.
+        """
+        inside = os.path.join(os.path.abspath(folder), "")
+        found: dict[int, bytes] = {}
+        for number, container in enumerate(self.containers):
+            if container.path.startswith(inside):
+                with open(container.path, "rb", opener=open_regular) as file:
+                    found[number] = self.table.move_parts(number, functools.partial(_pread, file.fileno()))
+                self.containers[number] = Container("", len(found[number]), 0)
+        return found
+
+    def put_back(self, contents: Mapping[int, bytes], folder: str) -> None:
+        """Writes the bytes of containers, see :meth:`take_out`, to files in a folder."""
+        for number, data in contents.items():
+            path = os.path.join(folder, f"fields-{number}")
+            with open(path, "wb") as file:
+                file.write(data)
+            self.containers[number] = Container(path, len(data), 0)
+
+    def missing_path(self) -> str | None:
+        """Returns a folder or file of the source that this machine does not have; None if it has all."""
+        places = [container.path for container in self.containers if container.path and not is_remote(container.path)]
+        if not self.is_remote and self.table.has_files:
+            places.append(self.root)
+        return next((place for place in places if not os.path.exists(place)), None)
+
     def read(self, i: int) -> list[tuple[str | None, bytes]]:
         """Reads the fields of sample ``i`` as (name, bytes); an image that is a file comes first, without a name.
 
@@ -222,6 +274,10 @@ class Source:
             raise MemoryError(f"{path}: not enough memory for {place}") from None
         except OSError as error:  # an error of a descriptor has no file name
             raise OSError(error.errno, error.strerror, path) from None
+
+
+def _pread(descriptor: int, offset: int, length: int) -> bytes:
+    return os.pread(descriptor, length, offset)
 
 
 def _changed(path: str, expected: str, found: str) -> SourceError:

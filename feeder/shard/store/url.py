@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from feeder.errors import ArgumentError
 
@@ -121,6 +121,10 @@ class Url:
         if not endpoint and self.scheme == "az" and (account := _first_set(_ACCOUNTS)):
             return f"https://{account}.blob.core.windows.net"
         return endpoint.rstrip("/")
+
+    def anywhere(self) -> Url:
+        """Returns the URL with what the environment adds to it, for processes that may have another environment."""
+        return replace(self, endpoint=self.service)
 
     def identity(self) -> str:
         """Returns a text that tells this place from any other, also from the same names at another endpoint."""

@@ -23,8 +23,9 @@ from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards, shard_name
-from feeder.shard.write.run import Run, WrittenShard, total
+from feeder.shard.write.run import Run, total
 from feeder.shard.write.set_writer import HashedShard, extend_set, index_path
+from feeder.shard.write.shard_job import WrittenShard
 from feeder.shard.write.store_output import locked_output
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress

@@ -14,7 +14,9 @@ from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.encode import EncodeOptions
 from feeder.system.text import count
 
-__all__ = ["REJECTED_NAME", "ShardOptions", "ShardSummary"]
+__all__ = ["ENGINES", "REJECTED_NAME", "ShardOptions", "ShardSummary"]
+
+ENGINES = ("local", "ray")
 
 REJECTED_NAME = "rejected.jsonl"
 
@@ -28,7 +30,8 @@ class ShardOptions:
         shuffle: Permutes the samples.
         shard_size_bytes: A shard is closed before it would grow past this size.
         samples_per_shard: Number of inputs in a shard, in place of a size.
-        workers: Number of threads, each writing one shard; None for one more than cores. Does not change the result.
+        workers: Number of shards that are written at a time; None for one more than cores, or for the cluster's cores.
+            Does not change the result.
         max_bad: Share of inputs that may be rejected, 0 to 1, not counting files that never claimed to be images.
         encode: Options for encoding the images.
         dali_index: Writes DALI's index files beside the shards.
@@ -39,6 +42,9 @@ class ShardOptions:
             A resumed run may differ in this.
         image_field: The field of tars and iterables that holds the image; None chooses it by the names of the fields.
         targets: The places of the boxes and masks of a folder of images.
+        engine: "local" for threads of this process, or "ray" for the nodes of a Ray cluster. Does not change the
+            result.
+        address: For "ray": address of the cluster; None for the one that Ray finds by itself.
     """
 
     seed: int = 0
@@ -54,6 +60,8 @@ class ShardOptions:
     image_field: str | None = None
     max_file_bytes: int = MAX_FILE_BYTES
     targets: TargetSources = field(default_factory=TargetSources)
+    engine: str = "local"
+    address: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
@@ -71,6 +79,10 @@ class ShardOptions:
                 f"max_file_bytes must be 1 to {MAX_FILE_BYTES}, as nothing larger can be loaded, got "
                 f"{self.max_file_bytes}"
             )
+        if self.engine not in ENGINES:
+            raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}, got {self.engine!r}")
+        if self.address is not None and self.engine != "ray":
+            raise ArgumentError(f"address is for engine 'ray', got engine {self.engine!r}")
         if self.targets and self.encode.max_side is not None:
             raise ArgumentError("max_side would shrink the images, but not their boxes and masks; leave it out")
         if not 0 <= self.max_bad <= 1:

@@ -29,11 +29,15 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
 from feeder.shard.write.options import REJECTED_NAME
-from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, open_regular
+from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.shard_job import record_name
+from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
+from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, open_regular
 
 __all__ = ["OutputFolder"]
 
 _LOCK = ".lock"
+_ATTEMPTS = "attempts-"
 _WORK = os.path.dirname(PLAN_NAME)
 _COLUMNS = ("path_starts", "paths", "sizes", "mtimes", "labels")
 _SHARD = re.compile(r"shard-\d+\.(tar|idx|fidx)")
@@ -156,6 +160,33 @@ class OutputFolder:
     def publish(self, *paths: str) -> None:
         """Puts finished files where the set is to be, in this order; those of a folder are there already."""
 
+    @property
+    def is_shared(self) -> bool:
+        """True if nodes of a cluster see the folder itself."""
+        return True
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[SharedOutput]:
+        """Opens the output to the nodes of a cluster; see Note [Attempts] in shared_output.py."""
+        attempts = os.path.abspath(self.part(f"{_ATTEMPTS}{os.urandom(8).hex()}"))
+        os.mkdir(attempts)
+        try:
+            yield SharedFolder(attempts)
+        finally:
+            shutil.rmtree(attempts, ignore_errors=True)
+
+    def adopt(self, finished: FinishedAttempt) -> None:
+        """Puts a shard that a node has finished in place, with its index and its record; see Note [Resume]."""
+        name = finished.written.record.name
+        index, record = index_path(self.path, name), self.part(record_name(name))
+        os.replace(index_path(finished.folder, name), index)
+        os.replace(os.path.join(finished.folder, record_name(name)), record)
+        fsync_folder(self.work)
+        fsync_folder(self.path)
+        os.replace(os.path.join(finished.folder, name), self.file(name))
+        fsync_folder(self.path)
+        os.rmdir(finished.folder)
+
     def remove(self, *paths: str) -> None:
         """Removes files of the set."""
         for path in paths:
@@ -264,6 +295,9 @@ class OutputFolder:
 
     def _remove_leftovers(self) -> None:
         """Removes the temporary files of runs that were killed."""
+        for name in os.listdir(self.work):
+            if name.startswith(_ATTEMPTS):
+                shutil.rmtree(self.part(name), ignore_errors=True)
         for folder in (self.path, self.work):
             for name in os.listdir(folder):
                 if name.endswith(TEMPORARY_SUFFIX) and (folder == self.work or _is_ours(name)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from feeder.shard.format.tar import member_bytes
 from feeder.shard.source.source import Source
 from feeder.shard.write.options import ShardOptions
 
-__all__ = ["CHUNK", "plan_shards", "sample_ids", "shard_name"]
+__all__ = ["ordered_ids", "plan_shards", "shard_name"]
 
-CHUNK = 4096  # positions permuted at a time: large enough to amortize numpy's calls
+_CHUNK = 4096  # positions permuted at a time: large enough to amortize numpy's calls
 _TAR_END_BYTES = 1024
 
 
@@ -26,8 +27,8 @@ def plan_shards(source: Source, options: ShardOptions) -> list[range]:
     sizes = source.table.sizes()
     cuts = [0]
     filled = _TAR_END_BYTES
-    for start in range(0, count, CHUNK):
-        chunk = sizes[sample_ids(range(start, min(start + CHUNK, count)), count, options)]
+    for start in range(0, count, _CHUNK):
+        chunk = sizes[_sample_ids(range(start, min(start + _CHUNK, count)), count, options)]
         for position, size in enumerate(chunk.tolist(), start):
             taken = member_bytes(size) + member_bytes(1)  # the image, and its label
             if filled + taken > options.shard_size_bytes and position > cuts[-1]:
@@ -37,7 +38,13 @@ def plan_shards(source: Source, options: ShardOptions) -> list[range]:
     return [range(start, end) for start, end in zip(cuts, [*cuts[1:], count], strict=True) if end > start]
 
 
-def sample_ids(positions: range, count: int, options: ShardOptions) -> np.ndarray[Any, np.dtype[np.int64]]:
+def ordered_ids(positions: range, count: int, options: ShardOptions) -> Iterator[int]:
+    """Yields the samples at these positions of the shuffled order, of ``count`` samples."""
+    for start in range(positions.start, positions.stop, _CHUNK):
+        yield from _sample_ids(range(start, min(start + _CHUNK, positions.stop)), count, options).tolist()
+
+
+def _sample_ids(positions: range, count: int, options: ShardOptions) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns the samples at these positions of the shuffled order, int64 [N]."""
     plain = np.arange(positions.start, positions.stop)
     return permute(plain, count, options.seed) if options.shuffle and len(plain) else plain

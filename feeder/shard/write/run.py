@@ -5,41 +5,31 @@ from __future__ import annotations
 import collections
 import json
 import os
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 
-from feeder.decoders.packed import codebook_name
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.codebook import trained_codebook
+from feeder.shard.write.engine import Engine, LocalEngine
 from feeder.shard.write.format_advice import decode_advice
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.plan import CHUNK, plan_shards, sample_ids, shard_name
+from feeder.shard.write.plan import ordered_ids, plan_shards, shard_name
 from feeder.shard.write.set_writer import HashedShard, index_path, write_set
-from feeder.shard.write.shard_writer import ShardWriter
-from feeder.system.cores import cores
+from feeder.shard.write.shard_job import ShardJob, WrittenShard, record_name
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Run", "WrittenShard", "total"]
+__all__ = ["Run", "total"]
 
 _SHOWN_REASONS = 3
-_REMOTE_WORKERS = 16
-
-
-class _Stopped(Exception):
-    """The run was interrupted, so an unfinished shard is dropped."""
 
 
 class Run:
@@ -53,6 +43,7 @@ class Run:
         started: Time at which the run began, by the monotonic clock.
         first_shard, first_key: Numbers of the first shard and of the first sample's key.
         codebook: For packed images: their codebook; None to train one.
+        engine: Writes the shards; None for threads of this process.
     """
 
     def __init__(
@@ -66,6 +57,7 @@ class Run:
         first_shard: int = 0,
         first_key: int = 0,
         codebook: bytes | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self._folder = folder
         self._source = source
@@ -75,8 +67,7 @@ class Run:
         self._progress = progress
         self._started = started
         self._codebook = codebook
-        self._stop = threading.Event()
-        self._advanced: collections.deque[tuple[int, int]] = collections.deque()
+        self._engine = engine or LocalEngine(options.workers)
 
     def run(self) -> ShardSummary:
         source, folder, settings = self._source, self._folder, self._options.settings()
@@ -110,7 +101,7 @@ class Run:
         name = shard_name(number)
         try:
             size = os.stat(self._folder.file(name)).st_size
-            with open(self._folder.part(f"{name}.json"), "rb", opener=open_regular) as file:
+            with open(self._folder.part(record_name(name)), "rb", opener=open_regular) as file:
                 written = WrittenShard.from_json(file.read())
             ShardIndex(index_path(self._folder.path, name)).check()
         except (FileNotFoundError, FormatError, KeyError, TypeError, ValueError):  # damaged ones are written again
@@ -130,59 +121,20 @@ class Run:
         size_bytes = int(table.sizes().sum())
         done_samples = sum(len(plan[number]) for number in done)
         done_bytes = sum(written.record.size_bytes for written in done.values())
+        jobs = {number: self._job(number, positions) for number, positions in enumerate(plan) if number not in done}
         self._progress.begin(len(table), size_bytes, done_samples, min(done_bytes, size_bytes))
         try:
-            return self._write_all(plan, done)
+            return done | self._engine.write(self._folder, self._source, jobs, self._ids, self._progress)
         finally:
             self._progress.end()
 
-    def _write_all(self, plan: list[range], done: dict[int, WrittenShard]) -> dict[int, WrittenShard]:
-        written = dict(done)
-        # One more than cores, as at any time one of them waits for the disk; more for a store, which answers later.
-        workers = self._options.workers or max(cores().usable + 1, _REMOTE_WORKERS * self._source.is_remote)
-        pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
-        try:
-            todo = {pool.submit(self._write, n, positions): n for n, positions in enumerate(plan) if n not in done}
-            while todo:
-                finished, _ = wait(todo, timeout=0.1, return_when=FIRST_COMPLETED)
-                while self._advanced:
-                    self._progress.advance(*self._advanced.popleft())
-                for future in finished:
-                    written[todo.pop(future)] = future.result()
-            while self._advanced:
-                self._progress.advance(*self._advanced.popleft())
-        finally:  # on an error or Ctrl-C the others drop their shards; nothing half-written stays
-            self._stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-        return written
+    def _job(self, number: int, positions: range) -> ShardJob:
+        name, first_key = shard_name(self._first_shard + number), self._first_key
+        digits = max(8, len(str(first_key + len(self._source.table) - 1)))
+        return ShardJob(name, positions, first_key, digits, self._options.encode, self._codebook)
 
-    def _write(self, number: int, positions: range) -> WrittenShard:
-        """Writes one shard. It is renamed into place after its index and its record are written."""
-        name = shard_name(self._first_shard + number)
-        codebooks = [] if self._codebook is None else [self._codebook]
-        writer = ShardWriter(self._source, self._options.encode, self._codebook, first_key=self._first_key)
-        with atomic_file(self._folder.file(name)) as file:
-            tar = TarWriter(file)
-            for codebook in codebooks:
-                tar.add(codebook_name(codebook), codebook)
-            for chunk_start in range(positions.start, positions.stop, CHUNK):
-                chunk = range(chunk_start, min(chunk_start + CHUNK, positions.stop))
-                ids = sample_ids(chunk, len(self._source.table), self._options)
-                for position, i in zip(chunk, ids.tolist(), strict=True):
-                    if self._stop.is_set():
-                        raise _Stopped
-                    self._advanced.append((1, writer.add(tar, position, i)))
-            checksum = tar.finish()
-            record = ShardRecord(name, len(writer.builder), tar.size_bytes, checksum)
-            written = WrittenShard(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
-            index = index_path(self._folder.path, name)
-            writer.builder.write(index, tar.blocks.sums(), tar.size_bytes, codebooks)
-            with atomic_file(self._folder.part(f"{name}.json")) as part:
-                part.write(written.to_json())
-        self._folder.publish(
-            index_path(self._folder.path, name), self._folder.part(f"{name}.json"), self._folder.file(name)
-        )
-        return written
+    def _ids(self, positions: range) -> Iterator[int]:
+        return ordered_ids(positions, len(self._source.table), self._options)
 
     def _finish(self, written: list[WrittenShard]) -> Manifest:
         """Writes the set's header. The manifest, which marks the set as complete, comes last."""
@@ -277,31 +229,3 @@ def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
         members = [(index.image_field(i), *index.place(i)[1:]), *index.members(i)]
         members.sort(key=lambda member: member[1])
         yield " ".join(f"{f} {offset} {size} {key}.{f}" for f, offset, size in members).encode() + b"\n"
-
-
-@dataclass(frozen=True)
-class WrittenShard:
-    """The record of a finished shard.
-
-    Attributes:
-        record: The shard.
-        rejected: Inputs that were rejected while it was written.
-        formats, encoded, clipped: As in :class:`Manifest`.
-    """
-
-    record: ShardRecord
-    rejected: list[Rejection]
-    formats: dict[str, int]
-    encoded: dict[str, int]
-    clipped: int
-
-    def to_json(self) -> bytes:
-        record = self.record
-        data = {"record": record.__dict__, "rejected": self.rejected, "formats": self.formats}
-        return json.dumps(data | {"encoded": self.encoded, "clipped": self.clipped}).encode()
-
-    @classmethod
-    def from_json(cls, text: bytes) -> WrittenShard:
-        data = json.loads(text)
-        rejected = [Rejection(*row) for row in data["rejected"]]
-        return cls(ShardRecord(**data["record"]), rejected, data["formats"], data["encoded"], data.get("clipped", 0))

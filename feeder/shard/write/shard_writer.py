@@ -33,11 +33,20 @@ class ShardWriter:
         source: The samples.
         encoding: The options for encoding images.
         codebook: For packed images: their codebook.
-        first_key: Number of the key of the source's first position.
+        first_key: Number of the key of the first position.
+        key_digits: Number of digits of a key.
+        raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
     """
 
     def __init__(
-        self, source: Source, encoding: EncodeOptions, codebook: bytes | None = None, *, first_key: int = 0
+        self,
+        source: Source,
+        encoding: EncodeOptions,
+        codebook: bytes | None,
+        *,
+        first_key: int,
+        key_digits: int,
+        raises_unreadable: bool = False,
     ) -> None:
         self.builder = IndexBuilder(source.table.targets, numbered=source.table.is_numbered)
         self.rejected: list[Rejection] = []
@@ -47,7 +56,8 @@ class ShardWriter:
         self._source = source
         self._encoder = Encoder(encoding, codebook)
         self._first_key = first_key
-        self._digits = max(8, len(str(first_key + len(source.table) - 1)))
+        self._digits = key_digits
+        self._raises_unreadable = raises_unreadable
 
     def add(self, tar: TarWriter, position: int, i: int) -> int:
         """Adds sample ``i`` under the key of its position, or rejects it. Returns its size in the source, bytes.
@@ -122,6 +132,8 @@ class ShardWriter:
         Raises:
             OSError, ShardError, SourceError: if the error is not the sample's fault, so that it must not be lost.
         """
+        if self._raises_unreadable:
+            raise error
         if isinstance(error, FileNotFoundError):
             raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
         if error.errno == errno.EIO and not self._source.skip_unreadable:  # a bad block of a disk may stay bad

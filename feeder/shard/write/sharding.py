@@ -16,6 +16,7 @@ from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, check_encoder
+from feeder.shard.write.engine import open_engine
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run
@@ -86,6 +87,8 @@ def write_shards(
     dali_index: bool = False,
     image_field: str | None = None,
     classes: Sequence[str] | None = None,
+    engine: str = "local",
+    address: str | None = None,
 ) -> ShardSummary:
     """Shards any iterable of WebDataset-style dicts, shuffled.
 
@@ -101,6 +104,7 @@ def write_shards(
             :class:`ShardOptions`.
         encode: As there, or the mode alone: "seekable", "packed", "keep", "jpeg" or "raw".
         classes: Class names by label; None takes the names in ``cls``, sorted.
+        engine, address: As in :class:`ShardOptions`.
 
     Raises:
         SourceError: for a sample that is not such a dict, a class that is not in ``classes``, or if more than
@@ -117,6 +121,8 @@ def write_shards(
         EncodeOptions(encode) if isinstance(encode, str) else encode or EncodeOptions(),
         dali_index,
         image_field=image_field,
+        engine=engine,
+        address=address,
     )
     names = None if classes is None else check_classes(classes)
 
@@ -179,10 +185,10 @@ def _run(
         )
     check_encoder(options.encode)
     try:
-        with locked_output(out, force=force) as folder:
+        with open_engine(options) as engine, locked_output(out, force=force) as folder:
             source = open_it(folder.work, options.image_field or folder.image_field())
             try:
-                return Run(folder, source, options, progress, started).run()
+                return Run(folder, source, options, progress, started, engine=engine).run()
             finally:
                 source.close()
     except OSError as error:

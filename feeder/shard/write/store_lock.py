@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from feeder.errors import ChangedError, ConflictError, FeederError, LockedError, NotFoundError, StoreError
 from feeder.shard.store.store import Entry, Store
 
-__all__ = ["LOCK_NAME", "StoreLock"]
+__all__ = ["LOCK_NAME", "StoreLock", "check_lock"]
 
 LOCK_NAME = ".lock"
 STALE_S = 30.0
@@ -65,6 +65,11 @@ class StoreLock:
                 with contextlib.suppress(StoreError):  # left behind it is taken over, as that of a killed process
                     store.delete(LOCK_NAME)
 
+    @property
+    def id(self) -> str:
+        """Tells this lock from all others; see :func:`check_lock`."""
+        return str(self._text["id"])
+
     def check(self) -> None:
         """Returns while this process has the lock; waits while the store is out of reach.
 
@@ -95,6 +100,19 @@ class StoreLock:
                 self._changed.notify_all()
             if error is not None:
                 return
+
+
+def check_lock(store: Store, lock_id: str) -> None:
+    """Returns if a set's lock is the one with this id, which another process may have.
+
+    Raises:
+        LockedError: if it is not, or there is none.
+        StoreError: if the store can't be read.
+    """
+    with contextlib.suppress(NotFoundError, ChangedError):
+        if json.loads(bytes(store.get(LOCK_NAME)))["id"] == lock_id:
+            return
+    raise LockedError(f"{store.url.object(LOCK_NAME)}: the run that this was written for has ended")
 
 
 def _acquired(store: Store, content: bytes) -> Entry:

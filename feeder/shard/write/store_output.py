@@ -20,6 +20,8 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from feeder.system.files import DISK_FULL
 
@@ -98,6 +100,21 @@ class StoreOutput(OutputFolder):
             self.store.put(self._key(path), Path(path))
             if path.endswith(".tar"):
                 _make_hole(path, os.path.getsize(path))
+
+    @property
+    def is_shared(self) -> bool:
+        return False
+
+    @contextlib.contextmanager
+    def shared(self) -> Iterator[SharedOutput]:
+        assert self.lock is not None
+        yield SharedStore(self.store.url.anywhere(), self.lock.id)
+
+    def adopt(self, finished: FinishedAttempt) -> None:
+        record = finished.written.record
+        with open(index_path(self.path, record.name), "wb") as file:
+            file.write(finished.index_bytes)
+        _make_hole(self.file(record.name), record.size_bytes)
 
     def remove(self, *paths: str) -> None:
         assert self.lock is not None

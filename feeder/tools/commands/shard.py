@@ -84,6 +84,13 @@ def add(commands: Any) -> None:
         "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
     )
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
+    command.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: write the shards on the nodes of a Ray cluster, to a shared folder or a store; the same bytes",
+    )
+    command.add_argument("--address", metavar="HOST:PORT", help="with --engine ray: the cluster (default: auto)")
     command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
     add_output(command)
     command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
@@ -92,7 +99,7 @@ def add(commands: Any) -> None:
 def add_source(command: Any) -> None:
     """Adds the options for reading a source."""
     command.add_argument(
-        "--workers", type=int, metavar="N", help="threads (default: cores + 1); the result is the same"
+        "--workers", type=int, metavar="N", help="shards written at a time (default: cores + 1); the result is the same"
     )
     command.add_argument(
         "--max-bad",
@@ -182,6 +189,8 @@ def run(arguments: argparse.Namespace) -> int:
         dali_index=arguments.dali_index,
         image_field=arguments.image_field,
         max_file_bytes=arguments.max_file_bytes,
+        engine=arguments.engine,
+        address=arguments.address,
         **reading,
     )
     progress = terminal_progress(arguments.quiet)

@@ -1,0 +1,359 @@
+"""The driver's side of ``feeder shard --engine ray``: one task for each shard."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
+
+from feeder.errors import ArgumentError, FeederError, ShardError, StoreError
+from feeder.shard.source.source import Source
+from feeder.shard.write.attempt import pickled_order, writer_versions
+from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.shard_job import ShardJob, WrittenShard
+from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
+from feeder.system.files import DISK_FULL
+from feeder.system.progress import Progress
+
+__all__ = ["RayEngine", "open_ray"]
+
+_TURN_S = 0.1
+_NODES_S = 1.0  # between two looks at the cluster
+_CANCEL_S = 5.0
+_PATIENCE_S = 15.0  # without a free core, before that is noted
+_REMOTE_CPUS = 0.25  # of a task that mostly waits for a store
+_QUEUED = 2  # tasks for each that can run
+_STRAGGLER = 2.0  # times the usual time
+_MOST_CRASHES = 5  # of one shard
+_MOST_FAILURES = 3
+_MOST_SENT_BYTES = 1 << 30  # in tasks that have not ended
+
+
+@contextlib.contextmanager
+def open_ray(address: str, workers: int | None) -> Iterator[RayEngine]:
+    """Joins a cluster, unless this process has done so, and leaves it in the end.
+
+    Args:
+        address: As ``ray.init`` takes it, such as "auto".
+        workers: Number of shards that are written at a time; None for as many as the cluster has cores for.
+
+    Raises:
+        ArgumentError: for an address of Ray's client.
+        ShardError: if the cluster can't be joined.
+    """
+    if ray.is_initialized():
+        yield RayEngine(workers)
+        return
+    if address.startswith("ray://"):
+        raise ArgumentError(
+            f"{address}: is for Ray's client, which can't run this; start feeder on a node of the cluster, or with "
+            "`ray job submit`"
+        )
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ShardError(
+            f"can't join the Ray cluster {address!r}: {str(error).strip()}; start one with `ray start --head`, or give "
+            "--address HOST:PORT"
+        ) from None
+    try:
+        yield RayEngine(workers)
+    finally:
+        ray.shutdown()
+
+
+class RayEngine:
+    """The nodes of a Ray cluster.
+
+    Args:
+        workers: Number of shards that are written at a time; None for as many as the cluster has cores for.
+    """
+
+    def __init__(self, workers: int | None) -> None:
+        self._workers = workers
+
+    def write(
+        self,
+        folder: OutputFolder,
+        source: Source,
+        jobs: Mapping[int, ShardJob],
+        ids: Callable[[range], Iterator[int]],
+        progress: Progress,
+    ) -> dict[int, WrittenShard]:
+        shards = {number: _Shard(job) for number, job in jobs.items()}
+        with folder.shared() as output:
+            run = _Run(folder, output, source, shards, ids, progress, self._workers)
+            try:
+                run.run()
+            except RayTaskError:  # a mistake of feeder's own, with the node's traceback
+                raise
+            except RayError as error:
+                raise ShardError(
+                    f"the Ray cluster failed: {error}; nothing is lost: run the same command again"
+                ) from error
+            finally:
+                run.cancel()
+        return {number: shard.written for number, shard in shards.items() if shard.written is not None}
+
+
+class _Shard:
+    """A shard that is to be written.
+
+    Args:
+        job: The shard.
+    """
+
+    def __init__(self, job: ShardJob) -> None:
+        self.job = job
+        self.shown = (0, 0)  # samples and bytes, as told to the progress
+        self.attempts = 0  # that run
+        self.crashes = 0
+        self.failed_nodes: list[str] = []
+        self.written: WrittenShard | None = None
+
+
+class _Attempt:
+    """A task that writes a shard.
+
+    Args:
+        shard: The shard.
+        sent_bytes: Size of the order that it was sent.
+    """
+
+    def __init__(self, shard: _Shard, sent_bytes: int) -> None:
+        self.shard = shard
+        self.sent_bytes = sent_bytes
+        self.node = ""  # its id, once it runs
+        self.address = ""
+        self.started_s = 0.0
+
+
+class _Run:
+    """The tasks of one run."""
+
+    def __init__(
+        self,
+        folder: OutputFolder,
+        output: SharedOutput,
+        source: Source,
+        shards: Mapping[int, _Shard],
+        ids: Callable[[range], Iterator[int]],
+        progress: Progress,
+        workers: int | None,
+    ) -> None:
+        self._folder, self._output, self._source = folder, output, source
+        self._ids, self._progress, self._workers = ids, progress, workers
+        self._todo = collections.deque(shards.values())
+        self._running: dict[Any, _Attempt] = {}  # by the generator of its messages
+        self._cancelled: list[Any] = []
+        self._refused: dict[str, str] = {}  # reason by node
+        self._seconds: list[float] = []  # of finished shards
+        self._nodes: dict[str, float] = {}  # cores by node
+        self._looked_s = -_NODES_S
+        self._began_s: float | None = time.monotonic()  # None once a task has started
+        self._cpus = _REMOTE_CPUS if source.is_remote else 1.0
+        self._expected = writer_versions()
+        self._task = ray.remote(num_cpus=self._cpus, max_retries=0, num_returns="streaming")(_node_task())
+
+    def run(self) -> None:
+        """Writes all shards.
+
+        Raises:
+            FeederError, OSError: for an error that other nodes would have, too.
+        """
+        while self._todo or self._running:
+            self._look()
+            while self._todo and self._has_room(_QUEUED):
+                self._start(self._todo.popleft())
+            self._double_stragglers()
+            running = list(self._running)
+            if ray.wait(running, num_returns=1, timeout=_TURN_S)[0]:
+                ready, _ = ray.wait(running, num_returns=len(running), timeout=0)
+            else:
+                ready = []
+            for generator in ready:
+                if generator in self._running:  # else another attempt at the same shard has just come to its end
+                    self._take(generator)
+
+    def cancel(self) -> None:
+        """Cancels what still runs. What a node does not end in time writes nothing that is seen: Note [Attempts]."""
+        for generator in list(self._running):
+            self._end(generator)
+        if self._cancelled:
+            ends = [generator.completed() for generator in self._cancelled]
+            ray.wait(ends, num_returns=len(ends), timeout=_CANCEL_S)
+
+    def _look(self) -> None:
+        """Looks which nodes there are, if that was a while ago."""
+        now = time.monotonic()
+        if now - self._looked_s >= _NODES_S:
+            self._looked_s = now
+            self._nodes = {
+                node["NodeID"]: node["Resources"].get("CPU", 0.0)
+                for node in ray.nodes()
+                if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self._cpus
+            }
+            if self._refused and self._nodes and not self._nodes.keys() - self._refused.keys():
+                reasons = "; ".join(dict.fromkeys(self._refused.values()))
+                raise ShardError(f"no node of the Ray cluster can write shards: {reasons}")
+        if self._began_s is not None and now - self._began_s > _PATIENCE_S:
+            self._began_s = None
+            self._progress.note("no node of the Ray cluster has a free core yet; the run waits for one")
+
+    def _has_room(self, queued: int) -> bool:
+        """Returns whether another task may start, with so many for each that can run at a time."""
+        cores = sum(cores for node, cores in self._nodes.items() if node not in self._refused)
+        most = self._workers or max(2, int(cores / self._cpus) * queued)
+        sent_bytes = sum(attempt.sent_bytes for attempt in self._running.values())
+        return len(self._running) < most and (sent_bytes < _MOST_SENT_BYTES or not self._running)
+
+    def _start(self, shard: _Shard, *, without: str | None = None) -> None:
+        """Starts an attempt at a shard.
+
+        Args:
+            shard: The shard.
+            without: A node that it must not run on.
+        """
+        order = pickled_order(
+            shard.job,
+            self._source,
+            self._ids(shard.job.positions),
+            self._folder,
+            self._output,
+            raises_unreadable=not shard.failed_nodes,
+        )
+        excluded = {*self._refused, *shard.failed_nodes, *([without] if without else [])}
+        if not self._nodes.keys() - excluded:  # there is none that it has not failed on
+            excluded = {*self._refused}
+        selector = {"ray.io/node-id": f"!in({','.join(sorted(excluded))})"} if excluded else {}
+        task = self._task.options(label_selector=selector) if selector else self._task
+        generator = task.remote(self._expected, order)
+        self._running[generator] = _Attempt(shard, len(order))
+        shard.attempts += 1
+
+    def _double_stragglers(self) -> None:
+        """Has other nodes try the last shards, too, if they take much longer than the others did."""
+        if self._todo or not self._seconds:
+            return
+        limit_s = _STRAGGLER * statistics.median(self._seconds)
+        now = time.monotonic()
+        for attempt in list(self._running.values()):
+            is_late = attempt.started_s and now - attempt.started_s > limit_s and attempt.shard.attempts == 1
+            others = self._nodes.keys() - {*self._refused, *attempt.shard.failed_nodes, attempt.node}
+            if is_late and others and self._has_room(1):
+                self._start(attempt.shard, without=attempt.node)
+
+    def _take(self, generator: Any) -> None:
+        """Takes the next message of a task."""
+        attempt = self._running[generator]
+        shard = attempt.shard
+        try:
+            kind, content = ray.get(next(generator))
+        except RayTaskError:
+            raise
+        except (RayError, StopIteration) as error:  # its node, its process or its result is lost
+            self._lose(generator, error)
+            return
+        if kind == "started":
+            attempt.node, attempt.address = content
+            attempt.started_s, self._began_s = time.monotonic(), None
+        elif kind == "advanced":
+            self._show(shard, *content)
+        elif kind == "written":
+            self._finish(generator, content)
+        elif kind == "refused":
+            if attempt.node not in self._refused:
+                self._refused[attempt.node] = f"node {attempt.address} is refused: {content}"
+                self._progress.note(self._refused[attempt.node])
+                self._source.notes.append(self._refused[attempt.node])
+                self._looked_s = -_NODES_S
+            self._drop(generator)
+        else:
+            self._fail(generator, content)
+
+    def _finish(self, generator: Any, finished: FinishedAttempt) -> None:
+        """Takes a finished shard, and ends the other attempt at it."""
+        attempt = self._running.pop(generator)
+        shard = attempt.shard
+        self._seconds.append(time.monotonic() - attempt.started_s)
+        self._folder.adopt(finished)
+        shard.written = finished.written
+        for other in [each for each, its in self._running.items() if its.shard is shard]:
+            self._end(other)
+
+    def _lose(self, generator: Any, error: Exception) -> None:
+        """Starts a lost task again: always, if its node is lost, and some times, if only its process is."""
+        shard = self._running[generator].shard
+        if isinstance(error, WorkerCrashedError | OutOfMemoryError):
+            shard.crashes += 1
+            if shard.crashes >= _MOST_CRASHES:
+                raise ShardError(
+                    f"{shard.job.name}: the process that writes it has died {shard.crashes} times, the last time on "
+                    f"node {self._running[generator].address or '?'}: {error}; nothing is lost: find the cause and run "
+                    "the same command again"
+                )
+        self._drop(generator)
+
+    def _fail(self, generator: Any, error: Exception) -> None:
+        """Has another node try a shard after an error that may be its node's own; else raises the error."""
+        attempt = self._running[generator]
+        shard = attempt.shard
+        may_pass = isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno not in DISK_FULL)
+        if may_pass:
+            shard.failed_nodes.append(attempt.node)
+            if len(shard.failed_nodes) < _MOST_FAILURES:
+                self._drop(generator)
+                return
+        _raise_of(error, attempt.address)
+
+    def _drop(self, generator: Any) -> None:
+        """Forgets a task that has ended, and starts its shard again unless another one writes it."""
+        shard = self._running.pop(generator).shard
+        shard.attempts -= 1
+        if not shard.attempts:
+            self._todo.appendleft(shard)
+
+    def _end(self, generator: Any) -> None:
+        """Cancels a task."""
+        del self._running[generator]
+        ray.cancel(generator)
+        self._cancelled.append(generator)
+
+    def _show(self, shard: _Shard, samples: int, size_bytes: int) -> None:
+        """Tells the progress what is new, as several attempts write the same samples."""
+        before = shard.shown
+        if samples > before[0]:
+            shard.shown = (samples, size_bytes)
+            self._progress.advance(samples - before[0], size_bytes - before[1])
+
+
+def _raise_of(error: Exception, address: str) -> NoReturn:
+    """Raises an error that a node has met, with the node's name."""
+    if isinstance(error, OSError):
+        raise OSError(error.errno, f"{error.strerror} (on node {address})", error.filename)
+    assert isinstance(error, FeederError)
+    raise type(error)(f"{error} (on node {address})")
+
+
+def _node_task() -> Callable[[Mapping[str, str], bytes], Iterator[tuple[str, Any]]]:
+    """Returns the function that runs on the nodes. It is sent as code, as theirs may lack this feeder's modules."""
+
+    def attempt(expected, pickled):  # type: ignore[no-untyped-def]
+        import ray
+
+        yield "started", (ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+        try:
+            from feeder.shard.write.attempt import attempt_shard
+        except ImportError as error:
+            yield "refused", f"it does not have this version of feeder ({error})"
+            return
+        yield from attempt_shard(expected, pickled)
+
+    return attempt

@@ -1,0 +1,270 @@
+"""``feeder shard --engine ray`` on clusters in one machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from feeder.shard.format.open_index import open_index
+from feeder.shard.write.sharding import shard
+from tests.support import ROOT
+from tests.support.held_file import held
+from tests.support.interrupted_runs import StopAfter
+from tests.support.ray_cluster import RayCluster
+from tests.support.remote import Bucket
+from tests.support.shard_sets import contents, kept
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = kept(samples_per_shard=5)
+
+
+@pytest.fixture(scope="module")
+def whole_cluster() -> Iterator[RayCluster]:
+    made = RayCluster()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(whole_cluster: RayCluster) -> Iterator[RayCluster]:
+    """A cluster with one node of one core."""
+    if not whole_cluster.nodes:
+        whole_cluster.add_node()
+    yield whole_cluster
+    for node in whole_cluster.nodes[1:]:
+        whole_cluster.kill_node(node)
+
+
+@pytest.fixture(scope="module")
+def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of one machine's set, with their checksums."""
+    out = tmp_path_factory.mktemp("expected") / "set"
+    shard(str(tree), str(out), OPTIONS)
+    return contents(out)
+
+
+@pytest.fixture
+def plan(tree: Path, tmp_path: Path) -> list[list[Path]]:
+    """The images of each shard, in their order."""
+    shard(str(tree), str(tmp_path / "plan"), OPTIONS)
+    index = open_index(tmp_path / "plan" / "index.bin")
+    return [[tree / index.source_path(i) for i in index.shard_ids(number)] for number in range(index.shard_count)]
+
+
+class Driver:
+    """A run of the command.
+
+    Args:
+        cluster: Its cluster.
+        source, out: Its arguments.
+        options: Further options.
+    """
+
+    def __init__(self, cluster: RayCluster, source: Path, out: Path | str, *options: str) -> None:
+        settings = ["--samples-per-shard", "5", "--encode", "keep", "--engine", "ray", "--address", cluster.address]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "feeder", "shard", str(source), "--out", str(out), *settings, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+
+    def end(self, code: int = 0) -> tuple[str, str]:
+        """Returns what it has printed, once it has ended with this code."""
+        printed, errors = self.process.communicate()
+        assert self.process.returncode == code, errors
+        return printed, errors
+
+
+def test_the_set_is_that_of_one_machine(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str]
+) -> None:
+    printed, errors = Driver(cluster, tree, tmp_path / "out", "--json").end()
+    assert contents(tmp_path / "out") == expected
+    summary = json.loads(printed)
+    assert (summary["written_shards"], summary["samples"], summary["notes"]) == (12, 60, [])
+    assert errors == ""
+
+
+def test_a_killed_node_costs_the_shards_in_its_hands(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
+) -> None:
+    with held(plan[5][2]) as file:
+        driver = Driver(cluster, tree, tmp_path / "out")
+        file.wait()
+        cluster.add_node()
+        cluster.kill_node(cluster.nodes[0])
+        file.release()
+        driver.end()
+    assert contents(tmp_path / "out") == expected
+
+
+def test_a_killed_driver_is_resumed_by_this_machine(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
+) -> None:
+    out = tmp_path / "out"
+    with held(plan[5][2]) as file:
+        driver = Driver(cluster, tree, out)
+        file.wait()
+        driver.process.kill()
+        driver.end(-signal.SIGKILL)
+        file.release()
+    finished = len(list(out.glob("*.tar")))
+    assert 0 < finished < 12
+    assert shard(str(tree), str(out), OPTIONS).written_shards == 12 - finished
+    assert contents(out) == expected
+
+
+def test_an_interrupted_run_leaves_a_folder_that_resumes(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
+) -> None:
+    out = tmp_path / "out"
+    with held(plan[5][2]) as file:
+        driver = Driver(cluster, tree, out)
+        file.wait()
+        driver.process.send_signal(signal.SIGINT)
+        file.release()
+        _, errors = driver.end(130)
+    assert "the same command resumes the run" in errors
+    assert sorted(path.name for path in (out / ".work").iterdir() if path.suffix != ".json") == ["inputs.npy"]
+    assert not list(out.rglob("*.tmp"))
+    Driver(cluster, tree, out).end()
+    assert contents(out) == expected
+
+
+def test_a_run_of_this_machine_is_resumed_by_the_cluster(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str]
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), OPTIONS, progress=StopAfter(30))
+    finished = len(list(out.glob("*.tar")))
+    printed, _ = Driver(cluster, tree, out, "--json").end()
+    assert json.loads(printed)["written_shards"] == 12 - finished < 12
+    assert contents(out) == expected
+
+
+def test_a_set_in_a_store_is_that_of_one_machine(
+    cluster: RayCluster, tree: Path, tmp_path: Path, bucket: Bucket, expected: dict[str, str]
+) -> None:
+    node = cluster.add_node({k: v for k, v in os.environ.items() if k.startswith("AWS_")})
+    cluster.kill_node(next(each for each in cluster.nodes if each != node))
+    Driver(cluster, tree, f"{bucket.url}/set").end()
+    out = tmp_path / "out"
+    for key in bucket.keys():  # noqa: SIM118
+        (out / key).parent.mkdir(parents=True, exist_ok=True)
+        (out / key).write_bytes(bucket.get(key))
+    assert contents(out / "set") == {name: found for name, found in expected.items() if name != ".lock"}
+    cluster.kill_node(node)
+
+
+def _site(folder: Path, code: str) -> dict[str, str]:
+    """The environment of a node whose processes run some code before anything else."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_node_with_another_version_is_refused_by_name(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str]
+) -> None:
+    cluster.add_node(_site(tmp_path / "site", "import feeder; feeder.__version__ = '0.0.9'"), cores=2)
+    printed, _ = Driver(cluster, tree, tmp_path / "out", "--json").end()
+    (note,) = json.loads(printed)["notes"]
+    assert re.match(r"node \S+ is refused: it has feeder 0\.0\.9 \(the driver has \S+\); install the same", note)
+    assert contents(tmp_path / "out") == expected
+    cluster.kill_node(cluster.nodes[0])
+    _, errors = Driver(cluster, tree, tmp_path / "none").end(1)
+    assert re.search(r"no node of the Ray cluster can write shards: node \S+ is refused: it has feeder 0\.0\.9", errors)
+    cluster.kill_node(cluster.nodes[0])
+
+
+_BAD_DISK = """
+import errno, os
+import feeder.shard.source.source as source
+real = source.read_image
+def read_image(path, **options):
+    if path.endswith("img-003.jpg"):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+    return real(path, **options)
+source.read_image = read_image
+"""
+
+
+def test_a_bad_disk_of_one_node_is_left_to_the_others(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str]
+) -> None:
+    cluster.add_node(_site(tmp_path / "site", _BAD_DISK), cores=2)
+    Driver(cluster, tree, tmp_path / "out", "--skip-unreadable").end()
+    assert contents(tmp_path / "out") == expected
+    cluster.kill_node(cluster.nodes[0])
+    _, errors = Driver(cluster, tree, tmp_path / "none").end(1)
+    assert re.search(r"img-003\.jpg: can't be read: Input/output error.*\(on node", errors)
+    cluster.kill_node(cluster.nodes[0])
+
+
+def test_a_full_disk_of_a_node_ends_the_run(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
+    code = "import errno, os\ndef fsync(file): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\nos.fsync = fsync"
+    cluster.add_node(_site(tmp_path / "site", code))
+    cluster.kill_node(cluster.nodes[0])
+    _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
+    assert re.search(r"the disk is full \(No space left on device \(on node \S+\)\); nothing is lost", errors)
+    cluster.kill_node(cluster.nodes[0])
+
+
+def test_a_source_that_changes_ends_the_run(
+    cluster: RayCluster, tree: Path, tmp_path: Path, plan: list[list[Path]]
+) -> None:
+    last = plan[11][4]
+    before = last.read_bytes()
+    try:
+        with held(plan[0][2]) as file:
+            driver = Driver(cluster, tree, tmp_path / "out")
+            file.wait()
+            last.write_bytes(before[:-1])
+            file.release()
+            _, errors = driver.end(1)
+    finally:
+        last.write_bytes(before)
+    assert re.search(rf"{last}: changed while it was being sharded.*\(on node", errors)
+
+
+def test_a_straggler_is_doubled_and_the_first_result_wins(
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
+) -> None:
+    out = tmp_path / "out"
+    with held(plan[0][2]) as file:
+        driver = Driver(cluster, tree, out)
+        file.wait()
+        (straggler,) = _writers(out)
+        os.kill(straggler, signal.SIGSTOP)
+        file.release()
+    cluster.add_node()
+    driver.end()
+    assert contents(out) == expected
+    os.kill(straggler, signal.SIGCONT)
+    cluster.kill_node(cluster.nodes[0])
+    assert contents(out) == expected
+
+
+def _writers(out: Path) -> list[int]:
+    """Processes that have a temporary file of a shard open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            path = os.readlink(link)
+        except OSError:
+            continue
+        if path.startswith(f"{out}/") and path.endswith(".tmp"):
+            found.add(int(link.parts[2]))
+    return sorted(found)

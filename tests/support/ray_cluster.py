@@ -1,0 +1,130 @@
+"""A Ray cluster in one machine: a head without cores, and nodes that are added and killed one by one.
+
+It runs in a process of its own, as a process that has used Ray must not fork. Whatever ends the tests ends that
+process, and its nodes with it.
+
+    python -m tests.support.ray_cluster FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from typing import Any
+
+from tests.support import ROOT
+
+__all__ = ["RayCluster"]
+
+_STORE_BYTES = 100 << 20
+_HEALTH = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 500,
+    "health_check_failure_threshold": 10,  # for a machine that is busy; a killed node is known by its connection
+}
+
+
+class RayCluster:
+    """A cluster without nodes yet.
+
+    Attributes:
+        address: Its address.
+        nodes: Ids of the nodes that were added and not killed.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="feeder-ray-", dir="/tmp")  # paths of sockets must be short
+        with open(os.path.join(self._folder, "log"), "wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.ray_cluster", self._folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+            )
+        self.address = str(self._answer())
+        self.nodes: list[str] = []
+
+    def add_node(self, environment: Mapping[str, str] | None = None, *, cores: int = 1) -> str:
+        """Adds a node.
+
+        Args:
+            environment: Further variables of its processes.
+            cores: Number of its cores.
+
+        Returns:
+            Its id.
+        """
+        node = str(self._ask("add", cores, environment or {}))
+        self.nodes.append(node)
+        return node
+
+    def kill_node(self, node: str) -> None:
+        """Kills a node and all that runs on it, at once."""
+        self._ask("kill", node)
+        self.nodes.remove(node)
+
+    def close(self) -> None:
+        """Ends the cluster."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _ask(self, *command: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            with open(os.path.join(self._folder, "log"), errors="replace") as log:
+                raise RuntimeError(f"the cluster has ended: {log.read()[-4000:]}")
+        return json.loads(line)
+
+
+def _serve(folder: str) -> None:
+    """Starts a cluster, and adds and kills nodes as standard input says, until it is closed."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+    cluster = Cluster(True, head_node_args=head | {"temp_dir": folder, "_system_config": _HEALTH})
+    nodes: dict[str, Any] = {}
+    print(json.dumps(cluster.address), file=answers, flush=True)
+    try:
+        for line in sys.stdin:
+            command, *arguments = json.loads(line)
+            answer = None
+            if command == "add":
+                cores, environment = arguments
+                before = dict(os.environ)
+                os.environ.update(environment)
+                node = cluster.add_node(num_cpus=cores, object_store_memory=_STORE_BYTES)
+                os.environ.clear()
+                os.environ.update(before)
+                answer = node.node_id
+                nodes[answer] = node
+            else:
+                cluster.remove_node(nodes.pop(arguments[0]), allow_graceful=False)
+            print(json.dumps(answer), file=answers, flush=True)
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
