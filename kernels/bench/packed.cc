@@ -6,18 +6,16 @@
 // Prints sizes, the reasons why files are kept as they are, and microseconds an image, the least of PASSES for each image.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "bench/photos.h"
 #include "cpu/decode.h"
 #include "cpu/packed/jpeg_writer.h"
 #include "cpu/packed/pack.h"
@@ -40,30 +38,6 @@ double now_us() {
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-std::vector<uint8_t> read_file(const std::filesystem::path& path) {
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
-void draw_box(std::mt19937& random, int width, int height, int box[4]) {
-    box[0] = box[1] = 0;
-    box[2] = width;
-    box[3] = height;
-    for (int attempt = 0; attempt < 10; ++attempt) {
-        const double area = std::uniform_real_distribution<double>(0.08, 1.0)(random) * width * height;
-        const double ratio =
-            std::exp(std::uniform_real_distribution<double>(std::log(3.0 / 4), std::log(4.0 / 3))(random));
-        const int w = static_cast<int>(std::lround(std::sqrt(area * ratio)));
-        const int h = static_cast<int>(std::lround(std::sqrt(area / ratio)));
-        if (w < 1 || h < 1 || w > width || h > height) continue;
-        box[0] = std::uniform_int_distribution<int>(0, width - w)(random);
-        box[1] = std::uniform_int_distribution<int>(0, height - h)(random);
-        box[2] = box[0] + w;
-        box[3] = box[1] + h;
-        return;
-    }
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -73,10 +47,7 @@ int main(int argc, char** argv) {
     }
     const int passes = argc > 2 ? std::atoi(argv[2]) : 9;
     if (argc > 3 && !set_simd_level(static_cast<SimdLevel>(std::atoi(argv[3])))) return 2;
-    std::vector<std::filesystem::path> paths;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(argv[1]))
-        if (entry.is_regular_file()) paths.push_back(entry.path());
-    std::sort(paths.begin(), paths.end());
+    const std::vector<std::filesystem::path> paths = files_in(argv[1]);
 
     CodebookTrainer trainer;
     for (const auto& path : paths) trainer.add(read_file(path), 0);

@@ -74,6 +74,8 @@ struct Finish {
 // Runs all kernels for a batch in an order, as a stream does. Samples and output begin as bytes that depend on the order.
 inline Written emulate(const BatchPlan& plan, const Finish& finish, Order order) {
     Batch batch = plan.batch();
+    const std::vector<uint32_t> words(plan.words().begin(), plan.words().end());  // of that length and no longer
+    batch.bytes = words.data();
     const auto filling = static_cast<uint8_t>(0x5A + static_cast<int>(order));
     const size_t blocks = plan.block_count();
     Written written;

@@ -63,8 +63,7 @@ void BatchPlan::clear() {
     lines_.clear();
     codebooks_.clear();
     codebook_ids_.clear();
-    words_.clear();
-    byte_count_ = 0;
+    bytes_.set_size(0);
     block_count_ = weight_count_ = 0;
 }
 
@@ -74,7 +73,7 @@ Batch BatchPlan::batch() const {
     batch.segments = segments_.data();
     batch.lines = lines_.data();
     batch.codebooks = codebooks_.data();
-    batch.bytes = words_.data();
+    batch.bytes = words().data();
     batch.image_count = static_cast<uint32_t>(images_.size());
     batch.block_count = block_count_;
     batch.line_count = static_cast<uint32_t>(lines_.size());
@@ -84,22 +83,22 @@ Batch BatchPlan::batch() const {
 }
 
 uint8_t* BatchPlan::add_bytes(size_t count) {
-    const size_t end = byte_count_ + count;
+    const size_t begin = bytes_.size(), end = begin + count;
     if (end + kBytesPadding > UINT32_MAX) return nullptr;
-    words_.resize((end + kBytesPadding + 3) / 4);
-    uint8_t* const place = reinterpret_cast<uint8_t*>(words_.data()) + byte_count_;
-    byte_count_ = end;
-    return place;
+    if (end + kBytesPadding > bytes_.capacity() && !bytes_.reserve(2 * (end + kBytesPadding))) return nullptr;
+    bytes_.set_size(end);
+    std::memset(bytes_.data() + end, 0, kBytesPadding);
+    return bytes_.data() + begin;
 }
 
 bool BatchPlan::add(const ImageJob& job) {
-    const size_t images = images_.size(), segments = segments_.size(), lines = lines_.size(), bytes = byte_count_;
+    const size_t images = images_.size(), segments = segments_.size(), lines = lines_.size(), bytes = bytes_.size();
     const uint32_t blocks = block_count_, weights = weight_count_;
     if (add_image(job)) return true;
     images_.resize(images);
     segments_.resize(segments);
     lines_.resize(lines);
-    byte_count_ = bytes;
+    bytes_.set_size(bytes);
     block_count_ = blocks;
     weight_count_ = weights;
     return false;
@@ -253,7 +252,7 @@ bool BatchPlan::add_segments(const ImageJob& job, const JpegHeader& header, cons
         if (!touches(row, mcu, std::min(row.mcus, mcu + row.interval))) continue;
         const Segment& segment = found_[s - first];
         const size_t length = segment.end - segment.begin;
-        const uint32_t offset = static_cast<uint32_t>(byte_count_);
+        const uint32_t offset = static_cast<uint32_t>(bytes_.size());
         uint8_t* const place = length == 0 ? nullptr : add_bytes(length);
         if (place == nullptr) return false;
         std::memcpy(place, job.file.data() + segment.begin, length);
@@ -285,7 +284,7 @@ bool BatchPlan::add_lines(const PackedFile& file, const ImageRow& row) {
         const uint8_t* const begin = packed_lines_.front().shapes;
         const PackedLine& last = packed_lines_.back();
         const uint8_t* const end = last.patches + kPatchBytes * static_cast<size_t>(last.patch_count);
-        const uint32_t offset = static_cast<uint32_t>(byte_count_);
+        const uint32_t offset = static_cast<uint32_t>(bytes_.size());
         uint8_t* const place = add_bytes(static_cast<size_t>(end - begin));
         if (place == nullptr) return false;
         std::memcpy(place, begin, static_cast<size_t>(end - begin));

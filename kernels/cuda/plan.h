@@ -28,7 +28,10 @@ class BatchPlan {
     std::span<const SegmentRow> segments() const { return segments_; }  // a multiple of Huffman::kThreads
     std::span<const LineRow> lines() const { return lines_; }
     std::span<const CodebookRow> codebooks() const { return codebooks_; }
-    std::span<const uint32_t> words() const { return words_; }  // the bytes, four in each, and padding
+    // The bytes, four in each word, and padding.
+    std::span<const uint32_t> words() const {
+        return {reinterpret_cast<const uint32_t*>(bytes_.data()), bytes_.size() == 0 ? 0 : (bytes_.size() + kBytesPadding) / 4};
+    }
     uint32_t block_count() const { return block_count_; }
     uint32_t weight_count() const { return weight_count_; }
 
@@ -43,7 +46,7 @@ class BatchPlan {
     bool add_segments(const ImageJob& job, const JpegHeader& header, const ImageRow& row);
     bool add_lines(const PackedFile& file, const ImageRow& row);
     bool add_codebook(const CodebookId& id, const Codebook& codebook, ImageRow& row);
-    uint8_t* add_bytes(size_t count);  // nullptr: more than 4 GiB
+    uint8_t* add_bytes(size_t count);  // nullptr: no memory, or more than 4 GiB
 
     uint32_t height_, width_;
     std::vector<ImageRow> images_;
@@ -51,8 +54,7 @@ class BatchPlan {
     std::vector<LineRow> lines_;
     std::vector<CodebookRow> codebooks_;
     std::vector<CodebookId> codebook_ids_;
-    std::vector<uint32_t> words_;
-    size_t byte_count_ = 0;
+    Bytes bytes_;
     uint32_t block_count_ = 0;
     uint32_t weight_count_ = 0;
 

@@ -24,7 +24,7 @@ using namespace feeder::cuda;
 
 namespace {
 
-constexpr int64_t kMaxPixels = 1 << 14;
+constexpr int64_t kMaxPixels = 1 << 16;
 constexpr size_t kChoiceBytes = 12;
 constexpr int kHeight = 24, kWidth = 16;
 

@@ -125,6 +125,9 @@ def files() -> Iterator[tuple[str, bytes]]:
         label = sampling.replace(":", "")
         yield f"tall_{label}", encoded(tall, subsampling=sampling, quality=20, restart_marker_rows=1)
     yield "tall_gray", encoded(tall.convert("L"), quality=20, restart_marker_blocks=1)
+    # More blocks in a row, and more groups of 8 blocks, than a block of a GPU's threads has threads.
+    yield "wide_420", encoded(picture(1100, 16), quality=1, optimize=True, restart_marker_blocks=3)
+    yield "wide_gray", encoded(picture(4200, 8).convert("L"), quality=1, optimize=True)
     array = io.BytesIO()
     np.save(array, np.asarray(image))
     yield "npy", array.getvalue()
@@ -135,7 +138,7 @@ def main(folder: str) -> None:
     out = Path(folder)
     out.mkdir(parents=True, exist_ok=True)
     for name, data in files():
-        for number, choice in enumerate(CHOICES + LOW * name.startswith("tall")):
+        for number, choice in enumerate(CHOICES + LOW * name.startswith(("tall", "wide"))):
             (out / f"{name}_{number}").write_bytes(data + choice)
 
 

@@ -73,6 +73,14 @@ def test_planes_are_libjpegs(kind: str) -> None:
             assert_libjpegs(file, data, box, (name, size, box))
 
 
+@pytest.mark.parametrize(("kind", "size"), [("4:2:0", (1100, 20)), ("gray", (4500, 9))])
+def test_planes_of_wide_images_are_libjpegs(kind: str, size: tuple[int, int]) -> None:
+    """Lines of more blocks, and of more groups of 8 blocks, than a block of threads has threads."""
+    data = jpegs.jpeg(kind, size)
+    for (name, file), box in itertools.product(forms(data).items(), ((0, 0, *size), (601, 3, size[0] - 70, 9))):
+        assert_libjpegs(file, data, box, (name, box))
+
+
 @pytest.mark.parametrize("factors", [(0x41, 0x11, 0x11), (0x14, 0x11, 0x11), (0x42, 0x11, 0x11), (0x22, 0x21, 0x12)])
 def test_planes_of_every_sampling_are_libjpegs(factors: tuple[int, ...]) -> None:
     data = jpegs.flat_blocks(factors, (93, 71))
