@@ -23,6 +23,9 @@ from feeder.system.files import TEMPORARY_SUFFIX
 __all__ = ["SetFiles"]
 
 _WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
+_MOST_INDEX_BYTES = 1 << 32
+_MOST_BYTES = 1 << 40  # of a file that comes in ranges and has no checksums of its own: a header of billions of shards
+_LEAST_BYTES = 1 << 20
 _ATTEMPTS = 4
 _MOST_NAMED = 1 << 20  # shards of sets with names without numbers
 _KNOWN = 4096  # files whose contents are kept at hand
@@ -75,7 +78,9 @@ class SetFiles:
             return self._plain(name)
         shard = self._opened().shard(number)
         if name != shard.name:
-            return self._whole(name, shard.index_hash, lambda path: ShardIndex(path, shard=shard).check())
+            # Its optional groups, which the header does not count, are about rows of images: less than these have.
+            most = min(shard.index_bytes + shard.size_bytes + _LEAST_BYTES, _MOST_INDEX_BYTES)
+            return self._whole(name, shard.index_hash, lambda path: ShardIndex(path, shard=shard).check(), most)
         index_name = self._opened().index_name(number)
         self._files.file(index_name, self.of(index_name))
         blocks = ShardIndex(os.path.join(self._files.folder, index_name), shard=shard).blocks().copy()
@@ -87,17 +92,27 @@ class SetFiles:
         identity = hashlib.sha256(f"{entry.size_bytes} {entry.etag} {entry.modified_ns}".encode()).digest()
         identity = identity[:IDENTITY_BYTES]
         if _is_header(name, self._index) and entry.size_bytes <= _WHOLE_HEADER_BYTES:
-            return self._whole(name, identity, _check_header, entry.etag)
+            return self._whole(name, identity, _check_header, _WHOLE_HEADER_BYTES, entry.etag)
+        if entry.size_bytes > _MOST_BYTES:
+            raise FormatError(f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes: too many for its kind")
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
 
-    def _whole(self, name: str, identity: bytes, check: Callable[[str], object], etag: str = "") -> Contents:
+    def _whole(
+        self, name: str, identity: bytes, check: Callable[[str], object], most_bytes: int, etag: str = ""
+    ) -> Contents:
         """Returns the contents of a small file: as it is in the cache, or fetched and checked."""
         with self._files.lock:
             cached = self._files.files.get(name)
             if cached is not None and cached.presence.identity == identity and cached.is_complete:
                 return Contents(cached.presence.size_bytes, identity, is_kept=True)
         for attempt in range(1, _ATTEMPTS + 1):
-            data = bytes(self._store.get(name, etag=etag or None))
+            entry = self._store.size(name)
+            if entry.size_bytes > most_bytes:
+                raise FormatError(
+                    f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes, expected {most_bytes:,} at most: "
+                    "it is another object than the set's header means"
+                )
+            data = bytes(self._store.get(name, 0, entry.size_bytes, etag or entry.etag or None))
             path = os.path.join(self._files.folder, f".checked.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
             try:
                 with open(path, "xb") as file:

@@ -31,7 +31,8 @@ _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
 _REQUEST_S = 60
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
-_CONTAINERS = "169.254.170.2"  # gives credentials to the containers of ECS
+# Give credentials to the containers of ECS, and to instances.
+_CONTAINERS, _INSTANCES = "169.254.170.2", "http://169.254.169.254"
 
 
 def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
@@ -121,7 +122,10 @@ def _guard(url: Url, region: str) -> dict[str, str]:
     proxies = urllib.request.getproxies_environment()
     if (proxies.get("https") or proxies.get("http") or proxies.get("all")) and not urllib.request.proxy_bypass(host):
         return {}
-    provider = urllib.parse.urlsplit(os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")).hostname
-    token_service = urllib.parse.urlsplit(os.environ.get("AWS_STS_ENDPOINT", "")).hostname
-    own = [host, token_service or f"sts.{region}.amazonaws.com", _CONTAINERS, *([provider] if provider else [])]
+    providers = [
+        os.environ.get("AWS_STS_ENDPOINT") or f"https://sts.{region}.amazonaws.com",
+        os.environ.get("AWS_METADATA_ENDPOINT") or _INSTANCES,
+        os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", ""),
+    ]
+    own = [host, _CONTAINERS, *filter(None, (urllib.parse.urlsplit(each).hostname for each in providers))]
     return {"proxy_url": f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(own)}

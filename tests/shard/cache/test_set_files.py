@@ -64,6 +64,21 @@ def test_indexes_that_stay_spoilt_are_errors_that_name_them(fetcher: Fetcher, fo
     fetcher.need([("shard-000001.tar", 0, 100)])
 
 
+def test_an_index_of_more_bytes_than_its_shard_can_have_is_not_read(fetcher: Fetcher, folder: Path) -> None:
+    with open(folder / "shard-000001.fidx", "r+b") as file:
+        file.truncate(1 << 36)
+    with pytest.raises(FormatError, match=r"shard-000001\.fidx: has 68,719,476,736 bytes, expected .* at most"):
+        fetcher.need([("shard-000001.tar", 0, 100)])
+    assert "shard-000001.fidx" not in (folder / ".asked").read_text()
+
+
+def test_a_header_of_more_bytes_than_any_set_has_takes_no_room(fetcher: Fetcher, folder: Path) -> None:
+    with open(folder / "index.bin", "r+b") as file:
+        file.truncate(1 << 42)
+    with pytest.raises(FormatError, match=r"index\.bin.*: has 4,398,046,511,104 bytes"):
+        fetcher.need([("index.bin", 0, 100)])
+
+
 def test_a_shard_that_is_not_its_indexs_is_an_error(fetcher: Fetcher, folder: Path) -> None:
     path = folder / "shard-000001.tar"
     path.write_bytes(bytes(path.stat().st_size))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from feeder.errors import StoreError
 from feeder.shard.store.store import Store, open_store
 from tests.support.remote import Bucket
+from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 from tests.support.tls import TlsProxy
 
 
@@ -134,3 +136,38 @@ def test_a_redirect_to_plain_http_is_refused(
     finally:
         before.close()
     assert (len(servers[0].headers), servers[1].headers) == (1, [])
+
+
+class _Metadata(http.server.BaseHTTPRequestHandler):
+    """An instance's metadata, with credentials of its role."""
+
+    def do_PUT(self) -> None:
+        self._answer(b"token")
+
+    def do_GET(self) -> None:
+        found = {"AccessKeyId": ACCESS_KEY, "SecretAccessKey": SECRET_KEY, "Token": "", "Code": "Success"}
+        dates = {"Expiration": "2099-01-01T00:00:00Z", "LastUpdated": "2020-01-01T00:00:00Z", "Type": "AWS-HMAC"}
+        is_role = self.path.endswith("/security-credentials/role")
+        self._answer(json.dumps(found | dates).encode() if is_role else b"role")
+
+    def _answer(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_the_role_of_an_instance_gives_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxies = [name for name in os.environ if name.lower().endswith("_proxy")]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *proxies):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+    # At another address than the store's, as it is on an instance.
+    with http.server.ThreadingHTTPServer(("127.0.0.2", 0), _Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.2:{server.server_port}")
+        assert open_store(bucket.url, allow_http=True).get("x") == b"secret bytes"
+        server.shutdown()
