@@ -136,14 +136,13 @@ class FastPath:
         except BaseException:  # nothing of it was handed out: the next one starts there
             self._next, self._progress = place, progress
             raise
+        self._note(place, split)
         self._iterator = weakref.ref(iterator)
         self._iterators.add(iterator)
         return iterator
 
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
         options, replay = self._options, self._replay(place)
-        if split is not None:
-            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last))
         progress = self._progress = EpochProgress(place, split, replay)
         if self._read_ahead is not None:
             self._read_ahead.close()
@@ -230,9 +229,16 @@ class FastPath:
             self._set_epoch(epoch)
             place, self._next = self._next, Place(epoch + 1)
             iterator.give_up()
-            iterator.begin(self._epoch(place, self.split(self._options, place)))
+            split = self.split(self._options, place)
+            iterator.begin(self._epoch(place, split))
+            self._note(place, split)
             return iterator
         return None
+
+    def _note(self, place: Place, split: Split | None) -> None:
+        """Notes how the epoch is split from a place on."""
+        if split is not None:
+            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last))
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
