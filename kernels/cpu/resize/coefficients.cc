@@ -6,64 +6,75 @@
 namespace feeder {
 namespace {
 
-inline int32_t pair_of(int32_t first, int32_t second) {
-    return static_cast<int32_t>(static_cast<uint32_t>(second) << 16 | (static_cast<uint32_t>(first) & 0xffffu));
-}
-
 constexpr int32_t kExactLowMask = (1 << kExactLowBits) - 1;
 
-// One output of compose_filter() where no sample is missing at the sides and the upsampling is smooth by 2: sample s
-// goes into pixels 2s and 2s + 1 by 3/4, and into the next ones on both sides by 1/4. `from` is at pixel 2 * low.
-void compose_smooth(const double* from, int capacity, double* to) {
-    for (int s = 0; s < capacity; ++s)
-        to[s] = 0.75 * (from[2 * s] + from[2 * s + 1]) + 0.25 * (from[2 * s - 1] + from[2 * s + 2]);
+// True where no sample is missing at the sides.
+bool is_inner(int begin, int count, int last) { return begin >= 2 && (begin + count + 1) / 2 <= last; }
+
+// One output of compose_filter(), whatever the upsampling is.
+void compose_output(const Filter& full, int replicate, int factor, bool smooth, int last, int i, Filter& composed) {
+    const int begin = full.first[static_cast<size_t>(i)];
+    const int count = full.count[static_cast<size_t>(i)];
+    for (int x = 0; x < composed.capacity(); ++x) composed.weight(i, x) = 0.0;
+    int position = begin / replicate, phase = begin % replicate;
+    // The neighbours of the first and last sample are included here, with or without a weight.
+    const int side = smooth ? 1 : 0;
+    const int low = std::clamp(position / factor - side, 0, last);
+    const int high = std::clamp((begin + count - 1) / (replicate * factor) + side, low, last);
+    for (int x = 0; x < count; ++x) {
+        const double weight = full.weight(i, x);
+        if (smooth) {
+            const int center = std::min(position / 2, last);
+            const int neighbour = std::clamp(center + (position % 2 ? 1 : -1), 0, last);
+            composed.weight(i, center - low) += 0.75 * weight;
+            composed.weight(i, neighbour - low) += 0.25 * weight;
+        } else {
+            composed.weight(i, std::min(position, last) - low) += weight;
+        }
+        if (++phase == replicate) {
+            phase = 0;
+            ++position;
+        }
+    }
+    composed.first[static_cast<size_t>(i)] = low;
+    composed.count[static_cast<size_t>(i)] = high - low + 1;
 }
 
 }  // namespace
 
-void Filter::reset(int new_outputs, int new_capacity) {
-    outputs = new_outputs;
-    capacity = new_capacity;
-    first.resize(static_cast<size_t>(outputs));
-    count.resize(static_cast<size_t>(outputs));
-    weight.assign(static_cast<size_t>(outputs) * static_cast<size_t>(stride()), 0.0);
+void Filter::reset(int outputs, int capacity) {
+    outputs_ = outputs;
+    capacity_ = capacity;
+    const size_t lanes = static_cast<size_t>((outputs + kFilterLanes - 1) / kFilterLanes * kFilterLanes);
+    const size_t padding = static_cast<size_t>(kFilterPadding) * lanes;
+    first.resize(lanes);
+    count.resize(lanes);
+    weight_.resize(2 * padding + static_cast<size_t>(capacity) * lanes);
+}
+
+void Filter::pad() {
+    const ptrdiff_t padding = static_cast<ptrdiff_t>(kFilterPadding) * lanes();
+    std::fill(weight_.begin(), weight_.begin() + padding, 0.0);
+    std::fill(weight_.end() - padding, weight_.end(), 0.0);
 }
 
 void triangle_filter(int in_size, float in0, float in1, int outputs, Filter& filter) {
-    // The order of operations is Pillow's precompute_coeffs(): the last bit counts. Weights beyond the count are zero
-    // by themselves, but where the input ends.
     const double scale = static_cast<double>(in1 - in0) / outputs;
-    const double support = std::max(scale, 1.0);
-    const double inverse = 1.0 / support;
-    filter.reset(outputs, static_cast<int>(std::ceil(support)) * 2 + 1);
-    const int capacity = filter.capacity;
-    for (int i = 0; i < outputs; ++i) {
-        const double center = in0 + (i + 0.5) * scale;
-        const int first = std::max(static_cast<int>(center - support + 0.5), 0);
-        const int count = std::min(static_cast<int>(center + support + 0.5), in_size) - first;
-        double* weight = filter.weights(i);
-        for (int x = 0; x < capacity; ++x)
-            weight[x] = std::max(1.0 - std::fabs((x + first - center + 0.5) * inverse), 0.0);
-        if (first + capacity > in_size) std::fill(weight + count, weight + capacity, 0.0);
-        double total = 0.0;
-        for (int x = 0; x < capacity; ++x) total += weight[x];
-        if (total != 0.0)
-            for (int x = 0; x < capacity; ++x) weight[x] /= total;
-        filter.first[static_cast<size_t>(i)] = first;
-        filter.count[static_cast<size_t>(i)] = count;
-    }
+    filter.reset(outputs, static_cast<int>(std::ceil(std::max(scale, 1.0))) * 2 + 1);
+    filter.pad();
+    filter_kernels().triangle({in_size, in0, scale, outputs}, filter.rows());
 }
 
 void place_filter(bool mirrored, int base, Filter& filter) {
-    for (int i = 0; i < filter.outputs; ++i) {
+    if (!mirrored) {
+        for (int32_t& first : filter.first) first += base;
+        return;
+    }
+    for (int i = 0; i < filter.lanes(); ++i) {
         int32_t& first = filter.first[static_cast<size_t>(i)];
         const int32_t count = filter.count[static_cast<size_t>(i)];
-        if (mirrored) {
-            first = base - (first + count - 1);
-            std::reverse(filter.weights(i), filter.weights(i) + count);
-        } else {
-            first += base;
-        }
+        first = base - (first + count - 1);
+        for (int x = 0; x < count - 1 - x; ++x) std::swap(filter.weight(i, x), filter.weight(i, count - 1 - x));
     }
 }
 
@@ -72,149 +83,86 @@ void compose_filter(const Filter& full, const Upsampling& upsampling, int sample
     // Two replications in a row are one.
     const int replicate = smooth ? upsampling.replicate : upsampling.replicate * upsampling.factor;
     const int factor = smooth ? upsampling.factor : 1;
-    composed.reset(full.outputs, full.capacity / (replicate * factor) + 4);
+    composed.reset(full.outputs(), full.capacity() / (replicate * factor) + 4);
     const int last = samples - 1;
-    for (int i = 0; i < full.outputs; ++i) {
-        const double* from = full.weights(i);
-        double* to = composed.weights(i);
-        const int begin = full.first[static_cast<size_t>(i)];
-        const int count = full.count[static_cast<size_t>(i)];
-        int32_t& first = composed.first[static_cast<size_t>(i)];
-        int32_t& composed_count = composed.count[static_cast<size_t>(i)];
-        if (smooth && replicate == 1 && begin >= 2 && (begin + count + 1) / 2 <= last) {
-            // Pixel 2 * low - 1 is up to 4 before the first weight, hence the padding; past the last weight are zeros.
-            first = begin / 2 - 1;
-            composed_count = (begin + count) / 2 - first + 1;
-            compose_smooth(from + (2 * first - begin), composed_count, to);
-            continue;
-        }
-        int position = begin / replicate, phase = begin % replicate;
-        // The neighbours of the first and last sample are included here, with or without a weight.
-        const int side = smooth ? 1 : 0;
-        const int low = std::clamp(position / factor - side, 0, last);
-        const int high = std::clamp((begin + count - 1) / (replicate * factor) + side, low, last);
-        for (int x = 0; x < count; ++x) {
-            if (smooth) {
-                const int center = std::min(position / 2, last);
-                const int neighbour = std::clamp(center + (position % 2 ? 1 : -1), 0, last);
-                to[center - low] += 0.75 * from[x];
-                to[neighbour - low] += 0.25 * from[x];
-            } else {
-                to[std::min(position, last) - low] += from[x];
-            }
-            if (++phase == replicate) {
-                phase = 0;
-                ++position;
-            }
-        }
-        first = low;
-        composed_count = high - low + 1;
+    const bool vectors = smooth && replicate == 1;
+    if (vectors) filter_kernels().compose_smooth(full.rows(), composed.rows());
+    for (int i = 0; i < full.lanes(); ++i) {
+        if (!vectors || !is_inner(full.first[static_cast<size_t>(i)], full.count[static_cast<size_t>(i)], last))
+            compose_output(full, replicate, factor, smooth, last, i, composed);
     }
 }
 
-void TableMaker::round(const Filter& filter, Precision precision) {
-    const size_t outputs = static_cast<size_t>(filter.outputs);
-    const int capacity = filter.capacity;
-    stride_ = static_cast<size_t>(capacity) + 2 * kPadding;
-    first_.resize(outputs);
-    count_.resize(outputs);
-    skip_.resize(outputs);
-    value_.assign(outputs * stride_, 0);
-    const double one = precision == Precision::exact ? 1 << kExactBits : 1 << kPlainBits;
-    for (size_t i = 0; i < outputs; ++i) {
-        const double* weight = filter.weights(static_cast<int>(i));
-        int32_t* value = value_.data() + i * stride_ + kPadding;
-        if (precision == Precision::exact) {
-            for (int x = 0; x < capacity; ++x) value[x] = static_cast<int32_t>(0.5 + weight[x] * one);
-        } else {
-            // Differences of rounded running sums: they add up to the rounded total.
-            double total = 0.5;
-            int32_t before = 0;
-            for (int x = 0; x < capacity; ++x) {
-                total += weight[x] * one;
-                const int32_t rounded = static_cast<int32_t>(total);
-                value[x] = rounded - before;
-                before = rounded;
-            }
-        }
-        // At the ends there is often a weight of zero.
-        const int32_t count = filter.count[i];
-        const int32_t skip = count > 1 && value[0] == 0;
-        skip_[i] = skip;
-        first_[i] = filter.first[i] + skip;
-        count_[i] = count - skip - (count - skip > 1 && value[count - 1] == 0);
+FilterReach TableMaker::round(const Filter& filter, Precision precision) {
+    lanes_ = filter.lanes();
+    capacity_ = filter.capacity();
+    const size_t lanes = static_cast<size_t>(lanes_), padding = kPadding * lanes;
+    for (std::vector<int32_t>* each : {&first_, &count_, &skip_, &shift_}) each->resize(lanes);
+    value_.resize(2 * padding + static_cast<size_t>(capacity_) * lanes);
+    std::fill_n(value_.begin(), padding, 0);
+    std::fill_n(value_.end() - static_cast<ptrdiff_t>(padding), padding, 0);
+    const bool exact = precision == Precision::exact;
+    return filter_kernels().round_weights(filter.rows(), exact ? 1 << kExactBits : 1 << kPlainBits, !exact,
+                                          {first_.data(), count_.data(), skip_.data(), value_.data() + padding});
+}
+
+template <typename Table>
+void TableMaker::pair_up(Precision precision, int pairs, Table& table) {
+    const FilterKernels& kernels = filter_kernels();
+    const size_t size = static_cast<size_t>(lanes_) * static_cast<size_t>(pairs);
+    const ptrdiff_t padding = static_cast<ptrdiff_t>(kPadding) * lanes_;
+    const bool exact = precision == Precision::exact;
+    table.plain.resize(exact ? 0 : size);
+    table.high.resize(exact ? size : 0);
+    table.low.resize(exact ? size : 0);
+    if (!exact) {
+        kernels.pair_values(value_.data() + padding, shift_.data(), lanes_, pairs, table.plain.data());
+        return;
     }
+    part_.resize(value_.size());
+    for (size_t i = 0; i < value_.size(); ++i) part_[i] = value_[i] >> kExactLowBits;
+    kernels.pair_values(part_.data() + padding, shift_.data(), lanes_, pairs, table.high.data());
+    for (size_t i = 0; i < value_.size(); ++i) part_[i] = value_[i] & kExactLowMask;
+    kernels.pair_values(part_.data() + padding, shift_.data(), lanes_, pairs, table.low.data());
 }
 
 void TableMaker::rows(const Filter& filter, Precision precision, RowTable& rows) {
-    round(filter, precision);
-    const size_t outputs = first_.size();
+    const FilterReach reach = round(filter, precision);
+    rows.lanes = lanes_;
+    rows.begin = reach.begin;
+    rows.end = reach.end;
     rows.first = first_;
-    rows.pairs.resize(outputs);
-    rows.begin = first_[0];
-    rows.end = 0;
-    rows.capacity = 0;
-    for (size_t i = 0; i < outputs; ++i) {
+    rows.pairs.resize(first_.size());
+    int most_pairs = 0;
+    for (size_t i = 0; i < first_.size(); ++i) {
         rows.pairs[i] = (count_[i] + 1) / 2;
-        rows.begin = std::min(rows.begin, first_[i]);
-        rows.end = std::max(rows.end, first_[i] + count_[i]);
-        rows.capacity = std::max(rows.capacity, rows.pairs[i]);
+        most_pairs = std::max(most_pairs, rows.pairs[i]);
+        shift_[i] = skip_[i];
     }
-    const size_t capacity = static_cast<size_t>(rows.capacity);
-    const size_t size = outputs * capacity;
-    const bool exact = precision == Precision::exact;
-    rows.plain.resize(exact ? 0 : size);
-    rows.high.resize(exact ? size : 0);
-    rows.low.resize(exact ? size : 0);
-    for (size_t i = 0; i < outputs; ++i) {
-        const int32_t* value = values(i);
-        for (size_t p = 0; p < capacity; ++p) {
-            const int32_t a = value[2 * p], b = value[2 * p + 1];
-            if (exact) {
-                rows.high[i * capacity + p] = pair_of(a >> kExactLowBits, b >> kExactLowBits);
-                rows.low[i * capacity + p] = pair_of(a & kExactLowMask, b & kExactLowMask);
-            } else {
-                rows.plain[i * capacity + p] = pair_of(a, b);
-            }
-        }
-    }
+    pair_up(precision, most_pairs, rows);
 }
 
 void TableMaker::columns(const Filter& filter, Precision precision, bool flip, ColumnTableData& columns) {
-    round(filter, precision);
-    const size_t outputs = first_.size();
-    columns.begin = *std::min_element(first_.begin(), first_.end());
-    columns.end = 0;
+    const FilterReach reach = round(filter, precision);
+    columns.begin = reach.begin;
+    columns.end = reach.end;
+    columns.first.resize(first_.size());
     int most_pairs = 1;
-    for (size_t i = 0; i < outputs; ++i) {
-        columns.end = std::max(columns.end, first_[i] + count_[i]);
-        most_pairs = std::max(most_pairs, ((first_[i] - columns.begin) % 2 + count_[i] + 1) / 2);
+    for (size_t i = 0; i < first_.size(); ++i) {
+        const int first = first_[i] - reach.begin, odd = first & 1;
+        most_pairs = std::max(most_pairs, (odd + count_[i] + 1) / 2);
+        columns.first[i] = first >> 1;
+        shift_[i] = skip_[i] - odd;
     }
-    const size_t pairs = static_cast<size_t>(most_pairs);
-    const size_t width = (outputs + kColumnBlock - 1) / kColumnBlock * kColumnBlock;
-    const size_t size = width * pairs;
-    const bool exact = precision == Precision::exact;
-    columns.first.assign(width, 0);
-    columns.plain.assign(exact ? 0 : size, 0);
-    columns.high.assign(exact ? size : 0, 0);
-    columns.low.assign(exact ? size : 0, 0);
-    for (size_t i = 0; i < outputs; ++i) {
-        const size_t x = flip ? outputs - 1 - i : i;
-        const int first = first_[i] - columns.begin;
-        columns.first[x] = first / 2;
-        const int32_t* value = values(i) - first % 2;
-        for (size_t p = 0; p < pairs; ++p) {
-            const int32_t a = value[2 * p], b = value[2 * p + 1];
-            if (exact) {
-                columns.high[x * pairs + p] = pair_of(a >> kExactLowBits, b >> kExactLowBits);
-                columns.low[x * pairs + p] = pair_of(a & kExactLowMask, b & kExactLowMask);
-            } else {
-                columns.plain[x * pairs + p] = pair_of(a, b);
-            }
-        }
+    pair_up(precision, most_pairs, columns);
+    if (flip) {
+        const ptrdiff_t outputs = filter.outputs();
+        std::reverse(columns.first.begin(), columns.first.begin() + outputs);
+        for (std::vector<int32_t>* each : {&columns.plain, &columns.high, &columns.low})
+            for (auto row = each->begin(); row != each->end(); row += lanes_) std::reverse(row, row + outputs);
     }
     columns.table = {columns.first.data(), columns.plain.data(), columns.high.data(), columns.low.data(), most_pairs,
-                     static_cast<int>(width)};
+                     lanes_};
 }
 
 }  // namespace feeder

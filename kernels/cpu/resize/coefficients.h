@@ -5,26 +5,37 @@
 #include <cstdint>
 #include <vector>
 
+#include "cpu/resize/filter_kernels.h"
 #include "cpu/resize/pixels.h"
 
 namespace feeder {
 
 // For each output, the inputs [first, first + count) and their weights, which add up to 1. Tables are rebuilt for nearly
-// every image, so loops over weights run to `capacity`, the same for every output: branches on a count that changes from
-// output to output are mispredicted, which costs more than the sums. The other weights of an output are zeros.
-struct Filter {
-    static constexpr int kPadding = 4;  // zeros on each side
-
-    int outputs = 0;
-    int capacity = 0;  // weights per output, zeros after `count`
-    std::vector<int32_t> first;
-    std::vector<int32_t> count;
-    std::vector<double> weight;  // [outputs, stride()]
-
+// every image, so every output has `capacity` weights, zeros after `count`: see filter_kernels.h.
+class Filter {
+  public:
     void reset(int outputs, int capacity);
-    ptrdiff_t stride() const { return capacity + 2 * kPadding; }
-    double* weights(int output) { return weight.data() + output * stride() + kPadding; }
-    const double* weights(int output) const { return weight.data() + output * stride() + kPadding; }
+    // Zeros before and after the weights, which compose_filter() reads.
+    void pad();
+    int outputs() const { return outputs_; }
+    int capacity() const { return capacity_; }
+    int lanes() const { return static_cast<int>(first.size()); }
+    FilterRows rows() { return {first.data(), count.data(), at(0, 0), capacity_, lanes()}; }
+    FilterRows rows() const { return const_cast<Filter*>(this)->rows(); }
+    double& weight(int output, int x) { return *at(output, x); }
+    double weight(int output, int x) const { return *const_cast<Filter*>(this)->at(output, x); }
+
+    std::vector<int32_t> first;  // [lanes()], those beyond the outputs as the last one
+    std::vector<int32_t> count;
+
+  private:
+    double* at(int output, int x) {
+        return weight_.data() + static_cast<ptrdiff_t>(x + kFilterPadding) * lanes() + output;
+    }
+
+    int outputs_ = 0;
+    int capacity_ = 0;
+    std::vector<double> weight_;  // [kFilterPadding + capacity + kFilterPadding, lanes()]
 };
 
 // Pillow's antialiased bilinear filter (ImagingResample, BILINEAR), to the bit: the inputs [in0, in1) of in_size map
@@ -47,14 +58,14 @@ void compose_filter(const Filter& full, const Upsampling& upsampling, int sample
 enum class Precision : uint8_t { plain, exact };
 
 // A vertical pass: output y reads the rows first[y] ... first[y] + 2 * pairs[y] - 1. The last one may be one too many,
-// with a zero coefficient.
+// with a zero coefficient. The coefficients of an output are `lanes` apart.
 struct RowTable {
-    int capacity = 0;  // pairs kept per output
-    int begin = 0;     // all rows read are in [begin, end)
+    int lanes = 0;
+    int begin = 0;  // all rows read are in [begin, end)
     int end = 0;
     std::vector<int32_t> first;
     std::vector<int32_t> pairs;
-    std::vector<int32_t> plain;  // [outputs, capacity]; or high and low
+    std::vector<int32_t> plain;  // [pairs, lanes]; or high and low
     std::vector<int32_t> high;
     std::vector<int32_t> low;
 };
@@ -78,13 +89,17 @@ class TableMaker {
     void columns(const Filter& filter, Precision precision, bool flip, ColumnTableData& columns);
 
   private:
-    static constexpr int kPadding = 4;  // zeros on each side of an output's values
+    static constexpr int kPadding = 4;  // rows of zeros on each side of the values
 
-    void round(const Filter& filter, Precision precision);
-    const int32_t* values(size_t output) const { return value_.data() + output * stride_ + kPadding + skip_[output]; }
+    FilterReach round(const Filter& filter, Precision precision);
+    // `pairs` pairs of each output's values from shift_ on, to plain, or to high and low.
+    template <typename Table>
+    void pair_up(Precision precision, int pairs, Table& table);
 
-    size_t stride_ = 0;
-    std::vector<int32_t> first_, count_, skip_, value_;
+    int lanes_ = 0;
+    int capacity_ = 0;
+    std::vector<int32_t> first_, count_, skip_, shift_;
+    std::vector<int32_t> value_, part_;  // [kPadding + capacity + kPadding, lanes]
 };
 
 }  // namespace feeder

@@ -27,23 +27,25 @@ inline constexpr int kExactBits = 22;     // fractional bits of exact coefficien
 inline constexpr int kExactLowBits = 8;   // of them in the low part
 
 // The coefficients of a horizontal pass: output x reads the `pairs` column pairs from first[x] on.
-// Arrays are padded with zeros up to a multiple of kColumnBlock outputs.
+// `width` is a multiple of kColumnBlock; outputs beyond those wanted read nothing that others don't.
 struct ColumnTable {
     const int32_t* first;  // [width]
-    const int32_t* plain;  // [width, pairs], q7
-    const int32_t* high;   // [width, pairs], exact
-    const int32_t* low;    // [width, pairs], exact
+    const int32_t* plain;  // [pairs, width], q7
+    const int32_t* high;   // [pairs, width], exact
+    const int32_t* low;    // [pairs, width], exact
     int pairs;
     int width;
 };
 
 struct PixelKernels {
-    // Weighted sum of 2 * pairs rows of samples. Reads only `width` samples of each; `out` is padded.
-    void (*vertical_q7)(const uint8_t* const* rows, const int32_t* coefficients, int pairs, int width, int16_t* out);
+    // Weighted sum of 2 * pairs rows of samples. Reads only `width` samples of each; `out` is padded. Coefficients are
+    // `step` apart.
+    void (*vertical_q7)(const uint8_t* const* rows, const int32_t* coefficients, ptrdiff_t step, int pairs, int width,
+                        int16_t* out);
 
     // The same in the exact precision. Rows and `out` are padded.
-    void (*vertical_exact)(const uint8_t* const* rows, const int32_t* high, const int32_t* low, int pairs, int width,
-                           uint8_t* out);
+    void (*vertical_exact)(const uint8_t* const* rows, const int32_t* high, const int32_t* low, ptrdiff_t step,
+                           int pairs, int width, uint8_t* out);
 
     // Turns a stripe [kLanes, stride] into column pairs [columns / 2, kLanes], each an int32 of two neighbours (the
     // portable code has an order of its own within a pair). `columns` is a multiple of kColumnBlock.

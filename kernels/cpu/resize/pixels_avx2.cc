@@ -51,25 +51,27 @@ struct Avx2 {
 };
 using Loops = Pixels<Avx2>;
 
-void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, int pairs, int width, int16_t* out) {
-    if (width < 32) return portable_kernels().vertical_q7(rows, coefficients, pairs, width, out);
+void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, ptrdiff_t step, int pairs, int width,
+                 int16_t* out) {
+    if (width < 32) return portable_kernels().vertical_q7(rows, coefficients, step, pairs, width, out);
     for (int at = 0; at < width; at += 32) {
         const int x = at + 32 <= width ? at : width - 32;  // the last one overlaps: nothing beside a row is read
         __m256i even, odd;
-        Loops::sum_rows_q7(rows, coefficients, pairs, [x](const uint8_t* row) { return Avx2::load(row + x); }, even, odd);
+        Loops::sum_rows_q7(
+            rows, coefficients, step, pairs, [x](const uint8_t* row) { return Avx2::load(row + x); }, even, odd);
         Avx2::store(out + x, _mm256_permute2x128_si256(even, odd, 0x20));
         Avx2::store(out + x + 16, _mm256_permute2x128_si256(even, odd, 0x31));
     }
 }
 
-void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32_t* low, int pairs, int width,
-                    uint8_t* out) {
+void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32_t* low, ptrdiff_t step,
+                    int pairs, int width, uint8_t* out) {
     const __m256i zero = _mm256_setzero_si256();
     const __m256i round = _mm256_set1_epi32(1 << (kExactBits - 1));
     for (int x = 0; x < width; x += 16) {
         __m256i h0 = zero, h1 = zero, l0 = round, l1 = round;
         for (int p = 0; p < pairs; ++p) {
-            const __m256i kh = _mm256_set1_epi32(high[p]), kl = _mm256_set1_epi32(low[p]);
+            const __m256i kh = _mm256_set1_epi32(high[p * step]), kl = _mm256_set1_epi32(low[p * step]);
             const __m256i a = _mm256_cvtepu8_epi16(load_half(rows[2 * p] + x));
             const __m256i b = _mm256_cvtepu8_epi16(load_half(rows[2 * p + 1] + x));
             const __m256i lo = _mm256_unpacklo_epi16(a, b), hi = _mm256_unpackhi_epi16(a, b);

@@ -64,7 +64,7 @@ inline __mmask64 first_bytes(int n) { return n >= 64 ? ~0ull : n <= 0 ? 0 : (1ul
 
 template <int kPairs>
 inline __attribute__((always_inline)) void vertical_q7_of(const uint8_t* const* rows, const int32_t* coefficients,
-                                                         int pairs, int width, int16_t* out) {
+                                                          ptrdiff_t step, int pairs, int width, int16_t* out) {
     const int n = kPairs ? kPairs : pairs;
     const __m512i first_half = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
     const __m512i second_half = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -72,30 +72,32 @@ inline __attribute__((always_inline)) void vertical_q7_of(const uint8_t* const* 
         const __mmask64 mask = first_bytes(width - x);
         __m512i even, odd;
         Loops::sum_rows_q7(
-            rows, coefficients, n, [&](const uint8_t* row) { return _mm512_maskz_loadu_epi8(mask, row + x); }, even, odd);
+            rows, coefficients, step, n, [&](const uint8_t* row) { return _mm512_maskz_loadu_epi8(mask, row + x); }, even,
+            odd);
         store(out + x, _mm512_permutex2var_epi64(even, first_half, odd));
         store(out + x + 32, _mm512_permutex2var_epi64(even, second_half, odd));
     }
 }
 
-void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, int pairs, int width, int16_t* out) {
+void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, ptrdiff_t step, int pairs, int width,
+                 int16_t* out) {
     switch (pairs) {
-        case 1: return vertical_q7_of<1>(rows, coefficients, pairs, width, out);
-        case 2: return vertical_q7_of<2>(rows, coefficients, pairs, width, out);
-        case 3: return vertical_q7_of<3>(rows, coefficients, pairs, width, out);
-        default: return vertical_q7_of<0>(rows, coefficients, pairs, width, out);
+        case 1: return vertical_q7_of<1>(rows, coefficients, step, pairs, width, out);
+        case 2: return vertical_q7_of<2>(rows, coefficients, step, pairs, width, out);
+        case 3: return vertical_q7_of<3>(rows, coefficients, step, pairs, width, out);
+        default: return vertical_q7_of<0>(rows, coefficients, step, pairs, width, out);
     }
 }
 
-void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32_t* low, int pairs, int width,
-                    uint8_t* out) {
+void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32_t* low, ptrdiff_t step,
+                    int pairs, int width, uint8_t* out) {
     const __m512i zero = _mm512_setzero_si512();
     const __m512i round = _mm512_set1_epi32(1 << (kExactBits - 1));
     for (int x = 0; x < width; x += 64) {
         __m512i h0 = zero, h1 = zero, h2 = zero, h3 = zero;
         __m512i l0 = round, l1 = round, l2 = round, l3 = round;
         for (int p = 0; p < pairs; ++p) {
-            const __m512i kh = _mm512_set1_epi32(high[p]), kl = _mm512_set1_epi32(low[p]);
+            const __m512i kh = _mm512_set1_epi32(high[p * step]), kl = _mm512_set1_epi32(low[p * step]);
             const __m512i a = load(rows[2 * p] + x), b = load(rows[2 * p + 1] + x);
             const __m512i lo = _mm512_unpacklo_epi8(a, b), hi = _mm512_unpackhi_epi8(a, b);
             const __m512i w0 = _mm512_unpacklo_epi8(lo, zero), w1 = _mm512_unpackhi_epi8(lo, zero);

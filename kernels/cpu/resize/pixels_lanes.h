@@ -22,13 +22,13 @@ struct Pixels {
     // lane. read(row): the vector of a row.
     template <typename Read>
     static inline __attribute__((always_inline)) void sum_rows_q7(const uint8_t* const* rows,
-                                                                  const int32_t* coefficients, int n, const Read& read,
-                                                                  T& even, T& odd) {
+                                                                  const int32_t* coefficients, ptrdiff_t step, int n,
+                                                                  const Read& read, T& even, T& odd) {
         const T zero = V::set32(0);
         const T round = V::set32(1 << (kPlainBits - 8));
         T s0 = round, s1 = round, s2 = round, s3 = round;
         for (int p = 0; p < n; ++p) {
-            const T k = V::set32(coefficients[p]);
+            const T k = V::set32(coefficients[p * step]);
             const T a = read(rows[2 * p]), b = read(rows[2 * p + 1]);
             const T lo = V::unpacklo8(a, b), hi = V::unpackhi8(a, b);
             s0 = V::multiply_add(s0, V::unpacklo8(lo, zero), k);
@@ -93,16 +93,17 @@ struct Pixels {
                                                                        int16_t* out) {
         const int n = kPairs ? kPairs : table.pairs;
         const int width = table.width;
+        const ptrdiff_t step = width;
         const int32_t* first = table.first;
         const int32_t* k = table.plain;
         const T round = V::set32(1 << (kPlainBits - 1));
-        for (int x = 0; x < width; x += 2, k += 2 * n, out += 2 * kLanes) {
+        for (int x = 0; x < width; x += 2, k += 2, out += 2 * kLanes) {
             const int32_t* a = pairs + static_cast<ptrdiff_t>(first[x]) * kLanes;
             const int32_t* b = pairs + static_cast<ptrdiff_t>(first[x + 1]) * kLanes;
             T sa[kParts], sb[kParts];
             for (int part = 0; part < kParts; ++part) sa[part] = sb[part] = round;
             for (int p = 0; p < n; ++p) {
-                const T ka = V::set32(k[p]), kb = V::set32(k[n + p]);
+                const T ka = V::set32(k[p * step]), kb = V::set32(k[p * step + 1]);
                 for (int part = 0; part < kParts; ++part) {
                     sa[part] = V::multiply_add(sa[part], V::load(a + p * kLanes + kRows * part), ka);
                     sb[part] = V::multiply_add(sb[part], V::load(b + p * kLanes + kRows * part), kb);
@@ -130,22 +131,23 @@ struct Pixels {
                                                                           const ColumnTable& table, int16_t* out) {
         const int n = kPairs ? kPairs : table.pairs;
         const int width = table.width;
+        const ptrdiff_t step = width;
         const int32_t* first = table.first;
         const int32_t* kh = table.high;
         const int32_t* kl = table.low;
         const T zero = V::set32(0);
         const T round = V::set32(1 << (kExactBits - 1));
-        for (int x = 0; x < width; x += 2, kh += 2 * n, kl += 2 * n, out += 2 * kLanes) {
+        for (int x = 0; x < width; x += 2, kh += 2, kl += 2, out += 2 * kLanes) {
             for (int row = 0; row < kLanes; row += kRows) {
                 const int32_t* a = pairs + static_cast<ptrdiff_t>(first[x]) * kLanes + row;
                 const int32_t* b = pairs + static_cast<ptrdiff_t>(first[x + 1]) * kLanes + row;
                 T ha = zero, hb = zero, la = round, lb = round;
                 for (int p = 0; p < n; ++p) {
                     const T va = V::load(a + p * kLanes), vb = V::load(b + p * kLanes);
-                    ha = V::multiply_add(ha, va, V::set32(kh[p]));
-                    la = V::multiply_add(la, va, V::set32(kl[p]));
-                    hb = V::multiply_add(hb, vb, V::set32(kh[n + p]));
-                    lb = V::multiply_add(lb, vb, V::set32(kl[n + p]));
+                    ha = V::multiply_add(ha, va, V::set32(kh[p * step]));
+                    la = V::multiply_add(la, va, V::set32(kl[p * step]));
+                    hb = V::multiply_add(hb, vb, V::set32(kh[p * step + 1]));
+                    lb = V::multiply_add(lb, vb, V::set32(kl[p * step + 1]));
                 }
                 V::store(out + 2 * row, V::packs32(exact_sum(ha, la), exact_sum(hb, lb)));
             }

@@ -31,18 +31,19 @@ void add_rows(const uint8_t* const* rows, int at, int n, int32_t pair, int32_t* 
     for (int x = 0; x < n; ++x) sum[x] += product(a[x], ka) + product(b[x], kb);
 }
 
-void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, int pairs, int width, int16_t* out) {
+void vertical_q7(const uint8_t* const* rows, const int32_t* coefficients, ptrdiff_t step, int pairs, int width,
+                 int16_t* out) {
     for (int x0 = 0; x0 < width; x0 += kChunk) {
         const int n = width - x0 < kChunk ? width - x0 : kChunk;
         int32_t sum[kChunk];
         for (int x = 0; x < kChunk; ++x) sum[x] = 1 << (kPlainBits - 8);
-        for (int p = 0; p < pairs; ++p) add_rows(rows + 2 * p, x0, n, coefficients[p], sum);
+        for (int p = 0; p < pairs; ++p) add_rows(rows + 2 * p, x0, n, coefficients[p * step], sum);
         for (int x = 0; x < n; ++x) out[x0 + x] = static_cast<int16_t>(sum[x] >> (kPlainBits - 7));
     }
 }
 
-void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32_t* low, int pairs, int width,
-                    uint8_t* out) {
+void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32_t* low, ptrdiff_t step,
+                    int pairs, int width, uint8_t* out) {
     for (int x0 = 0; x0 < width; x0 += kChunk) {
         const int n = width - x0 < kChunk ? width - x0 : kChunk;
         int32_t upper[kChunk], lower[kChunk];
@@ -51,8 +52,8 @@ void vertical_exact(const uint8_t* const* rows, const int32_t* high, const int32
             lower[x] = 1 << (kExactBits - 1);
         }
         for (int p = 0; p < pairs; ++p) {
-            add_rows(rows + 2 * p, x0, n, high[p], upper);
-            add_rows(rows + 2 * p, x0, n, low[p], lower);
+            add_rows(rows + 2 * p, x0, n, high[p * step], upper);
+            add_rows(rows + 2 * p, x0, n, low[p * step], lower);
         }
         for (int x = 0; x < n; ++x)
             out[x0 + x] = to_sample(((upper[x] << kExactLowBits) + lower[x]) >> kExactBits);
@@ -81,18 +82,20 @@ inline void add_columns(const int32_t* pairs, int32_t pair, int32_t* sum) {
 // The output is [width, kLanes] here.
 void horizontal_q7(const int32_t* pairs, const ColumnTable& table, int16_t* out) {
     const int32_t* k = table.plain;
-    for (int x = 0; x < table.width; ++x, k += table.pairs, out += kLanes) {
+    const ptrdiff_t step = table.width;
+    for (int x = 0; x < table.width; ++x, ++k, out += kLanes) {
         int32_t sum[kLanes];
         FEEDER_LANES sum[lane] = 1 << (kPlainBits - 1);
         const int32_t* from = pairs + static_cast<ptrdiff_t>(table.first[x]) * kLanes;
-        for (int p = 0; p < table.pairs; ++p, from += kLanes) add_columns(from, k[p], sum);
+        for (int p = 0; p < table.pairs; ++p, from += kLanes) add_columns(from, k[p * step], sum);
         FEEDER_LANES out[lane] = static_cast<int16_t>(sum[lane] >> kPlainBits);
     }
 }
 
 void horizontal_exact(const int32_t* pairs, const ColumnTable& table, int16_t* out) {
     const int32_t *high = table.high, *low = table.low;
-    for (int x = 0; x < table.width; ++x, high += table.pairs, low += table.pairs, out += kLanes) {
+    const ptrdiff_t step = table.width;
+    for (int x = 0; x < table.width; ++x, ++high, ++low, out += kLanes) {
         int32_t upper[kLanes], lower[kLanes];
         FEEDER_LANES {
             upper[lane] = 0;
@@ -100,8 +103,8 @@ void horizontal_exact(const int32_t* pairs, const ColumnTable& table, int16_t* o
         }
         const int32_t* from = pairs + static_cast<ptrdiff_t>(table.first[x]) * kLanes;
         for (int p = 0; p < table.pairs; ++p, from += kLanes) {
-            add_columns(from, high[p], upper);
-            add_columns(from, low[p], lower);
+            add_columns(from, high[p * step], upper);
+            add_columns(from, low[p * step], lower);
         }
         FEEDER_LANES
             out[lane] = static_cast<int16_t>(((upper[lane] << kExactLowBits) + lower[lane]) >> kExactBits);

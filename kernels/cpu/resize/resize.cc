@@ -143,7 +143,7 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
             for (int lane = 0; lane < lanes; ++lane) {
                 const int y = y0 + lane;
                 const auto row_at = [&](int row) { return view[i].row(row) + columns.begin; };
-                kernels.vertical_q7(rows_of(table, y, buffers.rows, row_at), table.plain.data() + area(y, table.capacity),
+                kernels.vertical_q7(rows_of(table, y, buffers.rows, row_at), table.plain.data() + y, table.lanes,
                                     table.pairs[static_cast<size_t>(y)], width_in, stripe + lane * stride[i]);
             }
             kernels.pair_columns_q7(stripe, stride[i], round_up(width_in, kColumnBlock), pairs);
@@ -229,9 +229,9 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
             const uint8_t* from = middle + area(c * middle_rows, out_stride);
             const auto row_at = [&](int at) { return from + area(at - region.top, out_stride); };
             for (int lane = 0; lane < lanes; ++lane) {
-                const size_t at = area(y0 + lane, table.capacity);
-                kernels.vertical_exact(rows_of(table, y0 + lane, buffers.rows, row_at), table.high.data() + at,
-                                       table.low.data() + at, table.pairs[static_cast<size_t>(y0 + lane)], out.width,
+                const int y = y0 + lane;
+                kernels.vertical_exact(rows_of(table, y, buffers.rows, row_at), table.high.data() + y,
+                                       table.low.data() + y, table.lanes, table.pairs[static_cast<size_t>(y)], out.width,
                                        rgb + area(c * kLanes + lane, out_stride));
             }
         }
