@@ -226,7 +226,7 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
         }
         transform_.full(idct_kernels(), full, fulls, quant_[i], stride);
         transform_.corner(idct_kernels(), corner, corners, quant_[i], stride);
-        for (int n = 0; n < flats; ++n) transform_.flat(flat[n], quant_[i], stride);
+        for (int n = 0; n < flats; ++n) transform_.flat(flat[n].coefficients[0], flat[n].out, quant_[i], stride);
         first += component.h * component.v;
     }
     std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));

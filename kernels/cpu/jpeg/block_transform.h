@@ -23,8 +23,8 @@ class BlockTransform {
     // Of blocks with zeros outside the upper left 4 x 4 coefficients.
     void corner(const IdctKernels* kernels, const IdctBlock* blocks, int count, const int16_t* quant,
                 ptrdiff_t stride_bytes);
-    // Of a block with nothing but its DC coefficient. The others are zero.
-    void flat(const IdctBlock& block, const int16_t* quant, ptrdiff_t stride_bytes);
+    // Of a block with nothing but its DC coefficient.
+    void flat(int16_t dc, uint8_t* out, const int16_t* quant, ptrdiff_t stride_bytes);
 
   private:
     LibjpegIdct libjpeg_;

@@ -8,6 +8,7 @@ namespace {
 struct Sse2 {
     using T = __m128i;
     static constexpr int kBlocks = 1;
+    static constexpr bool kFusedSums = false;  // add_madd() is one instruction
 
     static T load_lane(const int16_t* at) { return _mm_load_si128(reinterpret_cast<const __m128i*>(at)); }
     static T load_row(const IdctBlock* blocks, int row) { return load_lane(blocks[0].coefficients + 8 * row); }
@@ -19,6 +20,7 @@ struct Sse2 {
     static T sub16(T a, T b) { return _mm_sub_epi16(a, b); }
     static T mullo16(T a, T b) { return _mm_mullo_epi16(a, b); }
     static T madd(T a, T b) { return _mm_madd_epi16(a, b); }
+    static T add_madd(T sum, T a, T b) { return add32(sum, madd(a, b)); }
     static T add32(T a, T b) { return _mm_add_epi32(a, b); }
     static T sub32(T a, T b) { return _mm_sub_epi32(a, b); }
     template <int kShift>
@@ -38,9 +40,9 @@ struct Sse2 {
         const T beyond = _mm_srli_epi16(add16(row, set16(kSafeLevel)), 14);
         return _mm_movemask_epi8(_mm_cmpeq_epi16(beyond, _mm_setzero_si128())) != 0xFFFF;
     }
-    // Two rows of each block.
-    static void store_rows(T rows, const IdctBlock* blocks, ptrdiff_t stride, int row) {
-        uint8_t* const at = blocks[0].out + row * stride;
+    // Two rows of each block, from `row` on.
+    static void store_rows(T rows, uint8_t* const* out, ptrdiff_t stride, int row) {
+        uint8_t* const at = out[0] + row * stride;
         _mm_storel_epi64(reinterpret_cast<__m128i*>(at), rows);
         _mm_storeh_pd(reinterpret_cast<double*>(at + stride), _mm_castsi128_pd(rows));
     }

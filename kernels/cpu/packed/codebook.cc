@@ -30,11 +30,17 @@ void ShapeTable::fill(const std::vector<Shape>& shapes) {
         int rest = 0;
         for (int g = 0; g < kGroups; ++g) {
             const int width = kWidths[codes[i][static_cast<size_t>(g)]];
+            offset[i][g] = bytes[i];
+            for (int n = 0; n < 8; ++n) {
+                mask[i][g] |= ((1ull << width) - 1) << (8 * n);
+                bias[i][g] |= (width == 0 ? 0 : 1ull << (width - 1)) << (8 * n);
+            }
             bytes[i] = static_cast<uint8_t>(bytes[i] + width);
             byte_mask[i] |= ((1ull << width) - 1) << (8 * g);
             if (g > 0) rest += width;
         }
-        kind[i] = bytes[i] == 0 ? flat : rest == 0 ? corner : full;
+        const Kind kind = bytes[i] == 0 ? flat : rest == 0 ? corner : full;
+        kind_and_bytes[i] = static_cast<uint16_t>(kind << 8 | bytes[i]);
     }
     for (int i = 0; i < kMostShapes; ++i)
         for (size_t g = 0; g < kGroups; ++g) by_group[g][i] = codes[std::min(i, count - 1)][g];

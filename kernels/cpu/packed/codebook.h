@@ -30,8 +30,12 @@ struct ShapeTable {
     Shape codes[kMostShapes] = {};
     alignas(32) uint8_t by_group[kGroups][kMostShapes] = {};  // the same codes; the last shape's behind it
     uint8_t bytes[kMostShapes] = {};  // of a block's payload
-    Kind kind[kMostShapes] = {};
+    uint16_t kind_and_bytes[kMostShapes] = {};  // the kind << 8 | the same
     alignas(64) uint64_t byte_mask[kMostShapes] = {};  // the bytes of a block of 8-byte groups that are in the payload
+    // Of each group: its place in the payload, and the fields' mask and bias, a byte for each of 8 fields.
+    uint8_t offset[kMostShapes][kGroups] = {};
+    alignas(64) uint64_t mask[kMostShapes][kGroups] = {};
+    alignas(64) uint64_t bias[kMostShapes][kGroups] = {};
 
     void fill(const std::vector<Shape>& shapes);
 };

@@ -2,52 +2,51 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 
 #include "cpu/jpeg/zigzag.h"
 
 namespace feeder {
 namespace {
 
+// DC coefficients of the first `count` blocks of a line.
+void read_line_dc(const PackedLine& line, int count, const uint8_t* stop, std::vector<int16_t>& dc) {
+    dc.resize(std::max(dc.size(), static_cast<size_t>(count) + 7));
+    unpack_kernels().read_dc(line, count, stop, dc.data());
+}
+
 // A place in a line, whose blocks are taken in order, some at a time.
 class LineCursor {
   public:
-    static constexpr int kMost = 32;  // blocks in one take
+    static constexpr int kMost = 64;  // blocks in one take
 
     LineCursor(const PackedLine& line, const ShapeTable& table, int first)
         : line_(line), table_(table), payload_(line.payload), block_(first) {
         for (int x = 0; x < first; ++x) payload_ += table.bytes[line.shapes[x]];
-        while (patch_ < line.patch_count && line.patch(patch_).block < first) ++patch_;
+        while (patch_ < line.patch_count && line.patch_place(patch_) >> 6 < first) ++patch_;
     }
 
-    // The next `count` blocks: their payload, and their kinds with the patches counted in.
-    void take(int count, const uint8_t** payloads, uint8_t* kinds) {
+    // The payload of the next `count` blocks, and their kinds: those with patches count as full. Adds the patches of their
+    // coefficients, by the block's number among these.
+    void take(int count, const uint8_t** payloads, uint8_t* kinds, std::vector<BlockPatch>& patches) {
+        const uint8_t* const shapes = line_.shapes + block_;
         for (int i = 0; i < count; ++i) {
-            const uint8_t shape = line_.shapes[block_ + i];
             payloads[i] = payload_;
-            payload_ += table_.bytes[shape];
-            kinds[i] = table_.kind[shape];
+            const unsigned kind_and_bytes = table_.kind_and_bytes[shapes[i]];
+            payload_ += kind_and_bytes & 0xFF;
+            kinds[i] = static_cast<uint8_t>(kind_and_bytes >> 8);
         }
-        first_patch_ = patch_;
-        first_block_ = block_;
+        const int first = block_;
         block_ += count;
         for (; patch_ < line_.patch_count; ++patch_) {
             const Patch patch = line_.patch(patch_);
             if (patch.block >= block_) break;
             if (patch.index == 0) continue;
-            uint8_t& kind = kinds[patch.block - first_block_];
-            kind = std::max<uint8_t>(kind, patch.index < kCornerEnd ? ShapeTable::corner : ShapeTable::full);
-        }
-    }
-
-    // Patches the coefficients of the blocks that were taken last.
-    void patch(int16_t (*blocks)[64]) const {
-        for (int p = first_patch_; p < patch_; ++p) {
-            const Patch patch = line_.patch(p);
-            if (patch.index == 0) continue;
-            const Shape& codes = table_.codes[line_.shapes[patch.block]];
-            const int width = kWidths[codes[static_cast<size_t>(patch.index) / 8]];
-            int16_t& coefficient = blocks[patch.block - first_block_][kNaturalOrder[patch.index]];
-            coefficient = static_cast<int16_t>(coefficient + patch.high * (1 << width));
+            const int block = patch.block - first;
+            const int width = kWidths[table_.codes[shapes[block]][static_cast<size_t>(patch.index) / 8]];
+            patches.push_back({static_cast<uint8_t>(block), kNaturalOrder[patch.index],
+                               static_cast<int16_t>(patch.high * (1 << width))});
+            kinds[block] = ShapeTable::full;
         }
     }
 
@@ -57,68 +56,123 @@ class LineCursor {
     const uint8_t* payload_;
     int block_;
     int patch_ = 0;
-    int first_patch_ = 0;
-    int first_block_ = 0;
 };
 
 }  // namespace
 
 void unpack_line(const PackedLine& line, const ShapeTable& table, int first, int end, const uint8_t* stop,
                  std::vector<int16_t>& dc, int16_t (*out)[64]) {
-    dc.resize(std::max(dc.size(), static_cast<size_t>(end)));
-    read_dc(line, end, stop, dc.data());
-    const UnpackBlocks unpack = unpack_blocks();
+    read_line_dc(line, end, stop, dc);
+    const UnpackBlocks unpack = unpack_kernels().unpack;
     LineCursor cursor(line, table, first);
+    std::vector<BlockPatch> patches;
     for (int x = first; x < end;) {
         const int count = std::min(LineCursor::kMost, end - x);
         const uint8_t* payloads[LineCursor::kMost];
         uint8_t kinds[LineCursor::kMost];
         PackedBlock blocks[LineCursor::kMost];
-        cursor.take(count, payloads, kinds);
+        patches.clear();
+        cursor.take(count, payloads, kinds, patches);
         for (int i = 0; i < count; ++i) blocks[i] = {payloads[i], out[i], line.shapes[x + i]};
         unpack(table, blocks, count, stop);
-        cursor.patch(out);
+        for (const BlockPatch& patch : patches) patch.apply(out[patch.block][patch.natural_index]);
         for (int i = 0; i < count; ++i) out[i][0] = dc[static_cast<size_t>(x + i)];
         x += count;
         out += count;
     }
 }
 
+void PackedDecoder::transform_full(const ShapeTable& table, const uint8_t* stop, bool all, Component& component) {
+    const UnpackKernels& kernels = unpack_kernels();
+    BlockQueue& queue = component.full;
+    const int count = all ? queue.count : queue.count - queue.count % kernels.at_once;
+    if (count == 0) return;
+    kernels.unpack_queue(table, queue, count, stop, rows_);
+    size_t patched = 0;
+    for (; patched < component.patches.size() && component.patches[patched].block < count; ++patched) {
+        const BlockPatch& patch = component.patches[patched];
+        int block = patch.block;
+        do {  // and its copies
+            patch.apply(rows_.coefficients[place_in_rows(block, patch.natural_index, kernels.at_once)]);
+            ++block;
+        } while (patch.block == count - 1 && block % kernels.at_once != 0);
+    }
+    int done = 0;
+    while (done < count) {
+        if (kernels.transform_queue != nullptr)
+            done = kernels.transform_queue(queue, rows_, done, count, component.quant, component.stride_bytes);
+        // Those that it can't do; or one at a time.
+        for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {
+            alignas(16) int16_t coefficients[64];
+            for (int i = 0; i < 64; ++i)
+                coefficients[i] = rows_.coefficients[place_in_rows(done, i, kernels.at_once)];
+            const IdctBlock block = {coefficients, queue.out[done]};
+            transform_.full(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
+        }
+    }
+    component.patches.erase(component.patches.begin(), component.patches.begin() + static_cast<ptrdiff_t>(patched));
+    for (BlockPatch& patch : component.patches) patch.block = static_cast<uint8_t>(patch.block - count);
+    queue.keep_from(count);
+}
+
+void PackedDecoder::transform_corner(const ShapeTable& table, const uint8_t* stop, bool all, Component& component) {
+    const UnpackKernels& kernels = unpack_kernels();
+    BlockQueue& queue = component.corner;
+    const int count = all ? queue.count : queue.count - queue.count % kernels.at_once;
+    int done = 0;
+    while (done < count) {
+        if (kernels.corner != nullptr)
+            done = kernels.corner(table, queue, done, count, stop, component.quant, component.stride_bytes);
+        for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {
+            alignas(64) int16_t coefficients[64];
+            const PackedBlock packed = {queue.payload[done], coefficients, queue.shape[done]};
+            kernels.unpack(table, &packed, 1, stop);
+            coefficients[0] = queue.dc[done];
+            const IdctBlock block = {coefficients, queue.out[done]};
+            transform_.corner(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
+        }
+    }
+    queue.keep_from(count);
+}
+
 void PackedDecoder::decode_line(const PackedLine& line, const ShapeTable& table, int first, int end,
-                                const uint8_t* stop, uint8_t* out, const int16_t* quant, ptrdiff_t stride_bytes) {
-    const UnpackBlocks unpack = unpack_blocks();
-    const IdctKernels* const kernels = wide_idct_kernels();
-    dc_.resize(std::max(dc_.size(), static_cast<size_t>(end)));
-    read_dc(line, end, stop, dc_.data());
+                                const uint8_t* stop, uint8_t* out, Component& component) {
+    read_line_dc(line, end, stop, dc_);
     LineCursor cursor(line, table, first);
     for (int x = first; x < end;) {
-        const int count = std::min(LineCursor::kMost, end - x);
+        const int count = std::min(kRunBlocks, end - x);
         const uint8_t* payloads[kRunBlocks];
         uint8_t kinds[kRunBlocks];
-        PackedBlock blocks[kRunBlocks];
-        IdctBlock full[kRunBlocks], corner[kRunBlocks];
-        int packed = 0, fulls = 0, corners = 0;
-        cursor.take(count, payloads, kinds);
+        std::vector<BlockPatch>& patches = component.patches;
+        const size_t waiting = patches.size();
+        cursor.take(count, payloads, kinds, patches);
+        // Sorted by kind, without a branch on it. 16 bits of `ends` for each kind.
+        uint8_t sorted[(ShapeTable::full + 1) * kRunBlocks];
+        uint64_t ends = uint64_t{kRunBlocks} << 16 | uint64_t{2 * kRunBlocks} << 32;
         for (int i = 0; i < count; ++i) {
-            const IdctBlock target = {blocks_[i], out + 8 * (x - first + i)};
-            if (kinds[i] == ShapeTable::flat) {
-                alignas(16) int16_t flat[64] = {dc_[static_cast<size_t>(x + i)]};
-                transform_.flat({flat, target.out}, quant, stride_bytes);
-                continue;
-            }
-            blocks[packed++] = {payloads[i], blocks_[i], line.shapes[x + i]};
-            if (kinds[i] == ShapeTable::corner) {
-                corner[corners++] = target;
-            } else {
-                full[fulls++] = target;
-            }
+            const int at = 16 * kinds[i];
+            sorted[ends >> at & 0xFFFF] = static_cast<uint8_t>(i);
+            ends += uint64_t{1} << at;
         }
-        unpack(table, blocks, packed, stop);
-        cursor.patch(blocks_);
-        for (int i = 0; i < count; ++i) blocks_[i][0] = dc_[static_cast<size_t>(x + i)];
-        transform_.full(kernels, full, fulls, quant, stride_bytes);
-        transform_.corner(kernels, corner, corners, quant, stride_bytes);
+        const auto of_kind = [&](ShapeTable::Kind kind) {
+            return std::span<const uint8_t>(sorted + kind * kRunBlocks, sorted + (ends >> (16 * kind) & 0xFFFF));
+        };
+        const int16_t* const dc = dc_.data() + x;
+        const uint8_t* const shapes = line.shapes + x;
+        for (const int i : of_kind(ShapeTable::flat))
+            transform_.flat(dc[i], out + 8 * i, component.quant, component.stride_bytes);
+        component.corner.add(of_kind(ShapeTable::corner), payloads, out, dc, shapes);
+        transform_corner(table, stop, false, component);
+        if (patches.size() > waiting) {
+            uint8_t in_queue[kRunBlocks];
+            int next = component.full.count;
+            for (const int i : of_kind(ShapeTable::full)) in_queue[i] = static_cast<uint8_t>(next++);
+            for (size_t p = waiting; p < patches.size(); ++p) patches[p].block = in_queue[patches[p].block];
+        }
+        component.full.add(of_kind(ShapeTable::full), payloads, out, dc, shapes);
+        transform_full(table, stop, false, component);
         x += count;
+        out += 8 * count;
     }
 }
 
@@ -129,16 +183,23 @@ bool PackedDecoder::decode(const PackedFile& file, const Codebook& codebook, con
     const McuGrid& grid = file.grid();
     ColorModel color;
     if (!transform_.ready() || !color_model(header, color).ok()) return false;
-    for (int i = 0; i < header.components; ++i)
-        read_quant_table(file.jpeg_header(), header.quant[header.component[i].quant_table], quant_[i]);
     const PixelBox window = mcu_window(header, box);
     if (!lay_out_planes(header, window, color, pixels, planes)) return false;
+    for (int i = 0; i < header.components; ++i) {
+        Component& component = components_[i];
+        read_quant_table(file.jpeg_header(), header.quant[header.component[i].quant_table], component.quant);
+        component.stride_bytes = planes.plane[i].stride_bytes;
+        component.full.count = component.corner.count = 0;
+        component.patches.clear();
+    }
     lap.add_to(&StageTimes::tables);
     const int first_column = window.left / grid.mcu_width_px;
     const int end_column = (window.right + grid.mcu_width_px - 1) / grid.mcu_width_px;
     const int first_row = window.top / grid.mcu_height_px;
     const int end_row = (window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px;
+    file.fetch_row(first_row);
     for (int row = first_row; row < end_row; ++row) {
+        if (row + 1 < end_row) file.fetch_row(row + 1);
         if (!file.read_row(row, codebook, lines_)) return false;
         for (const PackedLine& line : lines_) {
             const JpegComponent& component = header.component[line.component];
@@ -146,8 +207,13 @@ bool PackedDecoder::decode(const PackedFile& file, const Codebook& codebook, con
             const ptrdiff_t top = 8 * ((row - first_row) * component.v + line.row);
             decode_line(line, codebook.of_component(line.component), first_column * component.h,
                         end_column * component.h, file.end(), const_cast<uint8_t*>(plane.data) + top * plane.stride_bytes,
-                        quant_[line.component], plane.stride_bytes);
+                        components_[line.component]);
         }
+    }
+    for (int i = 0; i < header.components; ++i) {
+        Component& component = components_[i];
+        transform_corner(codebook.of_component(i), file.end(), true, component);
+        transform_full(codebook.of_component(i), file.end(), true, component);
     }
     lap.add_to(&StageTimes::idct);
     return true;

@@ -13,6 +13,15 @@
 
 namespace feeder {
 
+// A change of a coefficient of some block.
+struct BlockPatch {
+    uint8_t block;
+    uint8_t natural_index;
+    int16_t addend;
+
+    void apply(int16_t& coefficient) const { coefficient = static_cast<int16_t>(coefficient + addend); }
+};
+
 // Keeps buffers; one per thread.
 class PackedDecoder {
   public:
@@ -22,16 +31,28 @@ class PackedDecoder {
                 StageTimes* times = nullptr);
 
   private:
-    static constexpr int kRunBlocks = 32;
+    static constexpr int kRunBlocks = 64;
+
+    // A component of the image at work, with its blocks that wait: those with nothing outside the first group, and all others
+    // but for flat ones.
+    struct Component {
+        alignas(16) int16_t quant[64];  // in natural order
+        ptrdiff_t stride_bytes;
+        BlockQueue corner, full;
+        std::vector<BlockPatch> patches;  // of `full`
+    };
 
     void decode_line(const PackedLine& line, const ShapeTable& table, int first, int end, const uint8_t* stop,
-                     uint8_t* out, const int16_t* quant, ptrdiff_t stride_bytes);
+                     uint8_t* out, Component& component);
+    // Transform a queue's blocks: all of them, or as many as are transformed together.
+    void transform_corner(const ShapeTable& table, const uint8_t* stop, bool all, Component& component);
+    void transform_full(const ShapeTable& table, const uint8_t* stop, bool all, Component& component);
 
     BlockTransform transform_;
     std::vector<PackedLine> lines_;
     std::vector<int16_t> dc_;
-    alignas(16) int16_t quant_[4][64];  // in natural order
-    alignas(64) int16_t blocks_[kRunBlocks][64];
+    Component components_[3];
+    QueueRows rows_;
 };
 
 // Unpacks the blocks from `first` to `end` of a line: 64 coefficients each, in natural order, to `out`, aligned to 64 bytes.

@@ -82,14 +82,26 @@ uint32_t PackedFile::row_offset(int row) const {
     return offset;
 }
 
+ByteSpan PackedFile::row_bytes(int row) const {
+    if (row < first_row_ || row >= grid_.rows) return {};
+    const uint32_t first = row_offset(first_row_), begin = row_offset(row), end = row_offset(row + 1);
+    if (begin < first || end < begin) return {};
+    if (data_begin_ > file_.size() || end - first > file_.size() - data_begin_) return {};
+    return file_.subspan(data_begin_ + (begin - first), end - begin);
+}
+
+void PackedFile::fetch_row(int row) const {
+    constexpr size_t kCacheLine = 64;
+    const ByteSpan bytes = row_bytes(row);
+    for (size_t at = 0; at < bytes.size(); at += kCacheLine) __builtin_prefetch(bytes.data() + at);
+}
+
 bool PackedFile::read_row(int row, const Codebook& codebook, std::vector<PackedLine>& lines) const {
     lines.clear();
-    if (row < first_row_ || row >= grid_.rows) return false;
-    const uint32_t first = row_offset(first_row_), begin = row_offset(row), end = row_offset(row + 1);
-    if (begin < first || end < begin) return false;
-    if (data_begin_ > file_.size() || end - first > file_.size() - data_begin_) return false;
-    const uint8_t* at = file_.data() + data_begin_ + (begin - first);
-    const uint8_t* const stop = file_.data() + data_begin_ + (end - first);
+    const ByteSpan bytes = row_bytes(row);
+    if (bytes.empty()) return false;  // a row has lines, and each of them some bytes
+    const uint8_t* at = bytes.data();
+    const uint8_t* const stop = at + bytes.size();
     for (int i = 0; i < header_.components; ++i) {
         const ShapeTable& table = codebook.of_component(i);
         for (int v = 0; v < header_.component[i].v; ++v) {
@@ -112,13 +124,13 @@ bool PackedFile::read_row(int row, const Codebook& codebook, std::vector<PackedL
             if (dc_bytes > static_cast<size_t>(stop - line.dc_payload)) return false;
             line.payload = line.dc_payload + dc_bytes;
             size_t payload_bytes = 0;
-            unsigned largest = 0;
-            for (size_t x = 0; x < blocks; ++x) {
-                payload_bytes += table.bytes[line.shapes[x]];
-                largest = std::max<unsigned>(largest, line.shapes[x]);
+            for (size_t x = 0; x < blocks; ++x) payload_bytes += table.bytes[line.shapes[x]];
+            if (table.count < kMostShapes) {
+                uint8_t largest = 0;
+                for (size_t x = 0; x < blocks; ++x) largest = std::max(largest, line.shapes[x]);
+                if (largest >= table.count) return false;
             }
             const size_t patch_bytes = static_cast<size_t>(kPatchBytes) * static_cast<size_t>(line.patch_count);
-            if (largest >= static_cast<unsigned>(table.count)) return false;
             if (payload_bytes + patch_bytes > static_cast<size_t>(stop - line.payload)) return false;
             line.patches = line.payload + payload_bytes;
             int last = -1;  // of the places of patches, which rise
@@ -126,6 +138,7 @@ bool PackedFile::read_row(int row, const Codebook& codebook, std::vector<PackedL
                 const int place = line.patch_place(p);
                 if (place <= last) return false;
                 last = place;
+                line.has_dc_patches |= (place & 63) == 0;
             }
             if (last >> 6 >= line.blocks) return false;
             at = line.patches + patch_bytes;
@@ -149,43 +162,22 @@ bool find_packed_bands(ByteSpan file, std::vector<uint32_t>& places) {
     return true;
 }
 
-void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out) {
-    const auto load = [&](const uint8_t* at) {
-        uint64_t word = 0;
-        if (end - at >= 8) [[likely]] {
-            std::memcpy(&word, at, sizeof(word));
-        } else if (end > at) {
-            std::memcpy(&word, at, static_cast<size_t>(end - at));
-        }
-        return word;
-    };
-    const uint8_t* at = line.dc_payload;
-    for (int first = 0; first < count; first += 8) {
-        const int width = kDcWidths[line.dc_code(first / 8)], group = std::min(8, count - first);
-        const int bias = width == 0 ? 0 : 1 << (width - 1), mask = (1 << width) - 1;
-        if (width <= 8) [[likely]] {
-            uint64_t word = load(at);
-            for (int i = 0; i < group; ++i, word >>= width)
-                out[first + i] = static_cast<int16_t>((static_cast<int>(word) & mask) - bias);
-        } else {
-            for (int i = 0; i < group; ++i) {
-                const uint64_t word = load(at + width * i / 8) >> (width * i % 8);
-                out[first + i] = static_cast<int16_t>((static_cast<int>(word) & mask) - bias);
-            }
-        }
-        at += width;
-    }
+int16_t dc_field(const uint8_t* group, int code, int i, const uint8_t* end) {
+    const int width = kDcWidths[code], bit = width * i;
+    const uint8_t* const at = group + bit / 8;
+    uint32_t word = 0;  // at most 7 + 12 bits of it count
+    if (end > at) std::memcpy(&word, at, static_cast<size_t>(std::min<ptrdiff_t>(4, end - at)));
+    const int bias = width == 0 ? 0 : 1 << (width - 1), mask = (1 << width) - 1;
+    return static_cast<int16_t>((static_cast<int>(word >> bit % 8) & mask) - bias);
+}
+
+void patch_dc(const PackedLine& line, int count, int16_t* differences) {
     for (int p = 0; p < line.patch_count; ++p) {
         const Patch patch = line.patch(p);
         if (patch.block >= count) break;
         if (patch.index != 0) continue;
         const int width = kDcWidths[line.dc_code(patch.block / 8)];
-        out[patch.block] = static_cast<int16_t>(out[patch.block] + patch.high * (1 << width));
-    }
-    unsigned sum = 0;
-    for (int x = 0; x < count; ++x) {
-        sum += static_cast<unsigned>(out[x]);
-        out[x] = static_cast<int16_t>(sum);
+        differences[patch.block] = static_cast<int16_t>(differences[patch.block] + patch.high * (1 << width));
     }
 }
 

@@ -57,6 +57,7 @@ struct PackedLine {
     const uint8_t* payload = nullptr;
     const uint8_t* patches = nullptr;
     int patch_count = 0;
+    bool has_dc_patches = false;
 
     int dc_groups() const { return (blocks + 7) / 8; }
     int dc_code(int group) const { return dc_codes[group / 2] >> 4 * (group % 2) & 15; }
@@ -105,7 +106,13 @@ class PackedFile {
     // Finds the lines of a row of MCUs, in order. False: damaged, or not among the rows that `file` has.
     bool read_row(int row, const Codebook& codebook, std::vector<PackedLine>& lines) const;
 
+    // Has the bytes of a row of MCUs brought into the cache: its lines would be found one cache miss after the other.
+    void fetch_row(int row) const;
+
   private:
+    // The bytes of a row of MCUs. Empty: damaged, or not among the rows that `file` has.
+    ByteSpan row_bytes(int row) const;
+
     ByteSpan file_;
     PackedHead head_{};
     JpegHeader header_;
@@ -118,8 +125,11 @@ class PackedFile {
 // The same as find_bands() for a packed JPEG; the last place is the end of its rows.
 bool find_packed_bands(ByteSpan file, std::vector<uint32_t>& places);
 
-// Reads the DC coefficients of the first `count` blocks of a line. Memory is read up to `end`.
-void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out);
+// The i-th difference of a group of DC differences, without its patch. Memory is read up to `end`.
+int16_t dc_field(const uint8_t* group, int code, int i, const uint8_t* end);
+
+// Patches the first `count` DC differences of a line. Only for a line that has such patches.
+void patch_dc(const PackedLine& line, int count, int16_t* differences);
 
 // Why a JPEG header is of a kind that is not packed; nullptr if it is not.
 const char* unpackable_kind(const JpegHeader& header);

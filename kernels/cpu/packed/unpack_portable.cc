@@ -25,4 +25,36 @@ void unpack_portable(const ShapeTable& table, const PackedBlock* blocks, int cou
     }
 }
 
+namespace {
+
+void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out) {
+    const uint8_t* at = line.dc_payload;
+    for (int first = 0; first < count; first += 8) {
+        const int code = line.dc_code(first / 8), group = std::min(8, count - first);
+        for (int i = 0; i < group; ++i) out[first + i] = dc_field(at, code, i, end);
+        at += kDcWidths[code];
+    }
+    if (line.has_dc_patches) patch_dc(line, count, out);
+    unsigned sum = 0;
+    for (int x = 0; x < count; ++x) {
+        sum += static_cast<unsigned>(out[x]);
+        out[x] = static_cast<int16_t>(sum);
+    }
+}
+
+void unpack_queue(const ShapeTable& table, const BlockQueue& queue, int count, const uint8_t* end, QueueRows& rows) {
+    for (int i = 0; i < count; ++i) {
+        const PackedBlock block = {queue.payload[i], rows.coefficients + 64 * i, queue.shape[i]};
+        unpack_portable(table, &block, 1, end);
+        block.out[0] = queue.dc[i];
+    }
+}
+
+}  // namespace
+
+const UnpackKernels& portable_unpack_kernels() {
+    static constexpr UnpackKernels kernels = {unpack_portable, read_dc, 1, unpack_queue, nullptr, nullptr};
+    return kernels;
+}
+
 }  // namespace feeder
