@@ -1,7 +1,7 @@
 """feeder's CPU kernels, in C++ under kernels/: seekable JPEG, decode, resize and normalize."""
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -142,16 +142,32 @@ def row_extents(
         ValueError: arguments of different lengths.
     """
 
-class ShardRows:
+class HeldIndex:
+    """An index that a :class:`PartRunner` reads."""
+
+class ShardRows(HeldIndex):
     """The mapped records of shards, by their numbers; buffers stay exported while they are held.
 
     Args:
         record_bytes: Size of a record.
         length_at, steps_at, height_at: Offsets in it of the image's length, bytes, uint32; of the number of its first
             value among the shard's steps, uint32, 2**32-1 for none; and of its height, pixels as stored, uint16.
+        offset_at, label_at, width_at, orientation_at: Of the image's place in the shard, bytes, uint32; its label,
+            int32; its width, pixels as stored, uint16; and EXIF orientation, uint8. A :class:`PartRunner` needs all.
     """
 
-    def __init__(self, record_bytes: int, length_at: int, steps_at: int, height_at: int) -> None: ...
+    def __init__(
+        self,
+        record_bytes: int,
+        length_at: int,
+        steps_at: int,
+        height_at: int,
+        *,
+        offset_at: int | None = None,
+        label_at: int | None = None,
+        width_at: int | None = None,
+        orientation_at: int | None = None,
+    ) -> None: ...
     def add(self, shard: int, records: _Buffer) -> None:
         """Takes a shard's records."""
 
@@ -433,3 +449,159 @@ def unfilter_png(rows: _Buffer, out: npt.NDArray[np.uint8], pixel_bytes: int = 1
     Raises:
         ValueError: for another number of bytes, or a filter that PNG does not have.
     """
+
+class IndexColumns(HeldIndex):
+    """The columns of an index of version 1, see Note [Index file]; not checked beforehand.
+
+    Args:
+        shard, offset, length, width, height, orientation, label: [N].
+        row_start: uint64 [N + 1], or empty if no image has places of rows.
+        row_data: uint32.
+
+    Raises:
+        ValueError: columns of different lengths.
+    """
+
+    def __init__(
+        self,
+        shard: npt.NDArray[np.uint32],
+        offset: npt.NDArray[np.uint64],
+        length: npt.NDArray[np.uint64],
+        width: npt.NDArray[np.uint32],
+        height: npt.NDArray[np.uint32],
+        orientation: npt.NDArray[np.uint8],
+        label: npt.NDArray[np.int64],
+        row_start: npt.NDArray[np.uint64],
+        row_data: npt.NDArray[np.uint32],
+    ) -> None: ...
+
+class BaseOps:
+    """The ops of a recipe's base path, in order, for their draws.
+
+    ``stream`` is an op's number in the recipe. Sizes are in pixels, at most 65,535.
+    """
+
+    def __init__(self) -> None: ...
+    def add_random_resized_crop(
+        self,
+        stream: int,
+        height: int,
+        width: int,
+        scale: tuple[float, float],
+        ratio: tuple[float, float],
+        log_ratio: tuple[float, float],
+    ) -> None:
+        """Adds a crop; ``log_ratio`` has the logarithms of ``ratio``."""
+
+    def add_random_crop(self, stream: int, height: int, width: int) -> None:
+        """Adds a crop of images that are large enough."""
+
+    def add_center_crop(self, height: int, width: int) -> None:
+        """Adds a crop of images that are large enough."""
+
+    def add_resize(self, side: str, height: int, width: int, most: int) -> None:
+        """Adds a resize: "both" sides to (height, width); the "shorter" to ``height``, the longer one at most ``most``
+        unless that is 0; the "longer" to ``most``; or to the least size that can "cover" (height, width)."""
+
+    def add_horizontal_flip(self, stream: int, p: float) -> None: ...
+    def draw(
+        self, seed: int, epoch: int, keys: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
+    ) -> list[tuple[tuple[float, float, float, float], tuple[int, int, int, int], tuple[int, int], bool] | None]:
+        """Draws as :meth:`feeder.transforms.Recipe.draw` does, to the bit.
+
+        Args:
+            seed: 0 to 2**64-1.
+            epoch: 0 to 2**32-1.
+            keys: int64 [N].
+            sizes: int64 [N, 2], upright (height, width), pixels, 1 or more.
+
+        Returns:
+            For each image the source box, the support box, the (height, width) after the base path and the flip. None
+            where they can't be told: a crop's side is a half too nearly to be rounded, or an image is too small.
+        """
+
+class OpenShards:
+    """The open shards of one thread, which keeps their descriptors open while they are here."""
+
+    def __init__(self) -> None: ...
+    def put(self, shard: int, descriptor: int, size_bytes: int, changed_ns: int) -> None:
+        """Takes an open shard: its number, descriptor, size, and its ctime when it was opened, nanoseconds."""
+
+    def remove(self, shard: int) -> None:
+        """Drops a shard, if it is here."""
+
+class PartRunner:
+    """Makes parts of batches: from sample ids to pixels.
+
+    Args:
+        ops: The recipe's base path.
+        seed: Of the draws, 0 to 2**64-1.
+        exif: True applies EXIF orientation.
+        large_bytes: Larger files are left out.
+        made_ns: Samples of shards that changed since then are left out; nanoseconds since the epoch, by the wall clock.
+        max_pixels: Larger images are left out.
+        fidelity: "fast" or "exact".
+        threads: Threads that share the decoding.
+        dtype: "uint8", "float32", "float16" or "bfloat16".
+        scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None for uint8.
+        stages: Numbers of the first words of the stages read, draw, decode and transform in a meter.
+    """
+
+    def __init__(
+        self,
+        ops: BaseOps,
+        *,
+        seed: int,
+        exif: bool,
+        large_bytes: int,
+        made_ns: int,
+        max_pixels: int,
+        fidelity: str,
+        threads: int,
+        dtype: str,
+        scale: npt.NDArray[np.float32] | None,
+        bias: npt.NDArray[np.float32] | None,
+        stages: list[int],
+    ) -> None: ...
+    def run(
+        self,
+        index: HeldIndex,
+        open_shards: OpenShards,
+        shards: npt.NDArray[np.int64] | None,
+        per_shard: int,
+        rows: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        repeats: npt.NDArray[np.int64],
+        samples: int,
+        epoch: int,
+        out: npt.NDArray[Any],
+        labels: npt.NDArray[np.int64] | None,
+        words: npt.NDArray[np.int64],
+        is_last: bool,
+        beat: Callable[[], object],
+    ) -> list[int] | tuple[list[int], int, int, int, int] | None:
+        """Makes N samples; reads and decodes without the GIL.
+
+        Args:
+            index: The set's index.
+            open_shards: The calling thread's open shards.
+            shards, rows, per_shard: The samples, see :class:`feeder.shard.format.index.Located`.
+            ids: int64 [N], ids of the samples in the dataset.
+            repeats: int64 [N]. The key of a sample's draws is its id and ``repeats`` times ``samples``.
+            samples: Number of samples of the dataset.
+            epoch: Of the draws.
+            out: [N, 3, H, W], C-contiguous; filled.
+            labels: int64 [N], filled; None leaves labels out.
+            words: int64, the meter.
+            is_last: True leaves out samples of shards that are not held.
+            beat: Called after the reading.
+
+        Returns:
+            The numbers of shards whose index or file is not held, before anything is made. Or (rows left out, time of
+            index and reading, time of drawing and decoding, nanoseconds, bytes read, images decoded slowly); rows left
+            out are unusual or wrong, and their parts of ``out`` and ``labels`` undefined. None if another thread is in
+            a call.
+
+        Raises:
+            ValueError: an argument has another shape or dtype than the above.
+        """

@@ -24,7 +24,7 @@ import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,9 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.shard.store.mirror import Mirror
 from feeder.system.files import open_regular
+
+if TYPE_CHECKING:
+    from feeder._native import OpenShards
 
 __all__ = ["ShardReader"]
 
@@ -68,6 +71,7 @@ class _Files:
 
     def __init__(self) -> None:
         self.entries: OrderedDict[int, _Shard] = OrderedDict()
+        self._native: OpenShards | None = None
         self.arena = bytearray()
         self.advised_parts = 0
         self.pid = os.getpid()
@@ -81,8 +85,31 @@ class _Files:
             return OPEN_SHARDS
         return max(_FEWEST_SHARDS, min(OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
 
+    @property
+    def native(self) -> OpenShards:
+        """The same open shards for the kernels."""
+        if self._native is None:
+            from feeder import _native
+
+            self._native = _native.OpenShards()
+            for shard, entry in self.entries.items():
+                self._native.put(shard, *entry)
+        return self._native
+
+    def add(self, shard: int, entry: _Shard) -> None:
+        """Takes an open shard; closes those that were used longest ago."""
+        self.entries[shard] = entry
+        if self._native is not None:
+            self._native.put(shard, *entry)
+        while len(self.entries) > self.most:
+            oldest, closed = self.entries.popitem(last=False)
+            if self._native is not None:
+                self._native.remove(oldest)
+            os.close(closed.descriptor)
+
     def close(self) -> None:
         """Closes the shards."""
+        self._native = None
         while self.entries:
             os.close(self.entries.popitem()[1].descriptor)
 
@@ -126,12 +153,12 @@ class ShardReader(ShardFields):
         self.mirror = mirror
         self.classes, self.label_dtype = classes, self.index.label_dtype
         self._labels: npt.NDArray[Any] | None = None  # those that the samples were given in place of their own
-        self._made_ns = time.time_ns()
+        self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
 
     def __reduce__(self) -> tuple[Any, ...]:
         index = self.index
-        own = (index.path, self.exif, self.classes, index.identity, self._made_ns, self._labels)
+        own = (index.path, self.exif, self.classes, index.identity, self.made_ns, self._labels)
         return _shard_reader, (*own, index.version, self.mirror, index.image_of is not None)
 
     def __len__(self) -> int:
@@ -199,9 +226,8 @@ class ShardReader(ShardFields):
             except DecodeError as error:
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
-        # The page cache gives more than a byte per nanosecond; slower reads came from a disk.
-        if not advise and total > READ_AHEAD_BYTES and time.perf_counter_ns() - started > total:
-            files.advised_parts = ADVISED_PARTS
+        if not advise:
+            self.note_read(total, time.perf_counter_ns() - started)
         changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
         if changed:
             for row, i in enumerate(ids.tolist()):
@@ -216,6 +242,39 @@ class ShardReader(ShardFields):
             shards = self.index.shards_of(ids)
             places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
             self._bring(places, [(0, 0, length) for _, _, length in places])
+
+    def note_read(self, size_bytes: int, time_ns: int) -> None:
+        """Has the next reads announced to the kernel, if this one of so many bytes took long."""
+        # The page cache gives more than a byte per nanosecond; slower reads came from a disk.
+        if size_bytes > READ_AHEAD_BYTES and time_ns > size_bytes:
+            self._own_files().advised_parts = ADVISED_PARTS
+
+    @property
+    def takes_parts(self) -> bool:
+        """True if the kernels may read the samples by themselves: images and labels of a local set."""
+        return self.mirror is None and not self.index.targets and self.index.native is not None
+
+    @property
+    def advises(self) -> bool:
+        """True while this thread's reads are announced to the kernel, which :meth:`read` does."""
+        return self._own_files().advised_parts > 0
+
+    @property
+    def given_labels(self) -> npt.NDArray[Any] | None:
+        """The labels that :meth:`relabel` gave the samples; None: they have their own."""
+        return self._labels
+
+    @property
+    def native_shards(self) -> OpenShards:
+        """This thread's open shards for the kernels; others are opened by :meth:`open_shards`."""
+        return self._own_files().native
+
+    def open_shards(self, shards: list[int]) -> None:
+        """Opens shards and their indexes for the kernels; leaves out those that can't be opened."""
+        for shard in set(shards):
+            with contextlib.suppress(FormatError, IndexError):  # reading a sample of it says what is wrong
+                self.index.hold([shard])
+                self._open(shard)
 
     def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
         """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
@@ -379,7 +438,7 @@ class ShardReader(ShardFields):
         """
         if self.mirror is not None:
             return False
-        return entry.changed_ns > self._made_ns or os.fstat(entry.descriptor).st_ctime_ns != entry.changed_ns
+        return entry.changed_ns > self.made_ns or os.fstat(entry.descriptor).st_ctime_ns != entry.changed_ns
 
     def _check(self, i: int) -> None:
         """Raises FormatError unless a sample's bytes match their checksum in the index."""
@@ -418,9 +477,8 @@ class ShardReader(ShardFields):
                 "restore it, or run `feeder inspect --verify`"
             ) from None
         status = os.fstat(descriptor)
-        entry = entries[shard] = _Shard(descriptor, status.st_size, status.st_ctime_ns)
-        while len(entries) > files.most:
-            os.close(entries.popitem(last=False)[1].descriptor)
+        entry = _Shard(descriptor, status.st_size, status.st_ctime_ns)
+        files.add(shard, entry)
         return entry
 
     def _own_files(self) -> _Files:
@@ -462,7 +520,7 @@ def _shard_reader(
             f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "
             "earlier index and shards and go on"
         )
-    reader._made_ns = made_ns
+    reader.made_ns = made_ns
     if labels is not None:
         reader.relabel(labels, classes)
     return reader

@@ -7,6 +7,7 @@
 #include "bind/module.h"
 #include "cpu/jpeg/bands.h"
 #include "cpu/packed/packed_file.h"
+#include "cpu/part/image_index.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,11 +31,6 @@ nb::object row_places(nb::handle data) {
     return nb::bytes(places.data(), places.size() * sizeof(places[0]));
 }
 
-// True if there are as many bands as an image of this height has.
-bool covers(std::span<const uint32_t> places, uint64_t height) {
-    return places.size() >= 3 && places[0] != 0 && (height + places[0] - 1) / places[0] == places.size() - 2;
-}
-
 nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Counts starts, Counts ends,
                                                          Counts lengths, Heights heights, Rows rows) {
     const size_t count = rows.shape(0);
@@ -46,10 +42,8 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> row_extents(nb::handle row_data, Co
     int64_t* const found = new int64_t[4 * count + 1];
     nb::capsule owner(found, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
     for (size_t i = 0; i < count; ++i) {
-        const uint64_t start = starts.data()[i], end = ends.data()[i];
-        std::span<const uint32_t> places;
-        if (start < end && end <= all.size()) places = all.subspan(start, end - start);
-        if (!covers(places, heights.data()[i])) places = {};
+        const std::span<const uint32_t> places =
+            places_between(all, starts.data()[i], ends.data()[i], heights.data()[i]);
         const BandExtent extent = band_extent(places, static_cast<int64_t>(lengths.data()[i]), rows.data()[2 * i],
                                               rows.data()[2 * i + 1]);
         found[4 * i] = extent.first_row;

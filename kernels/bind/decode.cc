@@ -8,6 +8,7 @@
 
 #include "bind/buffer.h"
 #include "bind/module.h"
+#include "bind/output.h"
 #include "cpu/decode.h"
 
 namespace nb = nanobind;
@@ -24,47 +25,11 @@ using Spent64 = nb::ndarray<int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device:
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Flags8 = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
-using OutArray = nb::ndarray<nb::ndim<4>, nb::device::cpu>;
-
-[[noreturn]] void bad(const std::string& message) { throw nb::value_error(message.c_str()); }
 
 Layout layout_of(const std::string& name) {
     if (name == "nchw") return Layout::nchw;
     if (name == "nhwc") return Layout::nhwc;
     bad("layout must be \"nchw\" or \"nhwc\", not \"" + name + "\"");
-}
-
-Dtype dtype_of(const std::string& name) {
-    if (name == "uint8") return Dtype::uint8;
-    if (name == "float32") return Dtype::float32;
-    if (name == "float16") return Dtype::float16;
-    if (name == "bfloat16") return Dtype::bfloat16;
-    bad("dtype must be \"uint8\", \"float32\", \"float16\" or \"bfloat16\", not \"" + name + "\"");
-}
-
-Fidelity fidelity_of(const std::string& name) {
-    if (name == "fast") return Fidelity::fast;
-    if (name == "exact") return Fidelity::exact;
-    bad("fidelity must be \"fast\" or \"exact\", not \"" + name + "\"");
-}
-
-// bfloat16 travels as numpy's uint16, or as itself in a torch tensor.
-bool array_holds(const OutArray& out, Dtype dtype) {
-    const nb::dlpack::dtype found = out.dtype();
-    const auto is = [&](nb::dlpack::dtype_code code, int bits) {
-        return found.code == static_cast<uint8_t>(code) && found.bits == bits && found.lanes == 1;
-    };
-    switch (dtype) {
-        case Dtype::uint8:
-            return is(nb::dlpack::dtype_code::UInt, 8);
-        case Dtype::float32:
-            return is(nb::dlpack::dtype_code::Float, 32);
-        case Dtype::float16:
-            return is(nb::dlpack::dtype_code::Float, 16);
-        case Dtype::bfloat16:
-            return is(nb::dlpack::dtype_code::UInt, 16) || is(nb::dlpack::dtype_code::Bfloat, 16);
-    }
-    return false;
 }
 
 // Elements from an entry to the next along each axis.

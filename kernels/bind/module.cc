@@ -32,4 +32,5 @@ NB_MODULE(_native, module) {
     feeder::bind::add_packed(module);
     feeder::bind::add_png(module);
     feeder::bind::add_shard_rows(module);
+    feeder::bind::add_part(module);
 }

@@ -14,6 +14,7 @@ void add_decode(nanobind::module_& module);
 void add_libjpeg(nanobind::module_& module);
 void add_packed(nanobind::module_& module);
 void add_shard_rows(nanobind::module_& module);
+void add_part(nanobind::module_& module);
 void add_png(nanobind::module_& module);
 
 }  // namespace feeder::bind

@@ -32,6 +32,7 @@ from feeder.system.warning import warn
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Decoder
     from feeder.decoders.staged.stager import Stager
+    from feeder.loader.fast.part_runner import PartRunner
     from feeder.order.bucket_order import BucketTable
     from feeder.transforms import Draws, Recipe, Views
     from feeder.transforms.pad_to_batch import PadToBatch
@@ -90,6 +91,9 @@ class Work:
     _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _runners: dict[int, tuple[Recipe, PartRunner | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         self.images, self.values = images_in(self.extras), values_in(self.extras)
@@ -98,7 +102,8 @@ class Work:
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "meter"}
         # The table takes 4 bytes a sample.
-        return state | {"_decoder": None, "_made_splits": {}, "table": self.table if self.skip else None}
+        made: dict[str, Any] = {"_decoder": None, "_made_splits": {}, "_runners": {}}
+        return state | made | {"table": self.table if self.skip else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())
@@ -192,10 +197,15 @@ class Work:
         samples, report = view.samples, PartReport()
         report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
         recipes = self.recipes_at(view.image_size if self.recipe.has_bucket else None, epoch)
+        runner = self._runner(recipes)
+        left = None if runner is None else runner.run(epoch, view, report, self.meter, beat)
+        if left is not None and not left:
+            return report
         part = _Part(epoch, recipes, view, self._sinks(recipes, view.images), report, beat)
-        errors = self._make(part, np.arange(len(samples.ids)), samples)
+        rows = np.arange(len(samples.ids)) if left is None else np.array(left)
+        errors = self._make(part, rows, samples if left is None else samples.part(rows))
         if any(errors):
-            for row, error in enumerate(errors):
+            for row, error in zip(rows.tolist(), errors, strict=True):
                 if error is not None:
                     self._replace(part, row, error)
         for number, sink in enumerate(part.sinks):
@@ -204,6 +214,22 @@ class Work:
             for (which, row), data in sink.close().items():
                 report.left_over[first + which, row] = bytes(data)
         return report
+
+    def _runner(self, recipes: tuple[Recipe, ...]) -> PartRunner | None:
+        """Returns the runner of a batch's parts; None if they are not for one call, see Note [One call]."""
+        if self.stager is not None or self.extras or self.pad is not None or len(recipes) != 1:
+            return None
+        recipe = recipes[0]
+        found = self._runners.get(id(recipe))
+        if found is None:
+            from feeder.loader.fast.part_runner import PartRunner  # which needs the kernels
+
+            decoder = self.decoder
+            is_native = decoder.name == "cpu"
+            split = self.splits_of(recipes)[0]
+            runner = PartRunner.of(self.reader, recipe, split, decoder, self.seed) if is_native else None
+            found = self._runners[id(recipe)] = recipe, runner
+        return found[1]
 
     def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[npt.NDArray[Any], ...]) -> list[Sink]:
         """Returns the ways into the slot: of the image or the views, and of each further image."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of", "octave_edges"]
+__all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of", "octave_edges", "stage_at"]
 
 # The documentation of feeder.DataLoader.stats explains the names.
 STAGES = (
@@ -39,6 +39,11 @@ _COUNT, _BYTES, _TOTAL, _LONGEST, _FIRST_BUCKET = range(5)
 STAGE_WORDS = _FIRST_BUCKET + _BUCKETS
 METER_WORDS = len(STAGES) * STAGE_WORDS
 _AT = {name: k * STAGE_WORDS for k, name in enumerate(STAGES)}
+
+
+def stage_at(stage: str) -> int:
+    """Returns the number of a stage's first word in a meter."""
+    return _AT[stage]
 
 
 def bucket_of(time_ns: int) -> int:

@@ -90,8 +90,8 @@ class Samples(NamedTuple):
         """Returns samples of which none is a repeat."""
         return cls(positions, ids, np.zeros(len(ids), np.int64))
 
-    def part(self, rows: slice) -> Samples:
-        """Returns some of the samples, in the same memory."""
+    def part(self, rows: slice | npt.NDArray[np.int64]) -> Samples:
+        """Returns some of the samples, in the same memory if ``rows`` is a slice."""
         return Samples(self.positions[rows], self.ids[rows], self.repeats[rows])
 
     def copy(self) -> Samples:

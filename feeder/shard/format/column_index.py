@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import NUMBER_FIELDS, FieldPlaces, Index
+from feeder.shard.format.index import NUMBER_FIELDS, FieldPlaces, Index, Located
 from feeder.shard.format.index_file import (
     COLUMNS,
     OPTIONAL_COLUMNS,
@@ -29,6 +30,9 @@ from feeder.shard.format.index_file import (
     version_for,
 )
 from feeder.system.limit_errors import explained
+
+if TYPE_CHECKING:
+    from feeder._native import HeldIndex
 
 __all__ = ["ColumnIndex"]
 
@@ -172,6 +176,25 @@ class ColumnIndex(Index):
     def rows(self, ids: npt.NDArray[np.int64]) -> ColumnRows:
         """See :meth:`Index.rows`."""
         return ColumnRows(self, ids)
+
+    @functools.cached_property
+    def native(self) -> HeldIndex | None:
+        """See :attr:`Index.native`."""
+        try:
+            from feeder import _native
+        except ImportError:
+            return None
+        has_rows = len(self.column("row_data")) > 0
+        starts = self.column("row_start") if has_rows else np.zeros(0, np.uint64)
+        columns = (self.shard, self.offset, self.length, self.width, self.height, self.orientation, self.label)
+        return _native.IndexColumns(*columns, starts, self.column("row_data"))
+
+    def located(self, ids: npt.NDArray[np.int64]) -> Located:
+        """See :meth:`Index.located`."""
+        return Located(None, ids, 0)
+
+    def hold(self, shards: Iterable[int]) -> None:
+        """See :meth:`Index.hold`; it holds all."""
 
     def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Index.labels`; a view."""

@@ -7,7 +7,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ import numpy.typing as npt
 from feeder.order.shard_sizes import ShardSizes
 from feeder.shard.format.index_file import ImageOf, ShardEntry
 
-__all__ = ["NUMBER_FIELDS", "FieldPlaces", "Index", "Rows"]
+if TYPE_CHECKING:
+    from feeder._native import HeldIndex
+
+__all__ = ["NUMBER_FIELDS", "FieldPlaces", "Index", "Located", "Rows"]
 
 # Fields that are integers: "index" is the sample id; "width" and "height" are those of the image before the recipe, in
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its
@@ -79,6 +82,20 @@ class FieldPlaces(NamedTuple):
     shards: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.uint64]
     lengths: npt.NDArray[np.uint64]
+
+
+class Located(NamedTuple):
+    """Samples as the kernels find them in an index, see :meth:`feeder._native.PartRunner.run`.
+
+    Attributes:
+        shards: int64 [N], numbers of the shards; None: they follow from the rows.
+        rows: int64 [N], rows in the shards, or in the set if there are no shards.
+        per_shard: Samples in each shard but the last; 0: that is not what ``rows`` depends on.
+    """
+
+    shards: npt.NDArray[np.int64] | None
+    rows: npt.NDArray[np.int64]
+    per_shard: int
 
 
 class Index(ABC):
@@ -146,6 +163,23 @@ class Index(ABC):
     @abstractmethod
     def rows(self, ids: npt.NDArray[np.int64]) -> Rows:
         """Properties of some samples, int64 [N].
+
+        Raises:
+            FormatError: if the index of a shard is missing or damaged.
+        """
+
+    @property
+    @abstractmethod
+    def native(self) -> HeldIndex | None:
+        """The same index as the kernels read it; None without them."""
+
+    @abstractmethod
+    def located(self, ids: npt.NDArray[np.int64]) -> Located:
+        """Returns some samples as :attr:`native` finds them."""
+
+    @abstractmethod
+    def hold(self, shards: Iterable[int]) -> None:
+        """Has :attr:`native` hold the samples of some shards, where it holds them by shards.
 
         Raises:
             FormatError: if the index of a shard is missing or damaged.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import FieldPlaces, Index
+from feeder.shard.format.index import FieldPlaces, Index, Located
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, ShardIndex
 from feeder.shard.store.mirror import Mirror
 
 if TYPE_CHECKING:
-    from feeder._native import ShardRows
+    from feeder._native import HeldIndex, ShardRows
 
 __all__ = ["SetIndex"]
 
@@ -139,14 +139,32 @@ class SetIndex(Index):
         rows = np.ascontiguousarray(rows)
         found = self._table.extents(shards, records.view(np.uint8), rows)
         if found is None:
-            steps = {number: index.read_steps() for number, index in self._opened(set(shards.tolist())).items()}
-            with self._lock:
-                for number in steps.keys() & self._open.keys():
-                    self._table.add_steps(number, steps[number])
+            self._hold_steps({number: index.read_steps() for number, index in self._opened({*shards.tolist()}).items()})
             found = self._table.extents(shards, records.view(np.uint8), rows)
         if found is None:  # others have just taken their places; whole images will do
             return None
         return found if (found[:, 0] >= 0).any() else None
+
+    @property
+    def native(self) -> HeldIndex | None:
+        """See :attr:`Index.native`."""
+        return self._table
+
+    def located(self, ids: npt.NDArray[np.int64]) -> Located:
+        """See :meth:`Index.located`."""
+        return Located(None, ids, self.header.equal) if self.header.equal else Located(*self.header.locate(ids), 0)
+
+    def hold(self, shards: Iterable[int]) -> None:
+        """See :meth:`Index.hold`."""
+        found = self._opened(set(shards))
+        steps = {number: index.read_steps() for number, index in found.items() if not index.is_wide}
+        self._hold_steps(steps)
+
+    def _hold_steps(self, steps: Mapping[int, memoryview]) -> None:
+        with self._lock:
+            for number in steps.keys() & self._open.keys():
+                assert self._table is not None
+                self._table.add_steps(number, steps[number])
 
     def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Index.labels`; reads the index of every shard."""
@@ -392,7 +410,14 @@ def _table() -> ShardRows | None:
     except ImportError:
         return None
     fields: Any = NARROW.fields
-    return _native.ShardRows(NARROW.itemsize, *(fields[name][1] for name in ("length", "steps", "height")))
+    at = {name: fields[name][1] for name in NARROW.names or ()}
+    return _native.ShardRows(
+        *(NARROW.itemsize, at["length"], at["steps"], at["height"]),
+        offset_at=at["offset"],
+        label_at=at["label"],
+        width_at=at["width"],
+        orientation_at=at["orientation"],
+    )
 
 
 def _narrowed(records: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,0 +1,144 @@
+"""A part of a batch in one native call: the usual samples, and none of the others.
+
+Note [One call]
+    The call finds samples in the index, draws, reads, decodes and stores without Python, and mostly without its lock.
+    It is for images and labels of a local shard set, of recipes that are a base path, with the native backend. A sample
+    of which anything is unusual is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is
+    wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder import _native
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset_reader import PartReader
+from feeder.decoders.native import CpuDecoder
+from feeder.loader.observe.meter import Meter, stage_at
+from feeder.shard.source.image_file import LARGE_BYTES
+from feeder.transforms.native_draws import base_ops
+
+if TYPE_CHECKING:
+    from feeder.dataset.reader import Reader
+    from feeder.decoders.decoder import Decoder
+    from feeder.decoders.device.fused import DeviceSplit
+    from feeder.loader.fast.part_report import PartReport
+    from feeder.loader.slots.image_slots import SlotView
+    from feeder.transforms import Recipe
+
+__all__ = ["PartRunner"]
+
+_PAUSE = 32  # parts made without a call after one that left most samples
+_STAGES = ("read", "draw", "decode", "transform")
+
+
+class PartRunner:
+    """Makes parts; see Note [One call].
+
+    Args:
+        reader: Reads the shards.
+        subsets: int64 [N] each: what the dataset's ids are in the set, subset by subset, outermost first.
+        native: The kernels' runner.
+        samples: Number of samples of the dataset.
+    """
+
+    def __init__(
+        self,
+        reader: ShardReader,
+        subsets: list[npt.NDArray[np.int64]],
+        native: _native.PartRunner,
+        samples: int,
+    ) -> None:
+        self._reader, self._subsets, self._native, self._samples = reader, subsets, native, samples
+        self._pause = 0
+
+    @classmethod
+    def of(
+        cls, reader: Reader, recipe: Recipe, split: DeviceSplit | None, decoder: Decoder, seed: int
+    ) -> PartRunner | None:
+        """Returns a runner for images of a recipe; None if they are not for one call.
+
+        Args:
+            reader: The dataset's reader.
+            recipe: The ops on each image, without variable sizes.
+            split: Restricts the recipe to the CPU's side; None does all.
+            decoder: The backend.
+            seed: Of the augmentation.
+        """
+        samples, subsets = len(reader), []
+        while isinstance(reader, PartReader):
+            subsets.append(reader.ids)
+            reader = reader.whole
+        if type(reader) is not ShardReader or type(decoder) is not CpuDecoder or not reader.takes_parts:
+            return None
+        made = recipe if split is None else split.cpu
+        ops = base_ops(recipe)
+        if ops is None or not made.is_base_path or made.base_size is None or recipe.base_size != made.base_size:
+            return None
+        scale, bias = made.affine or (None, None)
+        native = _native.PartRunner(
+            ops,
+            seed=seed,
+            exif=reader.exif,
+            large_bytes=LARGE_BYTES,
+            made_ns=reader.made_ns,
+            max_pixels=decoder.max_pixels,
+            fidelity=decoder.fidelity,
+            threads=decoder.threads,
+            dtype=made.output_dtype,
+            scale=scale,
+            bias=bias,
+            stages=[stage_at(stage) for stage in _STAGES],
+        )
+        return cls(reader, subsets, native, samples)
+
+    def run(
+        self, epoch: int, view: SlotView, report: PartReport, meter: Meter, beat: Callable[[], None]
+    ) -> list[int] | None:
+        """Makes the samples of a part, and counts them.
+
+        Args:
+            epoch: The epoch that the augmentation is drawn for.
+            view: The samples, and arrays for them; filled.
+            report: The part's report.
+            meter: Counts the stages.
+            beat: Called between the steps, as a sign of life.
+
+        Returns:
+            The rows that are left to be made in the other way; None: all of them.
+        """
+        reader, samples = self._reader, view.samples
+        if self._pause or reader.advises:
+            self._pause = max(0, self._pause - 1)
+            return None
+        ids = samples.ids
+        for subset in self._subsets:
+            ids = subset[ids]
+        shards, rows, per_shard = reader.index.located(ids)
+        labels = view.labels if reader.given_labels is None else None
+        index = reader.index.native
+        assert index is not None
+        what = (shards, per_shard, rows, samples.ids, samples.repeats, self._samples, epoch)
+        arrays = (view.images[0], labels, meter.words)
+        found = self._native.run(index, reader.native_shards, *what, *arrays, False, beat)
+        if isinstance(found, list):
+            reader.open_shards(found)
+            found = self._native.run(index, reader.native_shards, *what, *arrays, True, beat)
+        if not isinstance(found, tuple):
+            return None
+        left, read_ns, decode_ns, read_bytes, slow = found
+        if reader.given_labels is not None:
+            view.labels[:] = reader.given_labels[ids]
+        report.read_ns += read_ns
+        report.decode_ns += decode_ns
+        report.encoded_bytes += read_bytes
+        report.slow += slow
+        reader.note_read(read_bytes, read_ns)
+        if 2 * len(left) > len(ids):
+            self._pause = _PAUSE
+        return left

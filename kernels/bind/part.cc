@@ -1,0 +1,308 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bind/module.h"
+#include "bind/output.h"
+#include "bind/shard_rows.h"
+#include "cpu/part/base_draws.h"
+#include "cpu/part/part_runner.h"
+#include "cpu/part/stage_meter.h"
+#include "cpu/stage_times.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace feeder::bind {
+namespace {
+
+template <typename T>
+using Column = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Sizes64 = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
+using Pair = std::pair<double, double>;
+
+// The columns of an index of version 1, whose arrays stay while this object lives.
+class IndexColumns : public HeldIndex {
+  public:
+    IndexColumns(Column<const uint32_t> shard, Column<const uint64_t> offset, Column<const uint64_t> length,
+                 Column<const uint32_t> width, Column<const uint32_t> height, Column<const uint8_t> orientation,
+                 Column<const int64_t> label, Column<const uint64_t> row_start, Column<const uint32_t> row_data)
+        : columns_(held(shard, offset, length, width, height, orientation, label, row_start, row_data)),
+          keep_(shard, offset, length, width, height, orientation, label, row_start, row_data) {}
+
+    ImageIndex& index() override { return columns_; }
+
+  private:
+    template <typename T>
+    static std::span<const T> span(const Column<const T>& column) {
+        return {column.data(), column.shape(0)};
+    }
+
+    static ColumnIndex::Columns held(const Column<const uint32_t>& shard, const Column<const uint64_t>& offset,
+                                     const Column<const uint64_t>& length, const Column<const uint32_t>& width,
+                                     const Column<const uint32_t>& height, const Column<const uint8_t>& orientation,
+                                     const Column<const int64_t>& label, const Column<const uint64_t>& row_start,
+                                     const Column<const uint32_t>& row_data) {
+        ColumnIndex::Columns columns;
+        columns.shard = span(shard);
+        columns.width = span(width);
+        columns.height = span(height);
+        columns.offset = span(offset);
+        columns.length = span(length);
+        columns.row_start = span(row_start);
+        columns.label = span(label);
+        columns.orientation = span(orientation);
+        columns.row_data = span(row_data);
+        if (!columns.fit()) bad("the columns must be of one length, and row_start one longer");
+        return columns;
+    }
+
+    ColumnIndex columns_;
+    std::tuple<Column<const uint32_t>, Column<const uint64_t>, Column<const uint64_t>, Column<const uint32_t>,
+               Column<const uint32_t>, Column<const uint8_t>, Column<const int64_t>, Column<const uint64_t>,
+               Column<const uint32_t>>
+        keep_;
+};
+
+// The ops of a base path, added one by one in Python's terms.
+class BaseOps {
+  public:
+    void add_random_resized_crop(uint32_t stream, int64_t height, int64_t width, Pair scale, Pair ratio, Pair log_ratio) {
+        DrawOp& op = add(DrawOp::Kind::random_resized_crop, stream, height, width);
+        op.scale[0] = scale.first, op.scale[1] = scale.second;
+        op.ratio[0] = ratio.first, op.ratio[1] = ratio.second;
+        op.log_ratio[0] = log_ratio.first, op.log_ratio[1] = log_ratio.second;
+    }
+    void add_random_crop(uint32_t stream, int64_t height, int64_t width) {
+        add(DrawOp::Kind::random_crop, stream, height, width);
+    }
+    void add_center_crop(int64_t height, int64_t width) { add(DrawOp::Kind::center_crop, 0, height, width); }
+    void add_resize(const std::string& side, int64_t height, int64_t width, int64_t most) {
+        DrawOp& op = add(DrawOp::Kind::resize, 0, height, width);
+        op.most = most;
+        if (side == "both") op.side = DrawOp::Side::both;
+        else if (side == "shorter") op.side = DrawOp::Side::shorter;
+        else if (side == "longer") op.side = DrawOp::Side::longer;
+        else if (side == "cover") op.side = DrawOp::Side::cover;
+        else bad("side must be \"both\", \"shorter\", \"longer\" or \"cover\", not \"" + side + "\"");
+    }
+    void add_horizontal_flip(uint32_t stream, double p) { add(DrawOp::Kind::horizontal_flip, stream, 0, 0).p = p; }
+
+    nb::list draw(uint64_t seed, uint32_t epoch, Column<const int64_t> keys, Sizes64 sizes) const {
+        if (keys.shape(0) != sizes.shape(0)) bad("keys and sizes must be of one length");
+        nb::list found;
+        for (size_t i = 0; i < keys.shape(0); ++i) {
+            const int64_t height = sizes.data()[2 * i], width = sizes.data()[2 * i + 1];
+            if (height < 1 || width < 1 || height > INT32_MAX || width > INT32_MAX) bad("sizes must be 1 to 2**31-1");
+            BaseDraw drawn;
+            if (!draw_base(ops, seed, epoch, static_cast<uint64_t>(keys.data()[i]), height, width, drawn)) {
+                found.append(nb::none());
+                continue;
+            }
+            const double* const source = drawn.source_box;
+            const int32_t* const support = drawn.support_box;
+            found.append(nb::make_tuple(nb::make_tuple(source[0], source[1], source[2], source[3]),
+                                        nb::make_tuple(support[0], support[1], support[2], support[3]),
+                                        nb::make_tuple(drawn.height, drawn.width), drawn.flip));
+        }
+        return found;
+    }
+
+    std::vector<DrawOp> ops;
+
+  private:
+    DrawOp& add(DrawOp::Kind kind, uint32_t stream, int64_t height, int64_t width) {
+        if (stream > UINT16_MAX) bad("stream must be 0 to 65,535");
+        if (height < 0 || width < 0 || height > UINT16_MAX || width > UINT16_MAX) bad("sizes must be at most 65,535");
+        DrawOp& op = ops.emplace_back();
+        op.kind = kind, op.stream = stream, op.height = height, op.width = width;
+        return op;
+    }
+};
+
+// Where a PartRunner counts its stages: offsets in an int64 array.
+struct Stages {
+    size_t read, draw, decode, transform;
+};
+
+class Runner {
+  public:
+    Runner(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, int64_t made_ns, int64_t max_pixels,
+           const std::string& fidelity, int threads, const std::string& dtype, std::optional<Floats> scale,
+           std::optional<Floats> bias, std::vector<size_t> stages)
+        : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads)),
+          dtype_(dtype_of(dtype)),
+          has_affine_(scale.has_value()) {
+        if (scale.has_value() != bias.has_value()) bad("scale and bias go together");
+        if (has_affine_ == (dtype_ == Dtype::uint8)) bad("scale and bias are for floats, which need them");
+        if (scale) std::copy_n(scale->data(), 3, scale_);
+        if (bias) std::copy_n(bias->data(), 3, bias_);
+        if (stages.size() != 4) bad("stages must be four offsets: of read, draw, decode and transform");
+        stages_ = {stages[0], stages[1], stages[2], stages[3]};
+        most_ = *std::max_element(stages.begin(), stages.end());
+    }
+
+    nb::object run(HeldIndex& index, OpenShards& shards, std::optional<Column<const int64_t>> shard_numbers,
+                   int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
+                   Column<const int64_t> repeats, int64_t samples, uint32_t epoch, OutArray out,
+                   std::optional<Column<int64_t>> labels, Column<int64_t> words, bool is_last, nb::callable beat) {
+        const size_t count = rows.shape(0);
+        if (ids.shape(0) != count || repeats.shape(0) != count || out.shape(0) != count ||
+            (labels && labels->shape(0) != count) || (shard_numbers && shard_numbers->shape(0) != count))
+            bad("shards, rows, ids, repeats, out and labels must be of one length");
+        if (words.shape(0) < most_ + StageMeter::kWords) bad("the meter is too short for its stages");
+        if (is_running_) return nb::none();
+        struct Running {
+            bool& is_running;
+            explicit Running(bool& flag) : is_running(flag) { is_running = true; }
+            ~Running() { is_running = false; }
+        } const running(is_running_);
+        const PartOutput output = output_of(out);
+        int64_t started = now_ns();
+        samples_.resize(count);
+        for (size_t i = 0; i < count; ++i) {
+            const int64_t row = rows.data()[i];
+            PartSample& one = samples_[i];
+            one.shard = shard_numbers ? shard_numbers->data()[i] : per_shard > 0 ? row / per_shard : -1;
+            one.row = per_shard > 0 ? row - one.shard * per_shard : row;
+            one.key = static_cast<uint64_t>(ids.data()[i]) +
+                      static_cast<uint64_t>(repeats.data()[i]) * static_cast<uint64_t>(samples);
+        }
+        if (!runner_.find(samples_, index.index(), shards, is_last, missing_)) {
+            nb::list missing;
+            for (const int64_t shard : missing_) missing.append(shard);
+            return missing;
+        }
+        int64_t read_ns = now_ns() - started;
+        started = now_ns();
+        runner_.draw(samples_, epoch, index.index());
+        const int64_t draw_ns = now_ns() - started;
+        {
+            nb::gil_scoped_release release;
+            started = now_ns();
+            runner_.read(shards);
+            read_ns += now_ns() - started;
+        }
+        beat();
+        {
+            nb::gil_scoped_release release;
+            started = now_ns();
+            runner_.decode(output);
+        }
+        const int64_t decode_ns = now_ns() - started;
+        nb::list others;
+        int slow = 0;
+        StageMeter decode(words.data() + stages_.decode), transform(words.data() + stages_.transform);
+        int64_t written = 0;
+        for (size_t i = 0; i < count; ++i) {
+            if (!runner_.is_done(i)) {
+                others.append(i);
+                continue;
+            }
+            const Outcome& outcome = runner_.outcome(i);
+            if (outcome.decode_ns > 0) decode.add(outcome.decode_ns);
+            if (outcome.transform_ns > 0) transform.add(outcome.transform_ns);
+            slow += outcome.slow;
+            written += static_cast<int64_t>(output.image_bytes);
+            if (labels) labels->data()[i] = runner_.label(i);
+        }
+        transform.add_bytes(written);
+        StageMeter(words.data() + stages_.read).add(read_ns, runner_.read_bytes());
+        StageMeter(words.data() + stages_.draw).add(draw_ns);
+        return nb::make_tuple(others, read_ns, draw_ns + decode_ns, runner_.read_bytes(), slow);
+    }
+
+  private:
+    static PartOptions options(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, int64_t made_ns,
+                               int64_t max_pixels, const std::string& fidelity, int threads) {
+        if (threads < 1) bad("threads must be at least 1, not " + std::to_string(threads));
+        PartOptions options;
+        options.ops = ops.ops;
+        options.seed = seed;
+        options.exif = exif;
+        options.large_bytes = large_bytes;
+        options.made_ns = made_ns;
+        options.decode = {fidelity_of(fidelity), max_pixels};
+        options.threads = threads;
+        return options;
+    }
+
+    PartOutput output_of(const OutArray& out) const {
+        if (!array_holds(out, dtype_) || out.shape(1) != 3 || out.shape(2) < 1 || out.shape(2) > UINT16_MAX ||
+            out.shape(3) < 1 || out.shape(3) > UINT16_MAX)
+            bad("out must be [N, 3, H, W] of the dtype, 1-65535 pixels high and wide");
+        size_t dense = 1;
+        for (size_t axis = 4; axis-- > 0; dense *= out.shape(axis))
+            if (out.shape(axis) > 1 && static_cast<size_t>(out.stride(axis)) != dense) bad("out must be C-contiguous");
+        PartOutput output;
+        output.first.data = out.data();
+        output.first.dtype = dtype_;
+        output.first.layout = Layout::nchw;
+        output.first.height = static_cast<int>(out.shape(2));
+        output.first.width = static_cast<int>(out.shape(3));
+        output.first.scale = has_affine_ ? scale_ : nullptr;
+        output.first.bias = has_affine_ ? bias_ : nullptr;
+        output.image_bytes = 3 * out.shape(2) * out.shape(3) * dtype_bytes(dtype_);
+        return output;
+    }
+
+    PartRunner runner_;
+    bool is_running_ = false;  // by another thread, while this one has the GIL
+    Dtype dtype_;
+    bool has_affine_;
+    float scale_[3] = {}, bias_[3] = {};
+    Stages stages_{};
+    size_t most_ = 0;
+    std::vector<PartSample> samples_;
+    std::vector<int64_t> missing_;
+};
+
+}  // namespace
+
+void add_part(nb::module_& module) {
+    nb::class_<IndexColumns, HeldIndex>(module, "IndexColumns", "The columns of an index of version 1.")
+        .def(nb::init<Column<const uint32_t>, Column<const uint64_t>, Column<const uint64_t>, Column<const uint32_t>,
+                      Column<const uint32_t>, Column<const uint8_t>, Column<const int64_t>, Column<const uint64_t>,
+                      Column<const uint32_t>>(),
+             "shard"_a, "offset"_a, "length"_a, "width"_a, "height"_a, "orientation"_a, "label"_a, "row_start"_a,
+             "row_data"_a);
+    nb::class_<BaseOps>(module, "BaseOps", "The ops of a recipe's base path, for their draws.")
+        .def(nb::init<>())
+        .def("add_random_resized_crop", &BaseOps::add_random_resized_crop, "stream"_a, "height"_a, "width"_a, "scale"_a,
+             "ratio"_a, "log_ratio"_a)
+        .def("add_random_crop", &BaseOps::add_random_crop, "stream"_a, "height"_a, "width"_a)
+        .def("add_center_crop", &BaseOps::add_center_crop, "height"_a, "width"_a)
+        .def("add_resize", &BaseOps::add_resize, "side"_a, "height"_a, "width"_a, "most"_a)
+        .def("add_horizontal_flip", &BaseOps::add_horizontal_flip, "stream"_a, "p"_a)
+        .def("draw", &BaseOps::draw, "seed"_a, "epoch"_a, "keys"_a, "sizes"_a,
+             "Draws for N images: each (source box, support box, (height, width), flip), or None if undecided.");
+    nb::class_<OpenShards>(module, "OpenShards", "The open shards of one thread.")
+        .def(nb::init<>())
+        .def("put", [](OpenShards& self, int64_t shard, int descriptor, uint64_t size_bytes, int64_t changed_ns) {
+                 self.put(shard, {descriptor, size_bytes, changed_ns});
+             }, "shard"_a, "descriptor"_a, "size_bytes"_a, "changed_ns"_a)
+        .def("remove", &OpenShards::remove, "shard"_a);
+    nb::class_<Runner>(module, "PartRunner", "Makes parts of batches: from sample ids to pixels.")
+        .def(nb::init<const BaseOps&, uint64_t, bool, uint64_t, int64_t, int64_t, const std::string&, int,
+                      const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>>(),
+             "ops"_a, nb::kw_only(), "seed"_a, "exif"_a, "large_bytes"_a, "made_ns"_a, "max_pixels"_a, "fidelity"_a,
+             "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a)
+        .def("run", &Runner::run, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
+             "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
+             nb::arg("words").noconvert(), "is_last"_a, "beat"_a,
+             "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.");
+}
+
+}  // namespace feeder::bind

@@ -1,0 +1,168 @@
+#include "cpu/part/part_runner.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "cpu/boxes.h"
+
+namespace feeder {
+namespace {
+
+constexpr uint32_t kMostPixels = INT32_MAX;  // on a side
+
+bool read_all(int descriptor, uint8_t* into, size_t count, uint64_t offset) {
+    while (count > 0) {
+        const ssize_t found = pread(descriptor, into, count, static_cast<off_t>(offset));
+        if (found < 0 && errno == EINTR) continue;
+        if (found <= 0) return false;
+        into += found;
+        offset += static_cast<uint64_t>(found);
+        count -= static_cast<size_t>(found);
+    }
+    return true;
+}
+
+}  // namespace
+
+bool PartRunner::is_usual(const Image& image) const {
+    const IndexedImage& one = image.indexed;
+    return one.orientation >= 1 && one.orientation <= 8 && one.width >= 1 && one.height >= 1 &&
+           one.width <= kMostPixels && one.height <= kMostPixels && one.length <= options_.large_bytes &&
+           one.length <= image.shard.size_bytes && one.offset <= image.shard.size_bytes - one.length;
+}
+
+bool PartRunner::find(std::span<const PartSample> samples, ImageIndex& index, const OpenShards& shards, bool is_last,
+                      std::vector<int64_t>& missing) {
+    missing.clear();
+    images_.resize(samples.size());
+    for (size_t i = 0; i < samples.size(); ++i) {
+        Image& image = images_[i];
+        image.is_ours = false;
+        image.bytes = 0;
+        if (!index.find(samples[i].shard, samples[i].row, image.indexed)) {
+            missing.push_back(samples[i].shard);
+            continue;
+        }
+        const OpenShard* const open = shards.find(image.indexed.shard);
+        if (open == nullptr) {
+            missing.push_back(image.indexed.shard);
+            continue;
+        }
+        image.shard = *open;
+        image.orientation = options_.exif ? image.indexed.orientation : 1;
+        image.is_ours = is_usual(image);
+    }
+    return missing.empty() || is_last;
+}
+
+void PartRunner::draw(std::span<const PartSample> samples, uint32_t epoch, ImageIndex& index) {
+    for (size_t i = 0; i < samples.size(); ++i) {
+        Image& image = images_[i];
+        if (!image.is_ours) continue;
+        const IndexedImage& one = image.indexed;
+        int64_t height = one.height, width = one.width;
+        if (image.orientation >= 5) std::swap(height, width);
+        image.is_ours = draw_base(options_.ops, options_.seed, epoch, samples[i].key, height, width, image.drawn);
+        if (!image.is_ours) continue;
+        const PixelBox stored = stored_box(image.drawn.support_box, image.orientation, static_cast<int>(one.width),
+                                           static_cast<int>(one.height));
+        image.extent = index.extent(one, stored.top, stored.bottom);
+        image.bytes = static_cast<size_t>(image.extent.header + image.extent.end - image.extent.begin);
+    }
+}
+
+bool PartRunner::read_image(const Image& image, uint8_t* into) const {
+    const int descriptor = image.shard.descriptor;
+    const uint64_t at = image.indexed.offset;
+    const size_t header = static_cast<size_t>(image.extent.header);
+    return read_all(descriptor, into, header, at) &&
+           read_all(descriptor, into + header, image.bytes - header, at + static_cast<uint64_t>(image.extent.begin));
+}
+
+bool PartRunner::has_changed(const OpenShard& shard) const {
+    struct stat status;
+    if (shard.changed_ns > options_.made_ns || fstat(shard.descriptor, &status) != 0) return true;
+    return int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec != shard.changed_ns;
+}
+
+void PartRunner::read(OpenShards& shards) {
+    order_.clear();
+    read_bytes_ = 0;
+    size_t total = 0;
+    for (size_t i = 0; i < images_.size(); ++i) {
+        if (!images_[i].is_ours) continue;
+        order_.push_back(i);
+        total += images_[i].bytes;
+    }
+    std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) {
+        const IndexedImage &one = images_[a].indexed, &other = images_[b].indexed;
+        return std::pair(one.shard, one.offset) < std::pair(other.shard, other.offset);
+    });
+    if (total > shards.arena.capacity() && !shards.arena.reserve(std::max(total, 2 * shards.arena.capacity()))) {
+        for (Image& image : images_) image.is_ours = false;
+        return;
+    }
+    size_t begin = 0;
+    for (const size_t i : order_) {
+        Image& image = images_[i];
+        uint8_t* const into = shards.arena.data() + begin;
+        image.is_ours = read_image(image, into);
+        image.file = {into, image.bytes};
+        if (!image.is_ours) continue;
+        begin += image.bytes;
+        read_bytes_ += static_cast<int64_t>(image.bytes);
+    }
+    // Only after all is read: what changed before was read in part.
+    int64_t last = -1;
+    bool changed = false;
+    for (const size_t i : order_) {
+        Image& image = images_[i];
+        if (image.indexed.shard != last) {
+            last = image.indexed.shard;
+            changed = has_changed(image.shard);
+        }
+        if (changed) image.is_ours = false;
+    }
+}
+
+void PartRunner::decode(const PartOutput& output) {
+    jobs_.clear();
+    order_.clear();
+    for (size_t i = 0; i < images_.size(); ++i) {
+        Image& image = images_[i];
+        if (!image.is_ours) continue;
+        const BaseDraw& drawn = image.drawn;
+        if (drawn.height != output.first.height || drawn.width != output.first.width) {
+            image.is_ours = false;
+            continue;
+        }
+        ImageJob job;
+        job.file = image.file;
+        job.first_row = static_cast<int>(image.extent.first_row);
+        job.image_height = static_cast<int>(image.indexed.height);
+        job.image_width = static_cast<int>(image.indexed.width);
+        if (image.orientation >= 5) std::swap(job.image_height, job.image_width);
+        job.orientation = image.orientation;
+        std::copy_n(drawn.source_box, 4, image.view.source_box);
+        std::copy_n(drawn.support_box, 4, image.view.support_box);
+        image.view.flip = drawn.flip;
+        image.view.out = output.first;
+        image.view.out.data = static_cast<uint8_t*>(output.first.data) + i * output.image_bytes;
+        job.views = {&image.view, 1};
+        jobs_.push_back(job);
+        order_.push_back(i);
+    }
+    outcomes_.assign(jobs_.size(), {});
+    decode_all(jobs_, options_.decode, options_.threads, outcomes_);
+    for (size_t k = 0; k < jobs_.size(); ++k) {
+        Image& image = images_[order_[k]];
+        image.outcome = std::move(outcomes_[k]);
+        image.is_ours = image.outcome.ok();
+    }
+}
+
+}  // namespace feeder

@@ -1,0 +1,109 @@
+// One part of a batch: from sample ids to pixels in the caller's output.
+//
+// Note [the other way]
+// This is the short way for samples of which nothing is unusual. Whatever is, from a wrong number in the index to a file
+// that is damaged or no JPEG, is left to the caller, who has another way to make that sample and to explain what is wrong.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "cpu/bytes.h"
+#include "cpu/decode.h"
+#include "cpu/part/base_draws.h"
+#include "cpu/part/image_index.h"
+
+namespace feeder {
+
+struct OpenShard {
+    int descriptor = -1;
+    uint64_t size_bytes = 0;
+    int64_t changed_ns = 0;  // its ctime when it was opened
+};
+
+// The open shards of one thread, and the memory that a part's images are read into.
+class OpenShards {
+  public:
+    void put(int64_t shard, const OpenShard& open) { shards_[shard] = open; }
+    void remove(int64_t shard) { shards_.erase(shard); }
+    const OpenShard* find(int64_t shard) const {
+        const auto found = shards_.find(shard);
+        return found == shards_.end() ? nullptr : &found->second;
+    }
+
+    Bytes arena;
+
+  private:
+    std::unordered_map<int64_t, OpenShard> shards_;
+};
+
+struct PartSample {
+    int64_t shard;
+    int64_t row;   // see ImageIndex::find()
+    uint64_t key;  // of the draws
+};
+
+struct PartOptions {
+    std::vector<DrawOp> ops;
+    uint64_t seed = 0;
+    bool exif = true;
+    uint64_t large_bytes = 0;  // larger files go the other way
+    int64_t made_ns = 0;       // shards that changed since then go the other way
+    DecodeOptions decode;
+    int threads = 1;
+};
+
+// The output of the first sample; that of each other one is `image_bytes` behind the one before it.
+struct PartOutput {
+    Output first;
+    size_t image_bytes = 0;
+};
+
+class PartRunner {
+  public:
+    explicit PartRunner(PartOptions options) : options_(std::move(options)) {}
+
+    // The steps, in this order. Each leaves out the samples that go the other way.
+    // Finds the samples in the index. False if an index or shard is not held, unless `is_last`; `missing` has these shards.
+    bool find(std::span<const PartSample> samples, ImageIndex& index, const OpenShards& shards, bool is_last,
+              std::vector<int64_t>& missing);
+    // Draws, and finds the bytes to read.
+    void draw(std::span<const PartSample> samples, uint32_t epoch, ImageIndex& index);
+    // Reads in stored order, so that neighbors come from one place on the disk. Without the index.
+    void read(OpenShards& shards);
+    void decode(const PartOutput& output);
+
+    bool is_done(size_t i) const { return images_[i].is_ours; }
+    int64_t label(size_t i) const { return images_[i].indexed.label; }
+    const Outcome& outcome(size_t i) const { return images_[i].outcome; }
+    int64_t read_bytes() const { return read_bytes_; }
+
+  private:
+    struct Image {
+        IndexedImage indexed;
+        OpenShard shard;
+        BaseDraw drawn;
+        BandExtent extent;
+        size_t bytes = 0;  // to read
+        ByteSpan file;     // as read
+        int orientation = 1;
+        bool is_ours = false;
+        View view;
+        Outcome outcome;
+    };
+
+    bool is_usual(const Image& image) const;
+    bool read_image(const Image& image, uint8_t* into) const;
+    bool has_changed(const OpenShard& shard) const;
+
+    PartOptions options_;
+    std::vector<Image> images_;
+    std::vector<size_t> order_;
+    std::vector<ImageJob> jobs_;
+    std::vector<Outcome> outcomes_;
+    int64_t read_bytes_ = 0;
+};
+
+}  // namespace feeder
