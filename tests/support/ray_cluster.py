@@ -26,7 +26,7 @@ _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 10,  # for a machine that is busy; a killed node is known by its connection
+    "health_check_failure_threshold": 5,  # a machine may be busy
 }
 
 
