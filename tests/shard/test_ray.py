@@ -18,6 +18,7 @@ from feeder.shard.write.sharding import shard
 from tests.support import ROOT
 from tests.support.held_file import held
 from tests.support.interrupted_runs import StopAfter
+from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.remote import Bucket
 from tests.support.shard_sets import contents, kept
@@ -104,6 +105,7 @@ def test_a_killed_node_costs_the_shards_in_its_hands(cluster: RayCluster, tree: 
         file.wait()
         cluster.add_node()
         cluster.kill_node(cluster.nodes[0])
+        wait_until(lambda: not _writers(tmp_path / "out"))
         file.release()
         driver.end()
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
@@ -215,11 +217,9 @@ def test_a_bad_disk_of_one_node_is_left_to_the_others(
 
 def test_a_full_disk_of_a_node_ends_the_run(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
     code = "import errno, os\ndef fsync(file): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\nos.fsync = fsync"
-    cluster.add_node(_site(tmp_path / "site", code))
-    cluster.kill_node(cluster.nodes[0])
+    cluster.add_node(_site(tmp_path / "site", code), cores=2)
     _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
     assert re.search(r"the disk is full \(No space left on device \(on node \S+\)\); nothing is lost", errors)
-    cluster.kill_node(cluster.nodes[0])
 
 
 def test_a_source_that_changes_ends_the_run(
