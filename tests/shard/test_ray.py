@@ -215,6 +215,17 @@ def test_a_bad_disk_of_one_node_is_left_to_the_others(
     cluster.kill_node(cluster.nodes[0])
 
 
+def test_a_sample_that_ends_its_process_again_and_again_ends_the_run(
+    cluster: RayCluster, tree: Path, tmp_path: Path
+) -> None:
+    code = _BAD_DISK.replace("raise OSError(errno.EIO, os.strerror(errno.EIO), path)", "os.kill(os.getpid(), 9)")
+    cluster.add_node(_site(tmp_path / "site", code))
+    cluster.kill_node(cluster.nodes[0])
+    _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
+    assert re.search(r"shard-\d+\.tar: the process that writes it has died 3 times, the last time on node", errors)
+    cluster.kill_node(cluster.nodes[0])
+
+
 def test_a_full_disk_of_a_node_ends_the_run(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
     code = "import errno, os\ndef fsync(file): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\nos.fsync = fsync"
     cluster.add_node(_site(tmp_path / "site", code), cores=2)

@@ -31,7 +31,7 @@ _PATIENCE_S = 15.0  # without a free core, before that is noted
 _REMOTE_CPUS = 0.25  # of a task that mostly waits for a store
 _QUEUED = 2  # tasks for each that can run
 _STRAGGLER = 2.0  # times the usual time
-_MOST_CRASHES = 5  # of one shard
+_MOST_CRASHES = 3  # of one shard
 _MOST_FAILURES = 3
 _MOST_SENT_BYTES = 1 << 30  # in tasks that have not ended
 
