@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,8 @@ from feeder.shard.cache.mirror import CacheMirror, FetchOptions
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url
+
+_PIECE = 300_000  # no multiple of a block
 
 __all__ = ["FolderContents", "FolderStore", "fault", "fetcher_pid", "folder_mirror", "main"]
 
@@ -54,6 +57,11 @@ class FolderStore:
                 (faults / f"{key}.flip").write_text(str(left - 1))
                 data[len(data) // 2] ^= 0xFF
         return bytes(data)
+
+    def pieces(self, key: str, start: int, end: int, etag: str | None = None) -> Iterator[bytes]:
+        data = self.get(key, start, end, etag)
+        for at in range(0, len(data), _PIECE):
+            yield data[at : at + _PIECE]
 
 
 class FolderContents:

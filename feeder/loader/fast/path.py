@@ -147,7 +147,8 @@ class FastPath:
         if self._read_ahead is not None:
             self._read_ahead.close()
         if split is not None and self.dataset.reader.is_remote:
-            self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress)
+            made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
+            self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress, made)
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,

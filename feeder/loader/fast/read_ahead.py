@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +25,7 @@ from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.mirror import CacheMirror
+from feeder.shard.format.index_file import ShardEntry
 
 __all__ = ["ReadAhead"]
 
@@ -35,7 +36,6 @@ Int64s = npt.NDArray[np.int64]
 RANGE_BYTES = 8 << 20
 _CHUNK_SAMPLES = 4096  # that are looked up together
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
-_MADE_AHEAD = 4  # batches that workers are at work on before the caller asks for them
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
 _LOOK_S = 0.1
@@ -72,45 +72,61 @@ class _Set:
         self.link.ask({"begin": self.working_bytes})
         return self.link
 
-    def extend(self, step: int, steps: Int64s, ids: Int64s) -> None:
+    def extend(self, step: int, steps: Int64s, ids: Int64s, *, is_first: bool) -> None:
         """Plans samples.
 
         Args:
             step: The step that was reached.
             steps: int64 [N], steps that need the samples, in order.
             ids: int64 [N].
+            is_first: True for the samples of the first batch: they come before all others, and no more than they.
 
         Raises:
             ConnectionError: if the fetcher has ended meanwhile.
         """
         rows = self.reader.index.rows(ids)
         shards = np.asarray(rows.shard, np.int64)
-        first = np.asarray(rows.offset, np.int64) // RANGE_BYTES
-        last = (np.asarray(rows.offset, np.int64) + np.maximum(1, np.asarray(rows.length, np.int64)) - 1) // RANGE_BYTES
-        # Each sample's first and last range; one that is longer is fetched between them when it is needed.
+        starts = np.asarray(rows.offset, np.int64)
+        ends = starts + np.maximum(1, np.asarray(rows.length, np.int64))
+        found, back = np.unique(shards[::-1], return_index=True)
+        entries = {shard: self.reader.index.shard_entry(shard) for shard in found.tolist()}
+        last_steps = [(name, int(last)) for (name, _), last in zip(entries.values(), steps[::-1][back], strict=True)]
+        if is_first:
+            places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
+            ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
+        else:
+            ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
+        self._send(step, last_steps, ranges, is_first=is_first)
+
+    def _new_ranges(
+        self, entries: Mapping[int, ShardEntry], shards: Int64s, first: Int64s, last: Int64s
+    ) -> list[tuple[str, int, int]]:
+        """Returns the ranges that the fetcher does not know of yet, of each sample the first and the last one; a sample
+        that is longer is fetched between them when it is needed."""
         pairs = np.stack([np.repeat(shards, 2), np.stack([first, last], 1).reshape(-1)], 1)
         _, at = np.unique(pairs, axis=0, return_index=True)
         ranges = []
         for shard, number in pairs[np.sort(at)].tolist():
             if (shard, number) not in self.sent:
                 self.sent.add((shard, number))
-                name, size = self.reader.index.shard_entry(shard)
+                name, size = entries[shard]
                 ranges.append((name, number * RANGE_BYTES, min((number + 1) * RANGE_BYTES, size)))
         if len(self.sent) > _SENT:  # the fetcher knows what it has
             self.sent.clear()
-        found, back = np.unique(shards[::-1], return_index=True)
-        names = [self.reader.index.shard_name(shard) for shard in found.tolist()]
-        self._send(step, list(zip(names, steps[::-1][back].tolist(), strict=True)), ranges)
+        return ranges
 
     def reached(self, step: int) -> None:
         """Tells that the trainer has reached a step."""
-        self._send(step, [], [])
+        self._send(step, [], [], is_first=False)
 
-    def _send(self, step: int, last_steps: list[tuple[str, int]], ranges: list[tuple[str, int, int]]) -> None:
+    def _send(
+        self, step: int, last_steps: list[tuple[str, int]], ranges: list[tuple[str, int, int]], *, is_first: bool
+    ) -> None:
         link = self.link or self.begin()
         for start in range(0, max(1, len(last_steps), len(ranges)), _MESSAGE_ROWS):
             rows = slice(start, start + _MESSAGE_ROWS)
-            link.ask({"plan": {"step": step, "last_steps": last_steps[rows], "ranges": ranges[rows]}})
+            plan = {"step": step, "last_steps": last_steps[rows], "ranges": ranges[rows], "is_first": is_first}
+            link.ask({"plan": plan})
 
     def close(self) -> None:
         """Ends the plan."""
@@ -129,17 +145,19 @@ class ReadAhead:
         order: Their order.
         split: This rank's part of the epoch.
         progress: The iterator's progress; the thread ends with it.
+        made: Number of batches that may be made before the caller asks for them.
 
     Raises:
         StoreError: if a cache is too small for what the order reads from at a time, or a store can't be read.
     """
 
-    def __init__(self, reader: Reader, order: Order, split: Split, progress: EpochProgress) -> None:
+    def __init__(self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int) -> None:
         self._reader, self._order, self._split, self._epoch = reader, order, split, progress.place.epoch
         self._progress = weakref.ref(progress)
         self._is_over = threading.Event()
         samples = split.batch_size * split.world_size
-        self._ahead = -(-_looked_ahead(order) // samples) + 1  # steps
+        self._made = made
+        self._ahead = -(-_looked_ahead(order) // samples) + made + 1  # steps
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
         working = self._working_bytes() if any(leaf.store_bytes > leaf.cache_bytes for leaf in found.values()) else {}
         self._sets: dict[int, _Set] = {}
@@ -169,7 +187,7 @@ class ReadAhead:
         for step, (_, ids) in enumerate(itertools.islice(self._batches(), 2 * self._ahead)):
             for leaf, own in _leaves(self._reader, ids):
                 for shard in np.unique(leaf.index.shards_of(own)).tolist():
-                    spans.setdefault((id(leaf), shard), [max(0, step - _MADE_AHEAD), step])[1] = step
+                    spans.setdefault((id(leaf), shard), [max(0, step - self._made), step])[1] = step
                     sizes[id(leaf), shard] = leaf.index.shard_entry(shard).size_bytes
         changes: dict[int, dict[int, int]] = {}
         for (leaf_id, shard), (first, last) in spans.items():
@@ -202,20 +220,20 @@ class ReadAhead:
             self._close_all()
 
     def _plan(self) -> None:
-        batches, planned, told = self._batches(), 0, -1
+        batches, planned, told, is_first = self._batches(), 0, -1, True
         chunk = max(1, _CHUNK_SAMPLES // self._split.batch_size)
         while (reached := self._reached()) is not None:
             end = min(len(self._split), reached + self._ahead)
             if planned < end:
-                found = list(itertools.islice(batches, min(chunk, end - planned)))
+                found = list(itertools.islice(batches, 1 if is_first else min(chunk, end - planned)))
                 numbers = range(planned, planned + len(found))
                 planned += len(found)
                 if planned > reached:  # else it was read before the fetcher ended
                     ids = np.concatenate([ids for _, ids in found])
                     steps = np.repeat(numbers, [len(ids) for _, ids in found])
                     for leaf, own, rows in _leaf_rows(self._reader, ids):
-                        self._sets[id(leaf)].extend(reached, steps[rows], own)
-                    told = reached
+                        self._sets[id(leaf)].extend(reached, steps[rows], own, is_first=is_first)
+                    told, is_first = reached, False
                 continue
             if reached != told:
                 for each in self._sets.values():

@@ -1,7 +1,8 @@
 """The downloads of one fetcher: threads that get ranges from the store, check them, and write them into the cache.
 
 What somebody waits for goes first, in exactly the blocks that are missing; what is only planned comes in longer ranges
-while there is room for it. A range that takes much longer than others did is asked for a second time.
+while there is room for it. Blocks are there as soon as they have come, so nobody waits for the end of a range. A range
+of which nothing comes for much longer than is usual is asked for a second time.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
-from feeder.shard.cache.files import CachedFile, CacheFiles
+from feeder.shard.cache.files import Block, CachedFile, CacheFiles
 from feeder.shard.cache.presence import BLOCK_BYTES
-from feeder.shard.store.store import Store
+from feeder.shard.store.store import Bytes, Store
 
 __all__ = ["RANGE_BYTES", "Counts", "Downloads"]
 
 RANGE_BYTES = 8 << 20
 _RANGE_BLOCKS = RANGE_BYTES // BLOCK_BYTES
-_THREADS, _AHEAD_THREADS = 32, 16
+_THREADS = 32
+# Ranges got ahead at a time. They share the network, so the first ones come sooner if there are few at first; each that
+# has come makes room for one more.
+_FIRST_AHEAD, _MOST_AHEAD = 4, 16
 _ATTEMPTS = 4  # of a range whose bytes are wrong
 _HEDGE_DIVISOR = 100  # of all bytes: the share that may be asked for twice
 _LOOK_S = 0.1
@@ -56,23 +60,35 @@ class Download:
     Attributes:
         file: The file.
         first, end: Its blocks.
-        done: Set when the blocks are there, or ``error`` has the reason why not.
-        started: Time at which it was asked for; 0: not yet.
+        left_bytes: Size of those that have not come yet.
+        moved: Time at which some of it came, or it was asked for; 0: not yet.
         is_hedged: True once it was asked for a second time.
     """
 
     file: CachedFile
     first: int
     end: int
-    done: threading.Event = field(default_factory=threading.Event)
-    error: BaseException | None = None
-    started: float = 0.0
+    left_bytes: int = 0
+    moved: float = 0.0
     is_hedged: bool = False
 
-    @property
-    def size_bytes(self) -> int:
-        begin, end = self.file.block_range(self.first, self.end)
-        return end - begin
+    def missing(self) -> list[int]:
+        """Returns the blocks that have not come yet."""
+        return self.file.presence.missing(self.first, self.end)
+
+
+@dataclass(eq=False)
+class _Wait:
+    """A wait for blocks.
+
+    Attributes:
+        left: Number of blocks that have not come yet.
+        done: Set when there are none, or ``error`` has the reason why one can't be had.
+    """
+
+    left: int = 0
+    error: BaseException | None = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class Downloads:
@@ -93,46 +109,52 @@ class Downloads:
         self._wake = threading.Condition(self._lock)
         self._urgent: collections.deque[Download] = collections.deque()
         self._coming: dict[tuple[CachedFile, int], Download] = {}
+        self._waits: dict[tuple[CachedFile, int], list[_Wait]] = {}
         self._running: set[Download] = set()
-        self._ahead_running = 0
+        self._ahead_running, self._ahead_most = 0, _FIRST_AHEAD
         self._is_closed = False
         self._times: collections.deque[float] = collections.deque(maxlen=_TIMES)
         for _ in range(_THREADS):
             threading.Thread(target=self._work, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def get(self, ranges: Sequence[tuple[CachedFile, int, int]]) -> None:
+    def get(self, ranges: Iterable[tuple[CachedFile, int, int]]) -> None:
         """Returns when blocks are in the cache, given as (file, first block, end).
 
         Raises:
             FeederError: if they can't be had.
         """
-        waited: dict[Download, None] = {}
+        wait = _Wait()
         with self._lock:
-            for file, first, end in ranges:
-                new = []
-                for block in file.presence.missing(first, end):
-                    coming = self._coming.get((file, block))
-                    if coming is None:
-                        new.append(block)
-                    else:
-                        waited[coming] = None
-                if new:
-                    self._files.make_room(file, len(new) * BLOCK_BYTES, is_urgent=True)
-                for download in self._begin(file, new):
-                    waited[download] = None
-                    self._urgent.append(download)
+            for key in self.begin(ranges):
+                self._waits.setdefault(key, []).append(wait)
+                wait.left += 1
+            if not wait.left:
+                return
+        wait.done.wait()
+        if wait.error is not None:
+            raise wait.error
+
+    def begin(self, ranges: Iterable[tuple[CachedFile, int, int]]) -> list[tuple[CachedFile, int]]:
+        """Begins to get blocks at once, as :meth:`get`; returns those that are missing."""
+        with self._lock:
+            missing = dict.fromkeys(
+                (file, block) for file, first, end in ranges for block in file.presence.missing(first, end)
+            )
+            new = collections.defaultdict[CachedFile, list[int]](list)
+            for file, block in missing:
+                if (file, block) not in self._coming:
+                    new[file].append(block)
+            for file, blocks in new.items():
+                self._files.make_room(file, len(blocks) * BLOCK_BYTES, is_urgent=True)
+                self._urgent.extend(self._begin(file, sorted(blocks)))
             self._wake.notify(len(self._urgent))
-        for download in waited:
-            download.done.wait()
-        for download in waited:
-            if download.error is not None:
-                raise download.error
+            return list(missing)
 
     def wake(self) -> None:
         """Has the threads look for ranges to get ahead: there are new ones, or there is new room."""
         with self._lock:
-            self._wake.notify(_AHEAD_THREADS)
+            self._wake.notify()  # it wakes the next one
 
     def close(self) -> None:
         """Ends the threads, once each is done with what it gets."""
@@ -152,8 +174,10 @@ class Downloads:
         for download in downloads:
             for block in range(download.first, download.end):
                 self._coming[file, block] = download
+            begin, end = file.block_range(download.first, download.end)
+            download.left_bytes = end - begin
             file.busy += 1
-            self._files.coming_bytes += download.size_bytes
+            self._files.coming_bytes += download.left_bytes
         return downloads
 
     def _work(self) -> None:
@@ -180,15 +204,17 @@ class Downloads:
                 if planned is not None:
                     download, is_ahead = planned, True
                     self._ahead_running += 1
+                    if self._ahead_running < self._ahead_most:
+                        self._wake.notify()
                     break
                 self._wake.wait()
-            if not download.started:
-                download.started = time.monotonic()
+            if not download.moved:
+                download.moved = time.monotonic()
                 self._running.add(download)
             return download, is_ahead
 
     def _take_ahead(self) -> Download | None:
-        while self._ahead_running < _AHEAD_THREADS:
+        while self._ahead_running < self._ahead_most:
             found = self._next_ahead()
             if found is None:
                 return None
@@ -201,28 +227,13 @@ class Downloads:
         return None
 
     def _run(self, download: Download) -> None:
-        file, contents = download.file, download.file.contents
-        assert contents is not None
-        runs = [(download.first, download.end)]
+        file, wrong = download.file, list[int]()
         for _ in range(_ATTEMPTS):
-            wrong: list[int] = []
-            for first, end in runs:
-                if not file.presence.missing(first, end):
-                    continue  # its twin was faster
-                begin, stop = file.block_range(first, end)
-                data = memoryview(self._store.get(file.name, begin, stop, contents.etag or None))
-                bad = file.wrong_blocks(first, data)
-                with self._lock:
-                    self.counts.bytes += len(data)
-                    self.counts.requests += 1
-                    self.counts.wrong += len(bad)
-                if len(data) != stop - begin:
-                    raise StoreError(f"{self._shown(file)}: expected bytes {begin:,} to {stop:,}, got {len(data):,}")
-                self._write(file, first, data, bad)
-                wrong += bad
+            wrong = []
+            for first, end in _runs(download.missing()):  # some have come if its twin was faster
+                wrong += self._bring(download, first, end)
             if not wrong:
                 return
-            runs = _runs(wrong)
         begin, stop = file.block_range(wrong[0], wrong[0] + 1)
         raise StoreError(
             f"{self._shown(file)}: bytes {begin:,} to {stop:,} don't match their checksum in the set's index, "
@@ -230,34 +241,78 @@ class Downloads:
             "with `feeder index`"
         )
 
-    def _write(self, file: CachedFile, first: int, data: memoryview, wrong: list[int]) -> None:
+    def _bring(self, download: Download, first: int, end: int) -> list[int]:
+        """Gets blocks and writes those that are right; returns the others."""
+        file, contents, found = download.file, download.file.contents, list[int]()
+        assert contents is not None
+        begin, stop = file.block_range(first, end)
+        with self._lock:
+            self.counts.requests += 1
+        for blocks in _in_blocks(self._store.pieces(file.name, begin, stop, contents.etag or None), stop - begin):
+            wrong = file.wrong_blocks(first, blocks)
+            right = [number for number in range(first, first + len(blocks)) if number not in wrong]
+            written = 0
+            for start, after in _runs(right):
+                data = [view for block in blocks[start - first : after - first] for view in block]
+                written += self._write(file, start, data)
+            now = time.monotonic()
+            with self._lock:
+                written = min(written, download.left_bytes)
+                download.left_bytes -= written
+                self._files.coming_bytes -= written
+                self.counts.bytes += sum(len(view) for block in blocks for view in block)
+                self.counts.wrong += len(wrong)
+                self._times.append(now - download.moved)
+                download.moved = now
+                self._tell(file, right)
+            found += wrong
+            first += len(blocks)
+            if not file.presence.missing(first, end):  # or its twin was faster
+                return found
+        begin = file.block_range(first, end)[0]
+        raise StoreError(f"{self._shown(file)}: expected bytes {begin:,} to {stop:,}, got none")
+
+    def _write(self, file: CachedFile, first: int, data: Sequence[memoryview]) -> int:
+        contents = file.contents
+        assert contents is not None
         while True:
             try:
-                self._files.write(file, first, data, wrong)
-                return
+                return self._files.write(file, first, data)
+            except FileNotFoundError:
+                with self._lock:
+                    if self._files.files.get(file.name) is not file:
+                        raise StoreError(f"{self._shown(file)}: the set was replaced while it was read") from None
+                    self._files.file(file.name, contents)
             except OSError as error:
-                self._files.disk_is_full(error, len(data), file)
+                self._files.disk_is_full(error, sum(map(len, data)), file)
+
+    def _tell(self, file: CachedFile, blocks: Iterable[int], error: BaseException | None = None) -> None:
+        """Tells those who wait for blocks that these have come, or why they can't be had, with the lock held."""
+        for block in blocks:
+            for wait in self._waits.pop((file, block), ()):
+                wait.left -= 1
+                wait.error = wait.error or error
+                if error is not None or not wait.left:
+                    wait.done.set()
 
     def _finish(self, download: Download, error: Exception | None, *, is_ahead: bool) -> None:
         with self._lock:
             self._ahead_running -= int(is_ahead)
-            if download in self._running:  # else its twin has finished it
-                if error is not None and download.is_hedged:
-                    download.is_hedged = False  # the twin decides
-                    return
-                self._running.discard(download)
-                for block in range(download.first, download.end):
-                    if self._coming.get((download.file, block)) is download:
-                        del self._coming[download.file, block]
-                download.file.busy -= 1
-                self._files.coming_bytes -= download.size_bytes
-                if error is None:
-                    self._times.append((time.monotonic() - download.started) / _weight(download.size_bytes))
-                if error is not None and not isinstance(error, FeederError):
-                    error = StoreError(f"{self._shown(download.file)}: {type(error).__name__}: {error}")
-                download.error = error
-                download.done.set()
-            self._wake.notify()
+            self._ahead_most = min(self._ahead_most + int(is_ahead), _MOST_AHEAD)
+            if download not in self._running:  # its twin has finished it
+                return
+            if error is not None and download.is_hedged:
+                download.is_hedged = False  # the twin decides
+                return
+            self._running.discard(download)
+            for block in range(download.first, download.end):
+                if self._coming.get((download.file, block)) is download:
+                    del self._coming[download.file, block]
+            download.file.busy -= 1
+            self._files.coming_bytes -= download.left_bytes
+            if error is not None and not isinstance(error, FeederError):
+                error = StoreError(f"{self._shown(download.file)}: {type(error).__name__}: {error}")
+            self._tell(download.file, range(download.first, download.end), error)
 
     def _watch(self) -> None:
         """Asks a second time for ranges that are slow."""
@@ -267,15 +322,13 @@ class Downloads:
                 if not self._running or not self._times:
                     continue
                 times = sorted(self._times)
-                slow = _SLOW * times[len(times) * 9 // 10]
+                limit = max(_SHORTEST_SLOW_S, _SLOW * times[len(times) * 9 // 10])
                 now = time.monotonic()
                 for download in self._running:
-                    size = download.size_bytes
-                    limit = max(_SHORTEST_SLOW_S, slow * _weight(size))
-                    allowed = RANGE_BYTES + self.counts.bytes // _HEDGE_DIVISOR
-                    if download.is_hedged or now - download.started < limit:
+                    if download.is_hedged or now - download.moved < limit:
                         continue
-                    if self.counts.hedged_bytes + size <= allowed:
+                    size = len(download.missing()) * BLOCK_BYTES
+                    if self.counts.hedged_bytes + size <= RANGE_BYTES + self.counts.bytes // _HEDGE_DIVISOR:
                         download.is_hedged = True
                         self.counts.hedges += 1
                         self.counts.hedged_bytes += size
@@ -286,9 +339,26 @@ class Downloads:
         return self._store.url.object(file.name)
 
 
-def _weight(size_bytes: int) -> float:
-    """Returns the time that a range of this size takes, relative to one of full length."""
-    return 0.25 + 0.75 * size_bytes / RANGE_BYTES
+def _in_blocks(pieces: Iterable[Bytes], size_bytes: int) -> Iterator[list[Block]]:
+    """Cuts bytes into blocks as they come; yields those that each piece completes.
+
+    Args:
+        pieces: The bytes, from the start of a block.
+        size_bytes: Their number.
+    """
+    block, had_bytes, left = list[memoryview](), 0, size_bytes
+    for piece in pieces:
+        view, blocks = memoryview(piece), list[Block]()
+        left -= len(view)
+        while len(view):
+            part = view[: BLOCK_BYTES - had_bytes]
+            block.append(part)
+            view, had_bytes = view[len(part) :], had_bytes + len(part)
+            if had_bytes == BLOCK_BYTES or not (left or len(view)):
+                blocks.append(block)
+                block, had_bytes = [], 0
+        if blocks:
+            yield blocks
 
 
 def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

@@ -272,7 +272,13 @@ class Fetcher:
             return {"ended": is_free}
 
     def _extend(
-        self, client: _Client, step: int, last_steps: Sequence[Sequence[Any]], ranges: Sequence[Want]
+        self,
+        client: _Client,
+        step: int,
+        last_steps: Sequence[Sequence[Any]],
+        ranges: Sequence[Want],
+        *,
+        is_first: bool = False,
     ) -> dict[str, Any]:
         assert client.plan is not None
         names = list(dict.fromkeys(name for name, _, _ in ranges))
@@ -280,10 +286,13 @@ class Fetcher:
         found = [(files[name], *blocks_of(start, end)) for name, start, end in ranges]
         with self.files.lock:
             self._plans.extend(client.plan, step, last_steps)
-            client.plan.ranges.extend(found)
-            left = sum((end - first) for _, first, end in client.plan.ranges)
-        self.downloads.wake()
-        return {"left": left}
+            if is_first:
+                self.downloads.begin(found)
+                client.plan.first.extend(found)
+            else:
+                client.plan.ranges.extend(found)
+                self.downloads.wake()
+        return {}
 
     def _end_plan(self, client: _Client) -> None:
         if client.plan is not None:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 from feeder._native import crc32c
 from feeder.errors import StoreError
 from feeder.shard.cache.contents import Contents
-from feeder.shard.cache.presence import BLOCK_BYTES, Presence, boot_id, record_path
+from feeder.shard.cache.presence import BLOCK_BYTES, Presence, blocks_of, boot_id, record_path
 from feeder.system.files import DISK_FULL
 
-__all__ = ["CacheFiles", "CachedFile"]
+__all__ = ["Block", "CacheFiles", "CachedFile"]
+
+Block = Sequence[memoryview]  # the bytes of a block, in pieces
 
 _FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
+_IOV_MAX = 1024  # pieces that one call writes
 
 
 class CachedFile:
@@ -29,8 +34,8 @@ class CachedFile:
         contents: The contents that it must have; None for one that has not been asked for.
         presence: Its record.
         present_bytes: Size of its blocks that are present.
-        busy: Number of blocks that are being fetched.
-        used: Turn of its last use.
+        busy: Number of downloads of its blocks that are on their way.
+        is_done: True once a plan has come past its last use of it.
         inode: Number of the file; -1: not made yet.
     """
 
@@ -39,7 +44,7 @@ class CachedFile:
         self.contents: Contents | None = None
         self.present_bytes = presence.present_bytes()
         self.busy = 0
-        self.used = 0
+        self.is_done = False
         self.inode = -1
 
     @property
@@ -55,22 +60,18 @@ class CachedFile:
         """Returns the first byte and the end of some blocks."""
         return first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.presence.size_bytes)
 
-    def wrong_blocks(self, first: int, data: bytes | memoryview) -> list[int]:
-        """Returns the blocks, of those from ``first`` on with these bytes, that are not as they must be."""
+    def wrong_blocks(self, first: int, blocks: Sequence[Block]) -> list[int]:
+        """Returns the blocks, of these from ``first`` on, that are not as they must be."""
         contents = self.contents
         assert contents is not None
-        if contents.blocks is not None:
-            view = memoryview(data)
-            starts = range(0, len(view), BLOCK_BYTES)
-            found = [crc32c(view[start : start + BLOCK_BYTES]) for start in starts]
-            return [
-                block
-                for block, known, checksum in zip(
-                    itertools.count(first), contents.blocks[first : first + len(found)].tolist(), found, strict=False
-                )
-                if known != checksum
-            ]
-        return []
+        if contents.blocks is None:
+            return []
+        known = contents.blocks[first : first + len(blocks)].tolist()
+        return [
+            number
+            for number, block, checksum in zip(itertools.count(first), blocks, known, strict=False)
+            if functools.reduce(lambda before, view: crc32c(view, before), block, 0) != checksum
+        ]
 
 
 class CacheFiles:
@@ -85,7 +86,7 @@ class CacheFiles:
         ring_bytes: Bytes of the budget that are for files that come and go.
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
-        files: The files by name.
+        files: The files by name, the one used last at the end.
         lock: Held by those who change a file's record.
     """
 
@@ -95,8 +96,7 @@ class CacheFiles:
         self.ring_bytes: int | None = None
         self.used_bytes = self.coming_bytes = self._pinned_bytes = self._largest = 0
         self._is_needed = is_needed
-        self._turns = itertools.count(1)
-        self.files: dict[str, CachedFile] = {}
+        self.files: OrderedDict[str, CachedFile] = OrderedDict()
         self._load()
         self._has_budget = budget_bytes is not None
         self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
@@ -118,43 +118,55 @@ class CacheFiles:
                     self._fill(file, contents.data)
             if contents.is_kept and not file.presence.is_pinned:
                 self._set_pinned(file, True)
-            file.used = next(self._turns)
+            self.files.move_to_end(name)
             return file
 
     def _fill(self, file: CachedFile, data: bytes) -> None:
         while True:
             try:
-                self.write(file, 0, memoryview(data), [])
+                self.write(file, 0, [memoryview(data)])
                 return
             except OSError as error:
                 self.disk_is_full(error, len(data), file)
 
-    def write(self, file: CachedFile, first: int, data: memoryview, wrong: list[int]) -> None:
-        """Writes blocks, from ``first`` on, but for the wrong ones, and marks them as present.
+    def write(self, file: CachedFile, first: int, data: Sequence[memoryview]) -> int:
+        """Writes whole blocks that were checked, and marks them as present.
+
+        Args:
+            file: The file.
+            first: The first block.
+            data: Their bytes, in pieces.
+
+        Returns:
+            Size of those that were not present before.
 
         Raises:
+            FileNotFoundError: if the file was deleted or replaced meanwhile.
             OSError: if the disk takes no more.
         """
-        path, count = os.path.join(self.folder, file.name), -(-len(data) // BLOCK_BYTES)
+        start, left = first * BLOCK_BYTES, list(data)
+        path, at = os.path.join(self.folder, file.name), start
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(descriptor).st_ino != file.inode:
-                raise FileExistsError(errno.EEXIST, "was replaced meanwhile", path)
-            start = 0
-            for end in [*(block - first for block in wrong), count]:
-                done, stop = start * BLOCK_BYTES, min(end * BLOCK_BYTES, len(data))
-                while done < stop:
-                    done += os.pwrite(descriptor, data[done:stop], first * BLOCK_BYTES + done)
-                start = end + 1
+            inode = os.fstat(descriptor).st_ino
+            while left:
+                done = os.pwritev(descriptor, left[:_IOV_MAX], at)
+                at += done
+                while left and done >= len(left[0]):
+                    done -= len(left.pop(0))
+                if done:
+                    left[0] = left[0][done:]
         finally:
             os.close(descriptor)
-        bad = set(wrong)
         with self.lock:
-            for block in file.presence.missing(first, first + count):
-                if block not in bad:
-                    file.presence.mark(block)
-                    begin, end = file.block_range(block, block + 1)
-                    self._count(file, end - begin)
+            if inode != file.inode or self.files.get(file.name) is not file:
+                raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
+            before = file.present_bytes
+            for block in file.presence.missing(first, blocks_of(start, at)[1]):
+                file.presence.mark(block)
+                begin, end = file.block_range(block, block + 1)
+                self._count(file, end - begin)
+            return file.present_bytes - before
 
     def make_room(self, file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
         """Drops files that nobody needs until so many bytes more fit the budget.
@@ -180,7 +192,10 @@ class CacheFiles:
             return over <= 0 or is_urgent or (file.contents is not None and file.contents.is_kept)
 
     def drop(self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False) -> int:
-        """Drops files that nobody needs, those first that were used longest ago, until so many bytes are free.
+        """Drops files that nobody needs until so many bytes are free.
+
+        First those that a plan is done with: of the others, some will be read in the same epoch. Of each kind, those
+        go first that were used longest ago.
 
         Args:
             size_bytes: The bytes.
@@ -192,7 +207,7 @@ class CacheFiles:
         """
         freed = 0
         with self.lock:
-            for file in sorted(self.files.values(), key=lambda file: file.used):
+            for file in sorted(self.files.values(), key=lambda file: not file.is_done):
                 if freed >= size_bytes:
                     break
                 may_go = file is not besides and file.present_bytes and not file.busy
@@ -271,8 +286,8 @@ class CacheFiles:
                 self._pinned_bytes += file.presence.size_bytes if file.presence.is_pinned else 0
                 with contextlib.suppress(OSError):
                     times[name] = os.stat(os.path.join(self.folder, name)).st_mtime_ns
-        for turn, name in enumerate(sorted(times, key=times.__getitem__), -len(times)):
-            self.files[name].used = turn
+        for name in sorted(times, key=times.__getitem__):
+            self.files.move_to_end(name)
 
     def _is_whole(self, file: CachedFile) -> bool:
         """Returns True unless it was dropped, or somebody has deleted or cut it or its record."""
@@ -333,7 +348,7 @@ class CacheFiles:
                 begin, end = file.block_range(block, block + 1)
                 stream.seek(begin)
                 known = contents.blocks is not None
-                if not known or file.wrong_blocks(block, stream.read(end - begin)):
+                if not known or file.wrong_blocks(block, [[memoryview(stream.read(end - begin))]]):
                     presence.unmark(block)
         self._count(file, presence.present_bytes() - file.present_bytes)
         presence.adopt()

@@ -20,12 +20,14 @@ class Plan:
     Attributes:
         step: The step that its trainer has reached.
         last_steps: By file, the last step known to need it.
+        first: Ranges of its first batch, which come alone, so that they share the network with no others.
         ranges: Ranges to get ahead, in the order of need: (file, first block, end).
         working_bytes: Size of the files that it reads from at a time.
     """
 
     step: int = 0
     last_steps: dict[str, int] = field(default_factory=dict)
+    first: list[tuple[CachedFile, int, int]] = field(default_factory=list)
     ranges: collections.deque[tuple[CachedFile, int, int]] = field(default_factory=collections.deque)
     working_bytes: int = 0
 
@@ -62,6 +64,8 @@ class Plans:
             )
         plan = Plan(working_bytes=working_bytes)
         self._plans.append(plan)
+        for file in files.files.values():
+            file.is_done = False
         files.ring_bytes = needed
         return plan
 
@@ -71,8 +75,11 @@ class Plans:
         for name, last in last_steps:
             plan.last_steps[name] = max(last, plan.last_steps.get(name, -1))
         gone = [name for name, last in plan.last_steps.items() if last < step]
+        known = self._files().files
         for name in gone:
             del plan.last_steps[name]
+            if name in known:
+                known[name].is_done = True
 
     def end(self, plan: Plan) -> None:
         """Drops a plan, whose trainer is gone."""
@@ -84,7 +91,9 @@ class Plans:
         """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""
         files = self._files()
         for plan in list(self._plans):
-            while plan.ranges:
+            if plan.first:
+                plan.first = [each for each in plan.first if each[0].busy and each[0].presence.missing(*each[1:])]
+            while plan.ranges and not plan.first:
                 file, first, end = plan.ranges[0]
                 if file.contents is not None:
                     file = files.file(file.name, file.contents)

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
 from feeder.shard.store.client import make_client
 from feeder.shard.store.fault import Fault, Kind, fault_of
-from feeder.shard.store.store import RANGE_BYTES, TIMEOUT_S, Bytes, Entry, allows_http
+from feeder.shard.store.store import PIECE_BYTES, RANGE_BYTES, TIMEOUT_S, Bytes, Entry, allows_http
 from feeder.shard.store.url import Url, check_key
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ class ObjectStore:
     ) -> Bytes:
         self._check(key)
         if end is None:
-            entry = self.size(key)
-            if etag and entry.etag and entry.etag != etag:
-                raise self._changed(key)
-            end, etag = entry.size_bytes, etag or entry.etag
+            found = self._call(key, lambda: self._small(key, etag, size_bytes))
+            if not isinstance(found, Entry):
+                return memoryview(found)[start:]
+            end, etag = found.size_bytes, etag or found.etag
         if end - start <= RANGE_BYTES:
             return self._range(key, start, end, etag, size_bytes)
         data = bytearray(end - start)
@@ -81,6 +81,28 @@ class ObjectStore:
             last = min(first + RANGE_BYTES, end)
             data[first - start : last - start] = self._range(key, first, last, etag, size_bytes)
         return data
+
+    def pieces(self, key: str, start: int, end: int, etag: str | None = None) -> Iterator[Bytes]:
+        self._check(key)
+        stream: Iterator[Bytes] | None = None
+
+        def next_piece() -> Bytes:
+            nonlocal stream
+            try:
+                if stream is None:
+                    stream = iter(self._open(key, start, end, etag, None).stream(PIECE_BYTES))
+                piece = next(stream, b"")
+                if not 0 < len(piece) <= end - start:
+                    raise ConnectionError(f"{len(piece)} bytes came, {end - start} were left")
+            except BaseException:
+                stream = None
+                raise
+            return piece
+
+        while start < end:
+            piece = self._call(key, next_piece)
+            start += len(piece)
+            yield piece
 
     def put(
         self, key: str, data: Bytes | os.PathLike[str], *, if_absent: bool = False, if_match: Entry | None = None
@@ -164,26 +186,43 @@ class ObjectStore:
     def _range(self, key: str, start: int, end: int, etag: str | None, size_bytes: int | None) -> Bytes:
         if start == end:
             return b""
-        options: Any = {"range": (start, end)} | ({"if_match": etag} if etag else {})
 
         def request() -> Bytes:
-            result = obstore.get(self._client(False), key, options=options)
-            found = result.meta
-            if etag and found["e_tag"] and _etag(found["e_tag"]) != etag:  # a server that does not know If-Match
-                raise self._changed(key)
-            if size_bytes is not None and found["size"] != size_bytes:
-                raise self._changed(key)
-            if found["size"] < end:
-                raise StoreError(
-                    f"{self.url.object(key)}: has {found['size']:,} bytes, expected at least {end:,}: it was replaced, "
-                    "or is damaged"
-                )
-            data = memoryview(result.bytes())
+            data = memoryview(self._open(key, start, end, etag, size_bytes).bytes())
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data)} bytes came, {end - start} were asked for")
             return data
 
         return self._call(key, request)
+
+    def _small(self, key: str, etag: str | None, size_bytes: int | None) -> Bytes | Entry:
+        """Gets a whole object, or no more than its entry if it is longer than one request may be."""
+        result = self._open(key, 0, None, etag, size_bytes)
+        size = result.meta["size"]
+        if size > RANGE_BYTES:
+            return Entry(key, size, _etag(result.meta["e_tag"]))
+        data = memoryview(result.bytes())
+        if len(data) != size:
+            raise ConnectionError(f"{len(data)} bytes came, {size} were asked for")
+        return data
+
+    def _open(
+        self, key: str, start: int, end: int | None, etag: str | None, size_bytes: int | None
+    ) -> obstore.GetResult:
+        """Asks for a range, or for all if it has no end; its bytes have not come yet."""
+        options: Any = ({} if end is None else {"range": (start, end)}) | ({"if_match": etag} if etag else {})
+        result = obstore.get(self._client(False), key, options=options)
+        found = result.meta
+        if etag and found["e_tag"] and _etag(found["e_tag"]) != etag:  # a server that does not know If-Match
+            raise self._changed(key)
+        if size_bytes is not None and found["size"] != size_bytes:
+            raise self._changed(key)
+        if end is not None and found["size"] < end:
+            raise StoreError(
+                f"{self.url.object(key)}: has {found['size']:,} bytes, expected at least {end:,}: it was replaced, "
+                "or is damaged"
+            )
+        return result
 
     def _changed(self, key: str) -> ChangedError:
         return ChangedError(

@@ -10,10 +10,21 @@ from typing import NamedTuple, Protocol
 from feeder.errors import StoreError
 from feeder.shard.store.url import Url
 
-__all__ = ["RANGE_BYTES", "TIMEOUT_S", "Bytes", "Entry", "Store", "allows_http", "download", "open_store"]
+__all__ = [
+    "PIECE_BYTES",
+    "RANGE_BYTES",
+    "TIMEOUT_S",
+    "Bytes",
+    "Entry",
+    "Store",
+    "allows_http",
+    "download",
+    "open_store",
+]
 
 RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
 _AT_ONCE = 8  # ranges of one object
+PIECE_BYTES = 1 << 18  # of what comes bit by bit: larger ones leave the processor's cache before they are used
 TIMEOUT_S = 600.0  # the longest time without network that is survived by default
 
 Bytes = bytes | bytearray | memoryview
@@ -83,6 +94,12 @@ class Store(Protocol):
             NotFoundError: if there is none.
             ChangedError: if the object has another ETag or size by now.
             StoreError: if the store can't be read, or the object ends before ``end``.
+        """
+
+    def pieces(self, key: str, start: int, end: int, etag: str | None = None) -> Iterator[Bytes]:
+        """Yields an object's bytes as they come, in pieces of 256 KiB or some more.
+
+        After a fault it goes on where it was. Arguments and errors are those of :meth:`get`.
         """
 
     def put(

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,15 +115,15 @@ def test_a_smaller_budget_drops_files_when_room_is_needed(places: Places) -> Non
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, places: Places, size_bytes: int) -> None:
     """Lets a disk be full once so many bytes of shards are on it."""
-    pwrite = os.pwrite
+    pwritev = os.pwritev
 
-    def write(descriptor: int, data: memoryview, offset: int) -> int:
+    def write(descriptor: int, data: Sequence[memoryview], offset: int) -> int:
         blocks = sum(path.stat().st_blocks * 512 for path in places.cache.glob("*.tar"))
-        if blocks + len(data) > size_bytes:
+        if blocks + sum(map(len, data)) > size_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, data, offset)
+        return pwritev(descriptor, data, offset)
 
-    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "pwritev", write)
 
 
 def test_a_full_disk_is_gone_on_with(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +141,10 @@ def test_a_disk_that_is_full_of_what_is_needed_is_an_error(places: Places, monke
 
 
 def test_a_disk_that_takes_nothing_is_an_error(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(descriptor: int, data: memoryview, offset: int) -> int:
+    def write(descriptor: int, data: Sequence[memoryview], offset: int) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "pwritev", write)
     with pytest.raises(StoreError, match=r"0\.tar: can't be written: Input/output error"):
         places.fetcher(100 * SHARD).need([("0.tar", 0, SHARD)])
 
@@ -158,6 +158,56 @@ def test_a_plan_gets_its_ranges_ahead_of_need(places: Places) -> None:
     wait_until(lambda: fetcher.stats()["cached_bytes"] == 2 * SHARD)
     fetcher.need(ranges)
     assert sorted(set(places.store.asked)) == [("0.tar", 0, SHARD), ("1.tar", 0, SHARD)]
+
+
+def hold(places: Places, monkeypatch: pytest.MonkeyPatch, name: str, *, after: int) -> threading.Event:
+    """Has the bytes of a shard stop after the first ones, until the event is set."""
+    goes_on, pieces = threading.Event(), places.store.pieces
+
+    def held(key: str, start: int, end: int, etag: str | None = None) -> Iterator[bytes]:
+        for piece in pieces(key, start, end, etag):
+            if key == name and start >= after:
+                goes_on.wait()
+            start += len(piece)
+            yield piece
+
+    monkeypatch.setattr(places.store, "pieces", held)
+    return goes_on
+
+
+def test_blocks_are_there_before_the_end_of_their_range(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    goes_on = hold(places, monkeypatch, "0.tar", after=2 * BLOCK_BYTES)
+    ask = places.client(fetcher)
+    ask({"begin": SHARD})
+    ask({"plan": {"step": 0, "last_steps": [["0.tar", 9]], "ranges": [("0.tar", 0, SHARD)]}})
+    wait_until(lambda: places.store.asked)
+    fetcher.need([("0.tar", 0, 2 * BLOCK_BYTES)])
+    assert fetcher.stats()["cached_bytes"] < SHARD
+    goes_on.set()
+    fetcher.need([("0.tar", 0, SHARD)])
+    assert places.store.asked == [("0.tar", 0, SHARD)]
+    assert (places.cache / "0.tar").read_bytes() == (places.set / "0.tar").read_bytes()
+
+
+def test_the_first_batch_comes_before_what_follows_it(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    goes_on = hold(places, monkeypatch, "0.tar", after=0)
+    ask = places.client(fetcher)
+    ask({"begin": 2 * SHARD})
+    first, later = [("0.tar", 0, 10), ("0.tar", SHARD - 10, SHARD)], [("0.tar", 0, SHARD), ("1.tar", 0, SHARD)]
+    ask({"plan": {"step": 0, "last_steps": [["0.tar", 9]], "ranges": first, "is_first": True}})
+    ask({"plan": {"step": 0, "last_steps": [["1.tar", 9]], "ranges": later}})
+    fetcher.need([("2.tar", 0, SHARD)])  # what somebody waits for comes meanwhile
+    assert "1.tar" not in {name for name, _, _ in places.store.asked}
+    goes_on.set()
+    wait_until(lambda: fetcher.stats()["bytes"] == 3 * SHARD)
+    begins = [
+        ("0.tar", 0, BLOCK_BYTES),
+        ("0.tar", SHARD - BLOCK_BYTES, SHARD),
+        ("0.tar", BLOCK_BYTES, SHARD - BLOCK_BYTES),
+    ]
+    assert sorted(places.store.asked) == sorted([*begins, ("1.tar", 0, SHARD), ("2.tar", 0, SHARD)])
 
 
 def test_a_budget_below_what_a_plan_reads_from_is_refused(places: Places) -> None:

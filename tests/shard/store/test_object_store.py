@@ -234,6 +234,31 @@ def test_requests_are_repeated_until_the_bytes_are_right(
     assert store.retries >= faults >= 8  # a reset may also take the connection of another request
 
 
+def test_bytes_that_come_in_pieces_go_on_after_a_cut_where_they_were(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+    data = os.urandom(RANGE_BYTES)
+    bucket.put("x", data)
+    store = open_store(bucket.url)
+    etag = store.size("x").etag
+    fault_proxy.set(Faults({"cut": 1}))
+    found = b""
+    for piece in store.pieces("x", 5, len(data) - 1, etag):
+        found += piece
+        if fault_proxy.counts().get("cut", 0) >= 3:
+            fault_proxy.set(Faults())
+    assert found == data[5:-1]
+    assert store.retries >= 3
+    assert len({request.range for request in fault_proxy.requests() if request.method == "GET"}) > 1
+    assert list(store.pieces("x", 7, 7)) == []
+    with pytest.raises(ChangedError, match="was replaced while it was being read"):
+        next(store.pieces("x", 0, 1, '"other"'))
+
+
+def test_a_small_object_takes_one_request(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+    bucket.put("x", b"12345")
+    assert open_store(bucket.url).get("x") == b"12345"
+    assert [request.method for request in fault_proxy.requests()] == ["GET"]
+
+
 def test_uploads_survive_faults_whole(real_bucket: Bucket, fault_proxy: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(RANGE_BYTES * 2)
     (tmp_path / "shard").write_bytes(data)
