@@ -151,14 +151,13 @@ def test_an_image_does_not_depend_on_its_batch() -> None:
     for number, (kind, size) in enumerate(itertools.product(SEQUENTIAL[:8], ((128, 96), (75, 43)))):
         data = native.transcode(jpegs.jpeg(kind, size, number), keep_metadata=False, segment_px=16)
         images.append(Image(packed(data) if number % 3 == 0 else data, (number, 2, size[0] - 3, size[1])))
-    damaged = images[1].data[:-40] + bytes(38) + b"\xff\xd9"
-    images[4:4] = [
-        Image(jpegs.jpeg("progressive"), (0, 0, 128, 96)),
-        Image(damaged, (0, 0, 128, 96)),
-        Image(b"", images[0].box),
-    ]
+    data = images[1].data
+    damaged = data[:-40] + bytes(38) + b"\xff\xd9"
+    out_of_order = jpegs.patched(data, data.index(b"\xff\xd0", jpegs.entropy_offset(data)) + 1, 0xD5)
+    left = (jpegs.jpeg("progressive"), damaged, out_of_order, b"")
+    images[4:4] = [Image(data, images[1].box) for data in left]
     together = cuda_emulator.decode(images, (20, 24))
-    assert np.flatnonzero(~together.taken).tolist() == [4, 5, 6]
+    assert np.flatnonzero(~together.taken).tolist() == [4, 5, 6, 7]
     for number, image in enumerate(images):
         alone = cuda_emulator.decode([image], (20, 24))
         assert alone.taken[0] == together.taken[number]
