@@ -75,6 +75,10 @@ class ShardDataset(FeederDataset):
             Shards stay until the cache is full; the others come and go.
         allow_http: True to allow http without encryption; None: as ``AWS_ALLOW_HTTP`` says, else False.
         timeout: Seconds without an answer of a store after which reading is an error.
+        fetch_crops: True to fetch of each image in a store only the blocks of 256 KiB that the rows of its crop lie in,
+            when it is read; False fetches all of a shard ahead, in ranges of 8 MiB. True saves traffic for small crops
+            of images of several MB, and costs requests. For random crops of ImageNet's photos, of 110 kB, it does not
+            pay: the rows are 78 % of the bytes, at 1.37 requests a sample, 1.75 million in an epoch instead of 17,000.
 
     Raises:
         StoreError: if a remote set can't be read; where bytes come only when they are needed, then.
@@ -102,13 +106,14 @@ class ShardDataset(FeederDataset):
         allow_http: bool | None = None,
         timeout: float = TIMEOUT_S,
         version: int | None = None,
+        fetch_crops: bool = False,
     ) -> None:
         paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
         if not paths:
             raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
         wanted = None if classes == "merge" else classes
         exif = applies_exif(exif_orientation)
-        remote = _Remote(cache_dir, cache_bytes, allow_http, timeout)
+        remote = _Remote(cache_dir, cache_bytes, allow_http, timeout, fetch_crops)
         readers = [_opened(each, remote, exif, image_field, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
@@ -129,6 +134,7 @@ class _Remote(NamedTuple):
     cache_bytes: int | None
     allow_http: bool | None
     timeout: float
+    fetch_crops: bool
 
 
 def _opened(
@@ -149,6 +155,7 @@ def _opened(
             cache_bytes=remote.cache_bytes,
             allow_http=remote.allow_http,
             timeout_s=remote.timeout,
+            reads_crops=remote.fetch_crops,
         )
         index = os.path.join(mirror.folder, mirror.options.index)
     else:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from PIL import Image
 
 import feeder
 from feeder import transforms as T
@@ -26,6 +27,7 @@ from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.images import encode, pixels
@@ -365,3 +367,19 @@ def test_a_file_in_the_place_of_the_cache_of_a_set_is_an_error(url: str, cache: 
 def test_a_local_set_that_is_not_there_is_an_error_that_names_it(tmp_path: Path, path: str) -> None:
     with pytest.raises(FormatError, match=rf"{tmp_path}/nowhere.*feeder shard"):
         dataset(tmp_path / path)
+
+
+def test_only_the_blocks_of_crops_come_where_that_is_asked_for(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
+    for number in range(6):
+        path = tmp_path / "images" / "class" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).integers(0, 256, (1600, 1200, 3), np.uint8)
+        path.write_bytes(encode(Image.fromarray(noise), quality=95))
+    folder = tmp_path / "set"
+    shard(str(tmp_path / "images"), str(folder), ShardOptions(samples_per_shard=3))
+    url, recipe = upload(bucket, folder), T.Compose([T.RandomResizedCrop(32, scale=(0.001, 0.002))])
+    with end_fetchers(tmp_path):
+        data = feeder.ShardDataset(url, recipe, ["key"], cache_dir=cache, fetch_crops=True)
+        remote = loader(data)
+        assert digests(remote) == digests(loader(feeder.ShardDataset(folder, recipe, ["key"])))
+        assert remote.stats()["remote"]["bytes"] < sum(path.stat().st_size for path in folder.glob("*.tar")) / 2

@@ -30,6 +30,7 @@ class FolderStore:
 
     def __init__(self, folder: str) -> None:
         self.folder, self.url, self.retries = Path(folder), Url("s3", "bucket", "set"), 0
+        self.timeout, self.has_answered = 600.0, False
         self.asked: list[tuple[str, int, int]] = []
 
     def size(self, key: str) -> Entry:

@@ -256,7 +256,8 @@ def _looked_ahead(order: Order) -> int:
 
 
 def _leaf_rows(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64s, Int64s]]:
-    """Yields the remote readers below a reader, with the ids there of those samples that they have, and their rows."""
+    """Yields the remote readers below a reader whose sets are fetched ahead, with the ids there of those samples that
+    they have, and their rows."""
     rows = np.arange(len(ids))
     if isinstance(reader, PartReader):
         yield from _leaf_rows(reader.whole, reader.ids[ids])
@@ -267,7 +268,11 @@ def _leaf_rows(reader: Reader, ids: Int64s) -> Iterator[tuple[ShardReader, Int64
             if own.size or not ids.size:
                 for leaf, found, within in _leaf_rows(part, ids[own] - reader.starts[number]):
                     yield leaf, found, own[within]
-    elif isinstance(reader, ShardReader) and reader.mirror is not None:
+    elif (
+        isinstance(reader, ShardReader)
+        and reader.mirror is not None
+        and not cast(CacheMirror, reader.mirror).options.reads_crops
+    ):
         yield reader, ids, rows
 
 

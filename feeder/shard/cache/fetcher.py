@@ -88,6 +88,7 @@ class Fetcher:
         self._leases: collections.Counter[str] = collections.Counter()
         self._plans = Plans(lambda: self.files)
         self.files = CacheFiles(folder, budget_bytes, self._is_needed)
+        store.has_answered = self.files.used_bytes > 0  # to a fetcher before this one
         self.downloads = Downloads(store, self.files, self._plans.next_range)
         self.contents = contents(self)
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)

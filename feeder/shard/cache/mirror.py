@@ -58,6 +58,7 @@ class FetchOptions:
         cache_bytes: Bytes that the cache may take; None: what leaves a tenth of its disk free.
         allow_http: True to allow plain http; None: as the environment says.
         timeout_s: Longest time without an answer of the store.
+        reads_crops: True to fetch only the blocks that crops need, when they are needed.
         identity: See :func:`feeder.shard.cache.places.identity`; a run's workers have that of its trainer.
     """
 
@@ -67,6 +68,7 @@ class FetchOptions:
     allow_http: bool | None = None
     timeout_s: float = TIMEOUT_S
     identity: str = ""
+    reads_crops: bool = False
 
     def __post_init__(self) -> None:
         if self.cache_bytes is not None and (type(self.cache_bytes) is not int or self.cache_bytes < 1):
@@ -279,13 +281,14 @@ def open_mirror(
     cache_bytes: int | None,
     allow_http: bool | None,
     timeout_s: float,
+    reads_crops: bool = False,
 ) -> CacheMirror:
     """Opens the mirror of a remote set, with the set's newest header.
 
     Args:
         url: The set's folder, or its header.
         cache_dir: The cache's folder; None: the user's.
-        cache_bytes, allow_http, timeout_s: See :class:`FetchOptions`.
+        cache_bytes, allow_http, timeout_s, reads_crops: See :class:`FetchOptions`.
 
     Raises:
         ArgumentError: if the URL or the folder can't be used.
@@ -300,7 +303,8 @@ def open_mirror(
     for _ in range(_OPENINGS):
         folder = mirror_folder(place, index, cache_dir)
         who = identity(folder, allow_http=allows)
-        options = FetchOptions(f"{path}?{query}" if query else path, index, cache_bytes, allows, timeout_s, who)
+        url = f"{path}?{query}" if query else path
+        options = FetchOptions(url, index, cache_bytes, allows, timeout_s, who, reads_crops)
         mirror = CacheMirror(folder, options)
         try:
             mirror.ask({"refresh": index})

@@ -44,6 +44,7 @@ class ObjectStore:
     Attributes:
         url: The URL.
         retries: Number of requests that were repeated so far.
+        has_answered: True once it has answered a request.
     """
 
     def __init__(self, url: Url, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> None:
@@ -53,7 +54,7 @@ class ObjectStore:
         self._allow_http = allows_http(url, allow_http)
         self._lock = threading.Lock()
         self._clients: dict[bool, Client] = {}  # by whether it writes
-        self._has_answered = False
+        self.has_answered = False
 
     def size(self, key: str) -> Entry:
         self._check(key)
@@ -255,7 +256,7 @@ class ObjectStore:
             clients = self._clients
             try:
                 result = request()
-                self._has_answered = True
+                self.has_answered = True
                 return result
             except (BaseError, OSError, ValueError) as error:
                 fault = Fault(Kind.TRANSIENT, str(error)) if isinstance(error, ConnectionError) else fault_of(error)
@@ -267,10 +268,10 @@ class ObjectStore:
                     if self._clients is clients:
                         self._clients = {}
             elif fault.kind is not Kind.TRANSIENT:
-                self._has_answered = True
+                self.has_answered = True
                 raise self._error(key, fault)
             else:
-                patience_s = self.timeout if self._has_answered else min(self.timeout, _FIRST_ANSWER_S)
+                patience_s = self.timeout if self.has_answered else min(self.timeout, _FIRST_ANSWER_S)
                 waited_s = time.monotonic() - began
                 if waited_s >= patience_s:
                     raise StoreError(

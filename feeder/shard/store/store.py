@@ -58,11 +58,13 @@ class Store(Protocol):
         url: The URL of the prefix; keys are relative to it, and never lead out of it.
         retries: Number of requests that were repeated so far.
         timeout: Seconds that each call goes on trying without an answer.
+        has_answered: True if it is known to answer. Of a store that never has, a missing network is told soon.
     """
 
     url: Url
     retries: int
     timeout: float
+    has_answered: bool
 
     def size(self, key: str) -> Entry:
         """Returns an object's entry.

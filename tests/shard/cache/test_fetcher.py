@@ -276,3 +276,11 @@ def test_a_fetcher_ends_with_its_last_client_after_an_error(places: Places) -> N
             assert serving.is_alive()
         serving.join(10)
         assert not serving.is_alive()
+
+
+def test_a_store_that_a_fetcher_before_has_read_is_known_to_answer(places: Places) -> None:
+    places.fetcher(8 * SHARD)
+    assert not places.store.has_answered
+    places.read_all(places.fetcher(8 * SHARD))
+    places.fetcher(8 * SHARD)
+    assert places.store.has_answered  # so that its network may be gone for long
