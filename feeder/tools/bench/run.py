@@ -27,6 +27,7 @@ from feeder.tools.bench.images import image_fields
 from feeder.tools.bench.options import SETTLE, BenchOptions, default_workers
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
+from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.presets import is_shards, open_dataset, preset
 
 __all__ = ["CHECK_LEVELS", "throughput"]
@@ -63,6 +64,8 @@ def throughput(
           processes), peak_rss_mib, pss_mib, ratio (of images/s to torch's in the same turn)
         - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
+        - ``encodings``, not for sets in stores: the gains of other encodings, as of
+          :class:`feeder.tools.encoding_gain.EncodingGain`
 
         After an interrupt, ``interrupted`` is the turn, and ``options`` has the workers and repeats that were measured.
 
@@ -70,7 +73,8 @@ def throughput(
         BackendError: if feeder can't run, or its pixels differ from Pillow's.
         FormatError, SourceError: if the images can't be opened.
     """
-    images = len(open_dataset(path, preset(options.preset, options.dtype, options.image_size)))
+    dataset = open_dataset(path, preset(options.preset, options.dtype, options.image_size))
+    images = len(dataset)
     workers = options.workers or default_workers()
     options = replace(options, workers=workers, batch_size=min(options.batch_size, images))
     titles = {name: rival.title() for name, rival in RIVALS.items()}
@@ -136,6 +140,8 @@ def throughput(
         str(count): {stage: spread([run["stages_ms"][stage] for run in ours[count]]) for stage in _common(ours[count])}
         for count in workers
     }
+    if not is_remote(path):
+        result["encodings"] = {gain.encoding: asdict(gain) for gain in encoding_gains(dataset)}
     result["bottleneck"] = {str(count): ours[count][-1]["bottleneck"] for count in workers}
     return result
 

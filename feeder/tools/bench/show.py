@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.system.text import count
+from feeder.tools.encoding_gain import EncodingGain
 from feeder.tools.html.charts import Bar, Line, Point, Stack, bar_chart, line_chart, stacked_bar
 from feeder.tools.html.page import Html, Section, Tone, callout, facts, page, text
 from feeder.tools.html.page import table as html_table
@@ -48,6 +49,7 @@ def render(result: Mapping[str, Any]) -> str:
         parts += ["", f"feeder's workers, ms per image: {shares}"]
     if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
+    parts += [str(EncodingGain(**gain)) for gain in result.get("encodings", {}).values()]
     if "interrupted" in result:
         parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
     for why in dict.fromkeys(result["absent"].values()):

@@ -18,7 +18,8 @@ def add(commands: Any) -> None:
         "export",
         help="write the images of a shard set as files",
         description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
-        "to the original files, and compared with their SHA-256; others are written as they are stored.",
+        "to the original files, and compared with their SHA-256; others are written as they are stored: "
+        "seekable JPEGs have the original pixels, but other bytes.",
     )
     command.add_argument(
         "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"

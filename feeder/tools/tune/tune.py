@@ -21,6 +21,7 @@ from feeder.order.sample_order import Order, Window
 from feeder.system.cores import Cores, cores
 from feeder.system.memory import available_bytes
 from feeder.system.text import count
+from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
@@ -140,6 +141,8 @@ def tune(
     if chosen is None and not outcome.interrupted:
         problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
         raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
+    if chosen is not None and chosen.setting.backend == "cpu" and isinstance(origin.dataset, FeederDataset):
+        outcome.notes += map(str, encoding_gains(origin.dataset))
     score = None
     if chosen is not None and chosen.setting.window is not None:
         sizes = origin.dataset.reader.shard_sizes()

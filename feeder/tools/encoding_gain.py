@@ -1,0 +1,136 @@
+"""The gain that another encoding of a dataset's images would bring, measured on some of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from feeder.decoders.decoder import View
+from feeder.decoders.device.fused import split_for_device
+from feeder.tools.thresholds import NOTICEABLE_WAIT
+
+if TYPE_CHECKING:
+    from feeder.dataset.base import FeederDataset
+
+__all__ = ["EncodingGain", "encoding_gains"]
+
+_IMAGES = 32
+_PASSES = 3
+
+
+@dataclass(frozen=True)
+class EncodingGain:
+    """The gain of an encoding.
+
+    Attributes:
+        encoding: "seekable" or "packed".
+        decode: Time of decoding a sample with it, relative to the present time; less than 1.
+        size: Bytes of the images with it, relative to the present bytes.
+    """
+
+    encoding: str
+    decode: float
+    size: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.encoding} shards would decode {1 / self.decode:.1f} times as fast, with {self.size:.2f} times the "
+            f"bytes (feeder shard --encode {self.encoding})"
+        )
+
+
+def encoding_gains(
+    dataset: FeederDataset, *, seed: int = 0, fidelity: str = "fast", on_device: bool = False
+) -> list[EncodingGain]:
+    """Measures how other encodings would change the time of decoding, on some of the dataset's images.
+
+    Args:
+        dataset: The dataset. Its recipe gives the crops.
+        seed: Seed of the crops.
+        fidelity: Fidelity of the decoding.
+        on_device: True if a device runs the recipe's last ops.
+
+    Returns:
+        The encodings with a noticeable gain. There is none without feeder's CPU kernels, and for images that are not
+        JPEGs or can't be encoded so.
+    """
+    try:
+        from feeder.decoders.native import CpuDecoder
+    except ImportError:
+        return []
+    reader = dataset.reader
+    ids = np.unique(np.linspace(0, len(reader) - 1, _IMAGES).astype(np.int64))
+    encoded = reader.read(ids)
+    jpegs = {
+        row: bytes(buffer)
+        for row, buffer in enumerate(encoded.buffers)
+        if encoded.errors[row] is None and bytes(buffer[:2]) == b"\xff\xd8"
+    }
+    if len(jpegs) < len(ids) / 2:
+        return []
+    gains = []
+    decoder = CpuDecoder(fidelity=fidelity)
+    for encoding, encode in (("seekable", _seekable()), ("packed", _packed(list(jpegs.values())))):
+        others = {row: other for row, jpeg in jpegs.items() if (other := encode(jpeg)) is not None}
+        if len(others) < len(ids) / 2:
+            continue
+        rows = np.array(list(others))
+        views = _views(dataset, seed, on_device, ids[rows], encoded.sizes[rows])
+        if views is None:
+            return []
+        both = [jpegs[row] for row in others], list(others.values())
+        times: tuple[list[int], list[int]] = ([], [])
+        for _ in range(_PASSES):
+            for images, spent in zip(both, times, strict=True):
+                decoder.decode_views(images, encoded.orientations[rows], views)
+                spent.append(int(decoder.spent_ns[:, 0].sum()))
+        before, after = (sum(map(len, images)) for images in both)
+        gains.append(EncodingGain(encoding, min(times[1]) / max(1, min(times[0])), after / before))
+    return [gain for gain in gains if gain.decode < 1 - NOTICEABLE_WAIT]
+
+
+def _seekable() -> Callable[[bytes], bytes | None]:
+    from feeder import _native
+
+    def encode(jpeg: bytes) -> bytes | None:
+        try:
+            return _native.transcode(jpeg, keep_metadata=True)
+        except _native.Unsupported:
+            return None
+
+    return encode
+
+
+def _packed(jpegs: Sequence[bytes]) -> Callable[[bytes], bytes | None]:
+    from feeder import _native
+    from feeder.decoders.packed import add_codebooks, codebook_id
+
+    codebook = _native.train_codebook(jpegs)
+    add_codebooks([codebook])
+
+    def encode(jpeg: bytes) -> bytes | None:
+        try:
+            return _native.pack(jpeg, codebook_id(codebook), hashlib.sha256(jpeg).digest())
+        except _native.Unsupported:
+            return None
+
+    return encode
+
+
+def _views(dataset: FeederDataset, seed: int, on_device: bool, ids: Any, sizes: Any) -> list[View] | None:
+    """Returns the views of samples in the first epoch; None for a recipe whose output has no size of its own."""
+    views = []
+    for number, recipe in enumerate(dataset.recipe.views):
+        recipe = recipe if recipe.has_bucket else recipe.at(None, 0)
+        size = recipe.output_size
+        if size is None or recipe.draws_from_boxes:
+            return None
+        draws = recipe.draw(seed, 0, ids + number * len(dataset.reader), sizes)
+        if on_device and (split := split_for_device(recipe)) is not None:
+            recipe, draws = split.cpu, split.draws(draws)
+        views.append(View(recipe, draws, np.empty((len(ids), 3, *size), recipe.storage_dtype)))
+    return views
