@@ -170,6 +170,20 @@ def test_a_set_in_a_store_is_that_of_one_machine(
     cluster.kill_node(node)
 
 
+def test_a_script_that_has_joined_a_cluster_stays_there(cluster: RayCluster, tmp_path: Path) -> None:
+    code = (
+        "import sys, ray, feeder\n"
+        "from tests.support.images import encode, pixels\n"
+        "ray.init(sys.argv[1], log_to_driver=False)\n"
+        "samples = [{'__key__': str(k), 'jpg': encode(pixels(k)), 'cls': k % 2} for k in range(9)]\n"
+        "for engine in ('local', 'ray'):\n"
+        "    feeder.write_shards(samples, f'{sys.argv[2]}/{engine}', samples_per_shard=4, engine=engine)\n"
+        "assert ray.cluster_resources()\n"
+    )
+    subprocess.run([sys.executable, "-c", code, cluster.address, str(tmp_path)], check=True, cwd=ROOT)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
 def _site(folder: Path, code: str) -> dict[str, str]:
     """The environment of a node whose processes run some code before anything else."""
     folder.mkdir()

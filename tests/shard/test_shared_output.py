@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,6 +33,7 @@ from feeder.shard.write.sharding import shard, write_shards
 from feeder.shard.write.shared_output import SharedOutput, SharedStore
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.progress import Progress
+from tests.support import ROOT
 from tests.support.images import encode, pixels
 from tests.support.interrupted_runs import StopAfter
 from tests.support.remote import Bucket
@@ -288,6 +290,14 @@ def test_a_run_over_attempts_that_were_left_behind_removes_them(
     assert summary.written_shards <= 7
     shard(str(tree), str(tmp_path / "unbroken"), kept(samples_per_shard=5))
     assert contents(out) == contents(tmp_path / "unbroken")
+
+
+def test_one_machine_imports_nothing_of_ray(tree: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from feeder.tools.cli import main\n"
+        "main(['shard', sys.argv[1], '--out', sys.argv[2]]); assert 'ray' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tree), str(tmp_path / "out")], check=True, cwd=ROOT)
 
 
 def test_without_ray_the_error_names_the_extra(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

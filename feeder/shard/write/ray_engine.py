@@ -339,7 +339,7 @@ def _raise_of(error: Exception, address: str) -> NoReturn:
     if isinstance(error, OSError):
         raise OSError(error.errno, f"{error.strerror} (on node {address})", error.filename)
     assert isinstance(error, FeederError)
-    raise type(error)(f"{error} (on node {address})")
+    raise type(error)(f"{error.args[0]} (on node {address})")
 
 
 def _node_task() -> Callable[[Mapping[str, str], bytes], Iterator[tuple[str, Any]]]:
