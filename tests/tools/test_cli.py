@@ -85,10 +85,10 @@ def test_the_examples_of_the_help_are_calls_of_the_command(
 ) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
-    examples = re.findall(rf"^  feeder ({name} .*)$", capsys.readouterr().out, re.MULTILINE)
-    assert len(examples) == 2
+    examples = re.findall(rf"^  feeder ({name}\b.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert len(examples) >= 2
     monkeypatch.setattr(f"feeder.tools.commands.{name}.run", lambda arguments: 7)
-    assert [main(shlex.split(example, comments=True)) for example in examples] == [7, 7]
+    assert [main(shlex.split(example, comments=True)) for example in examples] == [7] * len(examples)
 
 
 def test_shard_inspect_verify_from_the_command_line(tree: Path) -> None:

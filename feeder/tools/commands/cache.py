@@ -15,6 +15,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "cache",
+        examples=(
+            "feeder cache",
+            "feeder cache /scratch/feeder --trim 500GB",
+        ),
         help="show and trim the cache of remote sets",
         description="Shows the remote sets in a cache folder, the one used longest ago first.",
     )

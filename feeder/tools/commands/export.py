@@ -16,6 +16,10 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "export",
+        examples=(
+            "feeder export ./images-shards --out ./images",
+            "feeder export s3://my-bucket/set --out ./images",
+        ),
         help="write the images of a shard set as files",
         description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
         "to the original files, and compared with their SHA-256; others are written as they are stored: "
