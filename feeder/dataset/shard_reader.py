@@ -269,10 +269,19 @@ class ShardReader(ShardFields):
         """This thread's open shards for the kernels; others are opened by :meth:`open_shards`."""
         return self._own_files().native
 
-    def open_shards(self, shards: list[int]) -> None:
-        """Opens shards and their indexes for the kernels; leaves out those that can't be opened."""
+    def open_shards(self, shards: list[int], ids: npt.NDArray[np.int64]) -> None:
+        """Opens shards and their indexes for the kernels; leaves out those that can't be opened.
+
+        Args:
+            shards: Numbers of those that are missing.
+            ids: The samples to be read, whose other shards are to stay open.
+        """
+        entries = self._own_files().entries
+        with contextlib.suppress(FormatError, IndexError):  # reading a sample says what is wrong
+            for shard in entries.keys() & set(self.index.shards_of(ids).tolist()):
+                entries.move_to_end(shard)
         for shard in set(shards):
-            with contextlib.suppress(FormatError, IndexError):  # reading a sample of it says what is wrong
+            with contextlib.suppress(FormatError, IndexError):
                 self.index.hold([shard])
                 self._open(shard)
 

@@ -127,7 +127,7 @@ class PartRunner:
         arrays = (view.images[0], labels, meter.words)
         found = self._native.run(index, reader.native_shards, *what, *arrays, False, beat)
         if isinstance(found, list):
-            reader.open_shards(found)
+            reader.open_shards(found, ids)
             found = self._native.run(index, reader.native_shards, *what, *arrays, True, beat)
         if not isinstance(found, tuple):
             return None
