@@ -25,7 +25,7 @@ declare -A limit_s=(
 declare -A what=(
     [tests]="the kernels' tests, on the GPU" [tests-rest]="all other tests that need a GPU"
     [sanitizer]="memory errors and races in the fused kernels"
-    [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, on both shard sets"
+    [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, and views, masks, boxes and keypoints"
     [kernels]="the fused kernels beside a plain copy" [transfer]="copies to the GPU, and how much of them is hidden"
     [feed-4]="images/s with 4 workers beside plain DALI and torch" [feed-8]="with 8" [feed-16]="with 16"
     [train]="ResNet-50 beside one resident batch" [ladder]="from a naive loop to a busy GPU, step by step"
@@ -285,18 +285,23 @@ for part in data parity transfer feed-4 feed-8 feed-16 train ladder; do
 done
 [ $needed = no ] || prepare
 
-# Pixels on the GPU beside Pillow's; the report is the JSON that it prints.
-parity() { # SHARDS FIDELITY
-    "$python" -m feeder parity "$1" --backend dali --device cuda --fidelity "$2" --images 100 --json
+# Pixels beside Pillow's, and views, masks, boxes and keypoints; the report is the JSON that it prints.
+parity() { # SHARDS FIDELITY BACKEND DEVICE
+    "$python" -m feeder parity "$1" --backend "$3" --device "$4" --fidelity "$2" --images 100 --json
+}
+parity_step() { # NAME SHARDS FIDELITY BACKEND DEVICE
+    step "$1" $((limit_s[parity] / 7)) bash -c 'parity "$1" "$2" "$3" "$4" >"$5"' - "${@:2}" "$out/$1.json"
 }
 if wanted parity && [ $gpu = yes ]; then
     export -f parity
     export python
     for fidelity in fast exact; do
         for shards in "$seekable" "$keep"; do
-            name="parity-$(basename "$shards")-$fidelity"
-            step "$name" $((limit_s[parity] / 4)) bash -c 'parity "$1" "$2" >"$3"' - "$shards" $fidelity "$out/$name.json"
+            parity_step "parity-$(basename "$shards")-$fidelity" "$shards" $fidelity dali cuda
         done
+    done
+    for backend in cpu dali pillow; do
+        parity_step "parity-cpu-$backend" "$seekable" fast $backend cpu
     done
 fi
 seconds="${SECONDS_PER_RUN:-5}" repeats="${REPEATS:-3}"

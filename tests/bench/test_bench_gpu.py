@@ -277,7 +277,7 @@ def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
         assert needed in done.stdout
 
 
-def test_parity_is_looked_at_on_both_shard_sets(tmp_path: Path) -> None:
+def test_parity_is_looked_at_on_both_shard_sets_and_on_all_backends(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(
         """#!/bin/sh
@@ -285,7 +285,10 @@ case "$*" in
 *is_available*) exit 0 ;;
 *triton_lacks*) echo "no gcc" >&2; exit 1 ;;
 *"feeder shard"*) exit 0 ;;
-*"feeder parity"*) echo "{\\"passed\\": true, \\"device\\": \\"$4 ${10}\\"}"; exit 0 ;;
+*"feeder parity"*)
+    echo "{\\"passed\\": true, \\"device\\": \\"$4 $6 $8 ${10}\\", \\"views_differing\\": 0, \\"targets\\":" \
+        "{\\"mask_share\\": 0.001, \\"box_px\\": 1.2, \\"keypoints\\": 9, \\"keypoints_off\\": 0}}"
+    exit 0 ;;
 esac
 """
         f'exec {sys.executable} "$@"\n'
@@ -301,7 +304,10 @@ esac
     for shards in ("seekable", "keep"):
         for fidelity in ("fast", "exact"):
             name = f"parity-{shards}-{fidelity}"
-            assert f"{name} ({out}/data/{shards} {fidelity}): passed" in summed_up
+            assert f"{name} ({out}/data/{shards} dali cuda {fidelity}): passed" in summed_up
+    for backend in ("cpu", "dali", "pillow"):
+        assert f"parity-cpu-{backend} ({out}/data/seekable {backend} cpu fast): passed" in summed_up
+    assert "off: 0 views, 0.10 % of a mask, 1.2 px of a box, 0 of 9 keypoints" in summed_up
     assert "feeder's rows fail, and ladder and lessons mean little: no gcc" in summed_up
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from PIL import Image
 
+from feeder import transforms as T
 from feeder.decoders import registry
 from feeder.decoders.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.sharding import shard
+from feeder.tools.parity.charts import Chart, TargetFigures
 from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
 from feeder.tools.parity.parity import parity
 from tests.support.conformance import encode, natural_image
@@ -36,6 +39,10 @@ class Off(PillowDecoder):
                 out[:, 0] = np.minimum(out[:, 0], 254) + (np.arange(out.shape[-1]) % 5 == 0)
             elif self.fault == "spiky":
                 out[..., ::20, ::20] ^= 32
+            elif self.fault == "unlike alone" and len(views) > 1:
+                out[0, 0, 0, 0] ^= 1
+            elif self.fault == "moves what is tilted" and out.shape[2:] == (60, 60):
+                out[...] = np.roll(out, 6, axis=-1)
         if self.fault == "picky":
             return [DecodeError("don't like it") for _ in errors]
         return errors
@@ -63,6 +70,9 @@ def test_a_right_backend_passes_on_a_folder_and_on_its_shards(images: Path, back
         assert sum(bucket.images for bucket in report.buckets) == 30
         assert all(bucket.images for bucket in report.buckets[:3])
         assert report.backend == backend
+        found = report.targets
+        assert (report.views_differing, found.charts, found.images, found.refused) == (0, 1, 7, ())
+        assert min(found.boxes, found.keypoints) >= 14
         assert "passed" in report.render()
         assert json.loads(json.dumps(report.to_json(), allow_nan=False))["passed"] is True
 
@@ -76,9 +86,15 @@ def test_dali_passes_on_seekable_shards(images: Path, fidelity: str) -> None:
     report = parity(shards, backend="dali", fidelity=fidelity)
     assert report.passed, report.render()
     assert (report.backend, report.device) == ("dali", "cpu")
+    assert report.targets.images >= 5
+    assert report.targets.refused == ("RandomZoomOut",)
+    assert "'dali' refuses RandomZoomOut" in report.render()
 
 
-@pytest.mark.parametrize("fault", ["shifted", "biased", "spiky", "picky"])
+FAULTS = ["shifted", "biased", "spiky", "picky", "unlike alone", "moves what is tilted"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     monkeypatch.setitem(registry.BUILT_IN, "off", registry.BuiltIn(f"{__name__}:Off", "none"))
     assert parity(os.fspath(images), backend="off").passed
@@ -92,6 +108,11 @@ def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.M
         assert "don't like it" in report.render()
     else:
         assert "OUT OF BOUNDS" in report.render()
+    if fault in ("unlike alone", "moves what is tilted"):  # the pixels of the images alone are right
+        assert all(bucket.within(report.bounds) for bucket in report.buckets)
+        is_view = fault == "unlike alone"
+        assert (report.views_differing, report.targets.passed) == ((6, True) if is_view else (0, False))
+        assert report.to_json()["targets"]["passed"] is is_view
 
 
 def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
@@ -110,9 +131,11 @@ def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
         raise PipelineError("no engine")
 
     monkeypatch.setattr(DaliPipeline, "collect", fail)
-    report = parity(os.fspath(images), backend="dali")
-    assert (report.images, report.redone, report.passed) == (6, 6, False)
-    assert "'dali' failed on 6 images" in report.render()
+    report = parity(os.fspath(images), backend="dali", images=2)
+    assert (report.images, report.redone, report.passed) == (2, 2, False)
+    assert report.targets.redone == 6
+    assert "'dali' failed on 2 images" in report.render()
+    assert "'dali' failed on 6 charts" in report.render()
 
 
 def test_images_that_neither_can_decode_are_counted_and_passed_over(images: Path) -> None:
@@ -166,3 +189,20 @@ def test_figures_are_those_of_the_differences() -> None:
 
 def test_the_ratio_is_the_geometric_mean_of_both_sides() -> None:
     assert crop_ratio(np.array([10.0, 20.0, 410.0, 120.0]), np.array([50, 50], np.int32)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_chart_shows_its_mask_boxes_and_keypoints(orientation: int) -> None:
+    chart = Chart(120, 160, orientation)
+    figures = TargetFigures()
+    recipe = T.Recipe()
+    draws = recipe.draw(0, 0, [0], [chart.upright_size])
+    turned = chart.image().transpose(Image.Transpose.ROTATE_270) if orientation == 6 else chart.image()
+    pixels = np.asarray(turned).transpose(2, 0, 1)
+    figures.add(chart, pixels, recipe, draws, 0)
+    assert (figures.mask_share, figures.box_px, figures.keypoints_off) == (0.0, 0.0, 0)
+    assert (figures.boxes, figures.keypoints) == (3, 3)
+    for fault in (np.roll(pixels, 3, axis=1), pixels[:, :, ::-1], pixels[::-1], np.zeros_like(pixels)):
+        other = TargetFigures()
+        other.add(chart, fault, recipe, draws, 0)
+        assert not other.passed

@@ -17,11 +17,12 @@ def add(commands: Any) -> None:
         "parity",
         examples=(
             "feeder parity images-shards",
-            "feeder parity ./images --backend native --fidelity exact",
+            "feeder parity ./images --backend cpu --fidelity exact",
         ),
         help="compare a decode backend's pixels with the Pillow reference",
         description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by the "
-        "crop's reduction.",
+        "crop's reduction. Views must be what they are alone, and charts of the images' sizes show if masks, boxes and "
+        "keypoints stay with the images.",
         epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
     )
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")

@@ -27,6 +27,7 @@ from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
+from feeder.tools.parity.charts import Chart, TargetFigures, compare_targets
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
@@ -57,6 +58,8 @@ class Failure(NamedTuple):
 # An image that neither could decode says nothing about the backend.
 _NEITHER = Failure("", "", "")
 
+_CHARTS = 32  # for targets, at most
+
 
 @dataclass(frozen=True)
 class ParityReport:
@@ -73,6 +76,9 @@ class ParityReport:
         redone: Number of images that the CPU decoded after the backend had failed: they say nothing about it.
         buckets: The figures, by crop-to-target ratio.
         bounds: The figures' limits.
+        views_differing: Number of images of which a view, made together with the others, is not to the bit what it is
+            alone.
+        targets: Masks, boxes and keypoints beside the backend's images, on charts of the images' sizes.
     """
 
     backend: str
@@ -85,16 +91,21 @@ class ParityReport:
     redone: int
     buckets: tuple[BucketFigures, ...]
     bounds: Bounds
+    views_differing: int
+    targets: TargetFigures
 
     @property
     def passed(self) -> bool:
-        """True if every bucket is within the bounds, and both decoded the same images, at least one, without help."""
+        """True if every bucket is within the bounds, both decoded the same images, at least one, without help, and
+        views and targets agree with the images."""
         alike = self.images > 0 and not self.failures and not self.redone
-        return alike and all(bucket.within(self.bounds) for bucket in self.buckets)
+        alike = alike and all(bucket.within(self.bounds) for bucket in self.buckets)
+        return alike and not self.views_differing and self.targets.passed
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON values; the last bucket's upper end is None."""
         report = {**asdict(self), "passed": self.passed}
+        report["targets"]["passed"] = self.targets.passed
         for bucket in report["buckets"]:
             bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
         return report
@@ -112,7 +123,10 @@ class ParityReport:
             rows[-1].append("" if bucket.within(self.bounds) else "OUT OF BOUNDS")
         bounds = self.bounds
         rows.append(["bounds", "", f"{bounds.mean:.3f}", f"{bounds.percentile_999:g}", "", f"{bounds.bias:+.3f}", ""])
-        lines.append(indent(table(rows), "  "))
+        lines += [indent(table(rows), "  "), "", indent(table(self._agreement()), "  ")]
+        lines += ["", f"  targets are those of {count(self.targets.charts, 'chart')} of the images' sizes"]
+        if self.targets.refused:
+            lines.append(f"  {self.backend!r} refuses {', '.join(self.targets.refused)}")
         if self.unreadable:
             lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
         if self.redone:
@@ -120,10 +134,27 @@ class ParityReport:
                 f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
                 "the log has the reasons"
             )
+        if self.targets.redone:
+            lines.append(f"\n  {self.backend!r} failed on {count(self.targets.redone, 'chart')}, decoded by the CPU")
+        lines += [f"\n  {self.backend!r} fails on the {printable(failed)}" for failed in self.targets.failed]
         for failure in self.failures:
             lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
         lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
         return "\n".join(lines)
+
+    def _agreement(self) -> list[list[str]]:
+        """Returns the rows of views and targets."""
+        found = self.targets
+        share, bound = f"{100 * found.mask_share:.2f} %", f"{100 * found.mask_share_bound:g} %"
+        box, most = f"{found.box_px:.1f} px", f"{found.box_px_bound:g} px"
+        rows = [
+            ("views unlike those made alone", self.images, str(self.views_differing), "0", not self.views_differing),
+            ("masks: pixels of an image off", found.images, share, bound, found.mask_share <= found.mask_share_bound),
+            ("boxes: an edge off by", found.boxes, box, most, found.box_px <= found.box_px_bound),
+            ("keypoints off", found.keypoints, str(found.keypoints_off), "0", not found.keypoints_off),
+        ]
+        marked = [[what, f"{n:,}", *rest, "" if good and n else "OUT OF BOUNDS"] for what, n, *rest, good in rows]
+        return [["with the same draws", "compared", "most", "bound", ""], *marked]
 
 
 def parity(
@@ -161,7 +192,8 @@ def parity(
     progress = progress or Progress()
     comparison = Differences()
     failures: list[Failure] = []
-    compared = unreadable = redone = 0
+    compared = unreadable = redone = views_differing = 0
+    charts: dict[Chart, None] = {}
     with _open_images(path) as source:
         count = min(images, len(source))
         chosen = permute(np.arange(count), len(source), seed).tolist() if count else []
@@ -169,7 +201,12 @@ def parity(
         for sample in chosen:
             image = source.read(sample)
             before = decoder.redone_images
-            failure = _compare(comparison, decoder, reference, recipes, image, seed, sample) if image else _NEITHER
+            failure: Failure | None = _NEITHER
+            if image is not None:
+                failure, differs = _compare(comparison, decoder, reference, recipes, image, seed, sample)
+                if failure is None:
+                    views_differing += differs
+                    charts[Chart.like(image.height, image.width, image.orientation)] = None
             compared += failure is None
             redone += failure is None and decoder.redone_images > before
             unreadable += failure is _NEITHER
@@ -188,6 +225,8 @@ def parity(
         redone=redone,
         buckets=tuple(comparison.figures()),
         bounds=BOUNDS[fidelity],
+        views_differing=views_differing,
+        targets=compare_targets(decoder, list(charts)[:_CHARTS], seed=seed),
     )
 
 
@@ -199,8 +238,12 @@ def _compare(
     image: _Image,
     seed: int,
     sample: int,
-) -> Failure | None:
-    """Compares one image under all recipes, which make views of it."""
+) -> tuple[Failure | None, bool]:
+    """Compares one image under all recipes, which make views of it.
+
+    Returns:
+        A failure of one of the two, and True if a view is another one when it is made alone.
+    """
     orientations = np.array([image.orientation], np.uint8)
     width, height = image.width, image.height
     size = (width, height) if image.orientation > 4 else (height, width)
@@ -215,14 +258,19 @@ def _compare(
     (lost,) = reference.decode_views([image.data], orientations, expected)
     (missed,) = decoder.decode_views([image.data], orientations, found)
     if lost is not None and missed is not None:
-        return _NEITHER
+        return _NEITHER, False
     if lost is not None:
-        return Failure(image.name, decoder.name, lost.reason)
+        return Failure(image.name, decoder.name, lost.reason), False
     if missed is not None:
-        return Failure(image.name, reference.name, missed.reason)
+        return Failure(image.name, reference.name, missed.reason), False
     for (_, drawn, right), (_, _, pixels) in zip(expected, found, strict=True):
         comparison.add(right[0], pixels[0], crop_ratio(drawn.source_box[0], drawn.base_size[0]))
-    return None
+    differs = False
+    for recipe, drawn, pixels in found:
+        alone = np.zeros_like(pixels)
+        (error,) = decoder.decode([image.data], orientations, recipe, drawn, alone)
+        differs = differs or error is not None or not np.array_equal(alone, pixels)
+    return None, differs
 
 
 class _Image(NamedTuple):
