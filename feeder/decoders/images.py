@@ -18,6 +18,7 @@ from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.warning import warn
 from feeder.transforms import Recipe
+from feeder.transforms.targets import check_targets
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +91,7 @@ def decode_named(
     from feeder._gpu.tensors import as_tensor
 
     recipe = Recipe.of(transform).at(None, epoch)
+    check_targets(recipe, ())
     decoder = _decoder(backend, recipe, threads, fidelity)
     buffers = _buffers(images)
     orientations, sizes = _headers(buffers, at)

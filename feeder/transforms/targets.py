@@ -12,6 +12,7 @@ from feeder.transforms.choice import Branches
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Recipe
+from feeder.transforms.target_ops import SanitizeBoundingBoxes, SanitizeKeyPoints
 
 __all__ = ["BoundingBoxes", "Image", "KeyPoints", "Mask", "Target", "check_targets"]
 
@@ -77,8 +78,8 @@ class Image(Target):
     It is decoded as the sample's image is, by the same backend. A batch has it as a tensor [N, 3, H, W].
 
     Args:
-        draws: "same" does to it what is drawn for the sample's image, on colors too; both must have one size. "own"
-            draws for it anew.
+        draws: "same" does to it what is drawn for the sample's image, on colors too; for ops whose draws depend on the
+            size, such as crops, both must have one size. "own" draws for it anew.
         transform: The ops on it; None for those on the sample's image. With the same draws, each op draws the random
             numbers of the op in the same place of the dataset's transform: a ``RandomResizedCrop`` that differs in its
             size alone cuts the same window.
@@ -166,11 +167,23 @@ def check_targets(recipe: Recipe, targets: tuple[Target, ...]) -> None:
     for op in recipe.ops:
         for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
             _check_op(each, targets)
+            _check_has_work(each, targets)
         if isinstance(op, RandomIoUCrop) and len(boxes) != 1:
             raise ArgumentError(
                 f"RandomIoUCrop draws from a sample's boxes, so it needs one T.BoundingBoxes among the targets; there "
                 f"are {len(boxes)}"
             )
+
+
+def _check_has_work(op: Op, targets: tuple[Target, ...]) -> None:
+    """Refuses an op that drops targets where there are none of its kind: it would do nothing, in silence."""
+    kinds: dict[type[Op], type[Target]] = {SanitizeBoundingBoxes: BoundingBoxes, SanitizeKeyPoints: KeyPoints}
+    kind = kinds.get(type(op))
+    if kind is not None and not any(isinstance(target, kind) for target in targets):
+        raise ArgumentError(
+            f"{type(op).__name__} is in the recipe, and there is no T.{kind.__name__} among the targets for it to drop "
+            f"anything of: give the dataset targets={{'...json': T.{kind.__name__}()}}, or leave the op out"
+        )
 
 
 def _check_op(op: Op, targets: tuple[Target, ...]) -> None:

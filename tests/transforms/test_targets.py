@@ -147,6 +147,23 @@ def test_an_iou_crop_needs_one_target_of_boxes() -> None:
             check_targets(recipe, targets)
 
 
+@pytest.mark.parametrize(
+    ("op", "target", "others"),
+    [
+        (T.SanitizeBoundingBoxes(), T.BoundingBoxes(), (T.Mask(), T.KeyPoints())),
+        (T.SanitizeKeyPoints(), T.KeyPoints(), (T.Mask(), T.BoundingBoxes())),
+    ],
+)
+def test_an_op_that_drops_targets_needs_some_of_its_kind(op: T.Op, target: Any, others: Any) -> None:
+    recipe = T.Recipe.of([T.Resize((8, 8)), op])
+    check_targets(recipe, (*others, target))
+    for given in ((), others):
+        with pytest.raises(
+            ArgumentError, match=f"{type(op).__name__} is in the recipe, .* no T.{type(target).__name__}"
+        ):
+            check_targets(recipe, given)
+
+
 def test_ops_on_targets_alone_leave_the_base_path_whole_wherever_they_stand() -> None:
     ops = [T.SanitizeBoundingBoxes(), T.RandomResizedCrop(8), T.ClampKeyPoints(), T.Normalize([0.5], [0.5])]
     recipe = T.Recipe.of([*ops, T.SanitizeKeyPoints(), T.ClampBoundingBoxes()])
