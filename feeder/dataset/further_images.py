@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -13,8 +14,24 @@ from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Encoded
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
+from feeder.transforms import (
+    AugMix,
+    AutoAugment,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomIoUCrop,
+    RandomPerspective,
+    RandomResizedCrop,
+    RandomShortestSize,
+    RandomZoomOut,
+    ScaleJitter,
+    TrivialAugmentWide,
+)
+from feeder.transforms.choice import Branches
 from feeder.transforms.recipe import Recipe
-from feeder.transforms.targets import Image
+from feeder.transforms.targets import Image, check_targets
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
@@ -23,6 +40,23 @@ if TYPE_CHECKING:
 __all__ = ["FurtherImage", "further_image", "images_in", "in_order", "key_rows", "values_in"]
 
 _T = TypeVar("_T")
+
+# Ops whose draws depend on the image's size: torchvision v2 refuses them for images of different sizes in one call.
+_SIZED = (
+    AugMix,
+    AutoAugment,
+    RandAugment,
+    RandomAffine,
+    RandomCrop,
+    RandomErasing,
+    RandomIoUCrop,
+    RandomPerspective,
+    RandomResizedCrop,
+    RandomShortestSize,
+    RandomZoomOut,
+    ScaleJitter,
+    TrivialAugmentWide,
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +119,8 @@ class FurtherImage(Extra):
             keys: int64 [N] in each of the rows of :func:`key_rows`.
             sizes: int32 [N, 2], upright (height, width) of these images.
         """
-        if self.target.draws == "same" and self.target.recipe is None:
+        is_first = self.target.draws == "same" and self.target.recipe is None
+        if is_first and (self._sized is not None or np.array_equal(sizes, first.image_size)):
             return first
         return recipe.draw(first.seed, first.epoch, keys[self.number], sizes)
 
@@ -93,12 +128,21 @@ class FurtherImage(Extra):
         """Returns a decoder's error with the member's name."""
         return self._error(error.reason)
 
+    @cached_property
+    def _sized(self) -> str | None:
+        """The op because of which images with the same draws must have one size; None if they need not."""
+        for op in self.recipe.ops if self.target.draws == "same" else ():
+            for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
+                if isinstance(each, _SIZED):
+                    return type(each).__name__
+        return None
+
     def _check_size(self, size: tuple[int, int], expected: tuple[int, ...]) -> None:
-        if self.target.draws == "same" and size != expected:
+        if size != expected and self._sized is not None:
             raise self._error(
                 f"this image has {size[1]}x{size[0]} pixels (width x height), the sample's image "
-                f"{expected[1]}x{expected[0]}, and the same draws need one size: store them in one size, or give "
-                "T.Image(draws='own')"
+                f"{expected[1]}x{expected[0]}, and {self._sized} draws the same for images of one size only, as in "
+                "torchvision v2: store them in one size, or give T.Image(draws='own')"
             )
 
     def _error(self, reason: str) -> DecodeError:
@@ -123,6 +167,8 @@ def further_image(name: str, target: Image, recipe: Recipe, number: int, *, exif
             f"target {name!r} can't be cropped by RandomIoUCrop, which draws from the boxes of the sample's image: "
             "give T.Image(draws='same'), or a transform of its own without RandomIoUCrop"
         )
+    if target.recipe is not None:
+        check_targets(target.recipe, ())
     if own.has_bucket and not recipe.has_bucket:
         raise ArgumentError(
             f"the transform of target {name!r} has T.BUCKET, which is the size of the sample's image, and the "

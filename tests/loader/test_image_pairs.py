@@ -214,6 +214,29 @@ def test_an_image_that_only_decoding_shows_to_be_bad_is_named(tmp_path: Path, op
     assert len(loader.stats()["substitutions"]) == 1
 
 
+def test_ops_that_do_not_look_at_the_size_draw_the_same_for_images_of_other_sizes(tmp_path: Path) -> None:
+    """As torchvision v2: flips, colors and resizes do, crops are refused."""
+    rest = [T.RandomHorizontalFlip(), T.RandomVerticalFlip(), T.RandomRotation(30), T.ColorJitter(0.5)]
+    large = {i: encoded_pixels(pair_pixels(i).repeat(2, axis=0).repeat(2, axis=1)) for i in range(8)}
+    path = write_pairs(tmp_path, 8, right=large)
+    half = right(transform=[T.Resize((80, 112)), *rest])
+    for recipe, targets in (([T.Resize((40, 56)), *rest], right()), ([T.Resize((80, 112)), *rest], half)):
+        for options in ({}, {"num_workers": 1}):
+            ((images, _, others, _),) = loader_of(path, recipe, targets, batch_size=8, **options)
+            assert images.shape == others.shape
+            assert (images.float() - others.float()).abs().mean() < 12  # one of them was resized
+            dataset = ShardDataset(path, recipe, targets=targets)
+            image, _, other = dataset[3]
+            assert (image.float() - other.float()).abs().mean() < 12
+    refused: dict[str, Any] = {"RandomResizedCrop": CUT}
+    refused["RandomAffine"] = [T.Resize((8, 8)), T.RandomApply([T.RandomAffine(5)])]
+    for name, transform in refused.items():
+        with pytest.raises(
+            DecodeError, match=f"'right.png': this image has 112x80 .* 56x40, and {name} draws the same"
+        ):
+            list(loader_of(path, transform, right()))
+
+
 def test_an_image_of_another_size_has_own_draws(tmp_path: Path) -> None:
     path = write_pairs(tmp_path, 3, right={1: encoded_pixels(pair_pixels(9, (80, 24)))})
     ((_, _, others, _),) = loader_of(path, CUT, right(draws="own"))
@@ -233,8 +256,9 @@ def test_each_image_is_turned_by_its_own_orientation(tmp_path: Path, exif: str) 
     if exif == "apply":
         assert torch.equal(same[0][2], image)
     else:
-        with pytest.raises(DecodeError, match="the same draws need one size"):
-            same[0]
+        assert torch.equal(same[0][2], expected)
+        with pytest.raises(DecodeError, match="of one size only, as in torchvision v2"):
+            ShardDataset(path, CUT, exif_orientation=exif, targets=right())[0]
 
 
 @pytest.mark.parametrize("draws", ["same", "own"])
@@ -258,20 +282,24 @@ def test_repeats_of_a_sample_are_drawn_anew_for_both_images(tmp_path: Path) -> N
         assert len({image.numpy().tobytes() for image in others}) == 6
 
 
-def test_sizes_follow_buckets_epochs_and_padding(tmp_path: Path) -> None:
-    path = write_pairs(tmp_path, COUNT, alike=True)
+@pytest.mark.parametrize("backend", ["cpu", "dali"])
+def test_sizes_follow_buckets_epochs_and_padding(tmp_path: Path, backend: str) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    one: dict[str, Any] = {"backend": backend, "num_workers": 1}
+    path, name = write_pairs(tmp_path, COUNT, extension="jpg", alike=True), "right.jpg"
     bucket = [T.Resize(T.BUCKET, cover=True), T.RandomCrop(T.BUCKET)]
-    for images, _, others, _ in loader_of(path, bucket, right(), buckets=Buckets(sizes=[(16, 24), (24, 16)])):
+    two = Buckets(sizes=[(16, 24), (24, 16)])
+    for images, _, others, _ in loader_of(path, bucket, {name: T.Image()}, buckets=two, backend=backend):
         assert torch.equal(images, others)
-    fixed = right(draws="own", transform=T.Resize((5, 6)))
-    for images, _, others, _ in loader_of(path, bucket, fixed, buckets=Buckets(sizes=[(16, 24)]), num_workers=1):
+    fixed = {name: T.Image("own", T.Resize((5, 6)))}
+    for images, _, others, _ in loader_of(path, bucket, fixed, buckets=Buckets(sizes=[(16, 24)]), **one):
         assert (images.shape[2:], others.shape[2:]) == ((16, 24), (5, 6))
-    for images, _, sizes, others, _ in loader_of(path, T.RandomShortestSize([12, 18]), fixed, pad=PadToBatch(8)):
+    for images, _, sizes, others, _ in loader_of(path, T.RandomShortestSize([12, 18]), fixed, pad=PadToBatch(8), **one):
         assert (len(images), others.shape[2:]) == (len(sizes), (5, 6))
     growing = T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))
-    same, own = (
-        loader_of(path, *each, num_workers=1) for each in ((growing, right()), (CUT, right(transform=growing)))
-    )
+    pairs = (growing, {name: T.Image()}), (CUT, {name: T.Image(transform=growing)})
+    same, own = (loader_of(path, *each, **one) for each in pairs)
     for size in (8, 12):
         for (images, _, others, _), (_, _, alone, _) in zip(same, own, strict=True):
             assert others.shape[2:] == alone.shape[2:] == (size, size)
@@ -310,6 +338,7 @@ def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> N
         (CUT, right(), {"mix": T.MixUp()}, "not the target 'right.png'"),
         (CUT, right(transform=[T.RandomResizedCrop(T.BUCKET)]), {}, "'right.png' has T.BUCKET"),
         (CUT, {"boxes.json": T.BoundingBoxes(), **right(transform=[T.RandomIoUCrop()])}, {}, "RandomIoUCrop"),
+        (CUT, right(transform=[CUT, T.SanitizeBoundingBoxes()]), {}, "SanitizeBoundingBoxes is in the recipe"),
         (CUT, {"down.png": T.Image()}, {}, "'down.png' is in no sample"),
         (CUT, right(transform=T.Resize(9)), {"on_error": "skip"}, "images of target 'right.png' have sizes of their"),
         (T.Resize(9), right(), {"pad": PadToBatch(8)}, "images of target 'right.png' have sizes of their own"),
