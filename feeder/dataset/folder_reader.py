@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,9 @@ from feeder.system.warning import warn
 
 __all__ = ["FolderReader"]
 
+_HEADER_BYTES = 1 << 14
+_MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
+_MEASURED_AT_ONCE = 64
 _MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
 
 
@@ -44,6 +50,9 @@ class FolderReader:
     """
 
     _members: tuple[str, ...] = ()  # of pickles of version 0.1
+    # Upright (height, width) and orientation to apply of each image, once they are measured; height 0: not yet.
+    _sizes: npt.NDArray[np.int32] | None = None
+    _turns: npt.NDArray[np.uint8] | None = None
 
     def __init__(
         self,
@@ -71,7 +80,8 @@ class FolderReader:
         return os.fsdecode(self._path_data[start:end].tobytes())
 
     def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
-        """See :meth:`Reader.read`. Size and orientation come from each file's header."""
+        """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
+        image was measured is an error."""
         count = len(ids)
         orientations = np.ones(count, np.uint8)
         sizes = np.ones((count, 2), np.int32)
@@ -84,15 +94,60 @@ class FolderReader:
                 errors[row] = error
                 continue
             buffers[row] = memoryview(data)
-            sizes[row] = info.height_px, info.width_px
-            if self.exif:
-                orientations[row] = info.orientation
-                if info.orientation in SWAPPING_ORIENTATIONS:
-                    sizes[row] = sizes[row, ::-1]
+            sizes[row], orientations[row] = self._upright(info)
+            known = None if self._sizes is None else self._sizes[i]
+            if known is not None and known[0] and (known != sizes[row]).any():
+                found, before = (f"{width}x{height}" for height, width in (sizes[row].tolist(), known.tolist()))
+                reason = f"has {found} pixels (width x height), and had {before} when all sizes were read: make the "
+                errors[row] = self.at(DecodeError(f"{reason}dataset and the loader again"), i)
+                buffers[row] = memoryview(b"")
         return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
 
-    def stored(self, ids: npt.NDArray[np.int64]) -> None:
+    def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
         """See :meth:`Reader.stored`."""
+        if self._sizes is None or self._turns is None or not self._sizes[ids].all():
+            return None
+        return self._turns[ids], self._sizes[ids]
+
+    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+        """See :meth:`Reader.measure`. Reads the headers of several files at a time, each once.
+
+        A file that can't be read or is no image counts as 1x1; reading the sample says what is wrong with it.
+        """
+        if self._sizes is None or self._turns is None:
+            self._sizes, self._turns = np.zeros((len(self), 2), np.int32), np.ones(len(self), np.uint8)
+        wanted = np.arange(len(self)) if ids is None else ids
+        unknown = wanted[self._sizes[wanted, 0] == 0]
+        parts = iter(np.split(unknown, range(_MEASURED_AT_ONCE, len(unknown), _MEASURED_AT_ONCE)))
+        with ThreadPoolExecutor(_MEASURING_THREADS) as pool:
+            # map() submits all that it is given at once.
+            while some := list(itertools.islice(parts, 4 * _MEASURING_THREADS)):
+                for part, found in zip(some, pool.map(self._measured, some), strict=True):
+                    for i, (size, turn) in zip(part.tolist(), found, strict=True):
+                        self._turns[i], self._sizes[i] = turn, size
+
+    def _measured(self, ids: npt.NDArray[np.int64]) -> list[tuple[tuple[int, int], int]]:
+        """Returns the upright size and the orientation of images, by their headers."""
+        found = []
+        for i in ids.tolist():
+            try:
+                found.append(self._upright(self._header(i)))
+            except DecodeError:
+                found.append(((1, 1), 1))
+        return found
+
+    def _header(self, i: int) -> ImageInfo:
+        """Reads the header of an image; of a JPEG that alone, if it is short. Raises DecodeError as :meth:`_image`."""
+        with contextlib.suppress(OSError, ValueError):  # reading all of it says what is wrong
+            with open(os.path.join(self.root, self.path(i)), "rb", opener=open_regular) as file:
+                head = file.read(_HEADER_BYTES)
+            if head[:2] == b"\xff\xd8":
+                return image_info(head)
+        return self._image(i)[1]
+
+    def _upright(self, info: ImageInfo) -> tuple[tuple[int, int], int]:
+        """Returns an image's upright (height, width) and the orientation to apply."""
+        return (info.upright_size, info.orientation) if self.exif else ((info.height_px, info.width_px), 1)
 
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`. It comes from the file's header."""

@@ -92,6 +92,15 @@ class JoinedReader:
             orientations[rows], sizes[rows] = known
         return orientations, sizes
 
+    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+        """See :meth:`Reader.measure`."""
+        if ids is None:
+            for reader in self.readers:
+                reader.measure()
+            return
+        for number, _, own in self._groups(ids):
+            self.readers[number].measure(own)
+
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""
         reader, own = self._one(i)

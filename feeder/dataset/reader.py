@@ -108,6 +108,13 @@ class Reader(Protocol):
         """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`Encoded`; None if they are
         known only from the samples' files."""
 
+    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+        """Has :meth:`stored` know N samples, from the headers of their files where nothing else has their sizes.
+
+        Args:
+            ids: int64 [N]; None: all.
+        """
+
     def orientation(self, i: int) -> int:
         """EXIF orientation to apply to a sample's image, 1-8."""
 

@@ -366,6 +366,9 @@ class ShardReader(ShardFields):
         """See :meth:`Reader.stored`."""
         return self._stored(ids, self.index.rows(ids))[:2]
 
+    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+        """See :meth:`Reader.measure`. The index has all sizes."""
+
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""
         return int(self.index.row(i).orientation[0]) if self.exif else 1

@@ -37,6 +37,10 @@ class PartReader:
         """See :meth:`Reader.stored`."""
         return self.whole.stored(self.ids[ids])
 
+    def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
+        """See :meth:`Reader.measure`."""
+        self.whole.measure(np.unique(self.ids if ids is None else self.ids[ids]))
+
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""
         return self.whole.orientation(int(self.ids[i]))

@@ -106,6 +106,25 @@ def write_shards(
     return folder
 
 
+def write_tree(
+    folder: Path,
+    samples: int,
+    *,
+    bad: tuple[int, ...] = (),
+    sizes: Sequence[tuple[int, int]] = ((24, 32),),
+    turned: tuple[int, ...] = (),
+    extension: str = "png",
+) -> Path:
+    """The images of :func:`write_shards` as files of one class, in the same order."""
+    (folder / "class").mkdir(parents=True, exist_ok=True)
+    for i in range(samples):
+        height, width = sizes[i % len(sizes)]
+        stored, orientation = ((width, height), 6) if i in turned else ((height, width), 1)
+        data = b"no image at all" if i in bad else encode(i, stored, extension=extension, orientation=orientation)
+        (folder / "class" / f"{i:08d}.{extension}").write_bytes(data)
+    return folder
+
+
 def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
     info = tarfile.TarInfo(name)
     info.size = len(data)

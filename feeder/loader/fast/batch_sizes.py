@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +42,7 @@ class BatchSizes:
         pad: Pads batches to one size; None: images of a batch have one size.
 
     Raises:
-        ArgumentError: if the recipe does not go with the others, or the sizes of images are not known.
+        ArgumentError: if the recipe does not go with the others.
     """
 
     reader: Reader
@@ -82,6 +84,8 @@ class BatchSizes:
                             f"{size}; end its geometry with RandomResizedCrop(T.BUCKET), RandomCrop(T.BUCKET) or "
                             "CenterCrop(T.BUCKET)"
                         )
+        if self.buckets is not None or self.pad is not None:
+            self.reader.measure()
 
     @property
     def _only(self) -> Recipe:
@@ -96,6 +100,12 @@ class BatchSizes:
     def varies(self) -> bool:
         """True if batches differ in size."""
         return any(recipe.is_variable for recipe in self._recipes) or self.pad is not None
+
+    def all(self) -> Iterator[tuple[tuple[int, int] | None, int]]:
+        """Yields each bucket's (height, width), None without buckets, and each epoch at which some size changes, by
+        which recipes differ."""
+        phases = sorted({epoch for recipe in self._recipes for epoch in recipe.phases})
+        yield from itertools.product((None,) if self.buckets is None else self.buckets.sizes, phases)
 
     def largest(self) -> tuple[int, int] | None:
         """Returns the size to make slots for; None: the recipe's. A padded batch may still be larger."""
@@ -175,15 +185,7 @@ def check_buckets(recipe: Recipe | Views, buckets: Buckets | None) -> None:
 
 
 def known_sizes(reader: Reader, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Returns the upright sizes of samples, int32 [N, 2].
-
-    Raises:
-        ArgumentError: if only the samples' files have them.
-    """
+    """Returns the upright sizes of samples that are measured, int32 [N, 2]."""
     known = reader.stored(ids)
-    if known is None:
-        raise ArgumentError(
-            f"{reader.place}: buckets= and pad= need the images' sizes before they are read, and only an index has "
-            "them: make shards with `feeder shard`, and load them with ShardDataset"
-        )
+    assert known is not None
     return known[1]
