@@ -25,6 +25,7 @@ __all__ = [
     "MAX_PIXELS",
     "Buffer",
     "Decoder",
+    "Padding",
     "TrainerDecoder",
     "View",
     "ViewsDecoder",
@@ -57,6 +58,20 @@ class View(NamedTuple):
     recipe: Recipe
     draws: Draws
     out: npt.NDArray[np.generic]
+
+
+class Padding(NamedTuple):
+    """A batch of images of different sizes, which stand top left.
+
+    Attributes:
+        sizes: int32 [N, 2], (height, width) of each image after the recipe.
+        size: (height, width) of the batch.
+        value: What is left over has this value, in the output's dtype.
+    """
+
+    sizes: npt.NDArray[np.int32]
+    size: tuple[int, int]
+    value: float
 
 
 class Decoder(Protocol):
@@ -210,16 +225,18 @@ class TrainerDecoder(Decoder, Protocol):
         *,
         channels_last: bool = False,
         mix: Mix | None = None,
+        padding: Padding | None = None,
     ) -> tuple[torch.Tensor, list[DecodeError | None]]:
         """Decodes and augments a batch, started or not.
 
         Args:
             staged: N samples, at least one.
-            recipe: The ops for every image; its output size must be fixed.
+            recipe: The ops for every image; without ``padding`` its output size must be fixed.
             rest: Drawn parameters of the ops after the base path, N rows each.
             channels_last: Memory format of the output.
             mix: The partner of each sample, if samples are mixed. If any image can't be decoded, none is mixed: it
                 must be replaced first.
+            padding: Pads the images to one size; given only where the loader has ``pad=``.
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype, owned by the caller, and for each image None or why it could

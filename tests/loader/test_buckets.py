@@ -16,15 +16,14 @@ from PIL import Image
 from feeder import transforms as T
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import ArgumentError
+from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
 from feeder.transforms import Recipe
 from tests.support.batches import copied_epoch, same_batches
-from tests.support.images import make_tree
-from tests.support.loader_data import encode, write_shards
+from tests.support.loader_data import encode, write_shards, write_tree
 
 SAMPLES = 93
 IMAGES = [(24, 24), (20, 41), (44, 22), (30, 31), (18, 40), (25, 50), (33, 30)]
@@ -43,6 +42,11 @@ def loader_of(shards: Path, recipe: Any = RECIPE, fields: Any = ("index",), **op
     return DataLoader(ShardDataset(shards, recipe, fields=fields), **given)
 
 
+def needs_dali(options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+
+
 def size_of(i: int) -> tuple[int, int]:
     """The bucket of a sample's image as it stands upright."""
     height, width = IMAGES[i % len(IMAGES)]
@@ -56,9 +60,13 @@ def size_of(i: int) -> tuple[int, int]:
         {"num_workers": 2},
         {"num_workers": 2, "device": "cpu", "channels_last": True},
         {"backend": "pillow", "device": "cpu"},
+        {"backend": "dali"},
+        {"backend": "dali", "num_workers": 2, "channels_last": True},
     ],
+    ids=str,
 )
 def test_batches_have_the_size_of_their_images_bucket(shards: Path, options: dict[str, Any]) -> None:
+    needs_dali(options)
     loader = loader_of(shards, **options)
     for _ in range(2):  # slots are used again for batches of other sizes
         batches = copied_epoch(loader)
@@ -73,7 +81,11 @@ def test_batches_have_the_size_of_their_images_bucket(shards: Path, options: dic
         assert batches[0][0].is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"device": "cpu"}, {"device": "cpu", "num_workers": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 2}, {"device": "cpu"}, {"device": "cpu", "num_workers": 1}, {"backend": "dali", "num_workers": 1}],
+    ids=str,
+)
 @pytest.mark.parametrize(
     "rest",
     [
@@ -83,6 +95,7 @@ def test_batches_have_the_size_of_their_images_bucket(shards: Path, options: dic
     ],
 )
 def test_pixels_are_those_of_a_loader_with_that_fixed_size(shards: Path, rest: Any, options: dict[str, Any]) -> None:
+    needs_dali(options)
     expected: dict[Any, torch.Tensor] = {}
     for size in BUCKETS.sizes:
         fixed = loader_of(shards, [T.RandomResizedCrop(size), *rest], batch_size=31, buckets=None, **options)
@@ -124,14 +137,16 @@ def global_epoch(
     return batches, [loader.state_dict() for loader in loaders], padded
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_two_ranks_go_on_as_four_with_the_same_global_batch(shards: Path, workers: int) -> None:
-    unbroken, _, padded = global_epoch(shards, 2, 4)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"backend": "dali"}], ids=str)
+def test_two_ranks_go_on_as_four_with_the_same_global_batch(shards: Path, options: dict[str, Any]) -> None:
+    needs_dali(options)
+    backend = options.get("backend", "cpu")
+    unbroken, _, padded = global_epoch(shards, 2, 4, backend=backend)
     assert len(padded) == 1  # 93 samples, on two ranks
     for steps in (3, 9):
-        before, states, _ = global_epoch(shards, 2, 4, steps=steps)
+        before, states, _ = global_epoch(shards, 2, 4, steps=steps, backend=backend)
         assert states[0] == states[1]
-        after, _, _ = global_epoch(shards, 4, 2, states[0], num_workers=workers)
+        after, _, _ = global_epoch(shards, 4, 2, states[0], **{"backend": backend, **options})
         assert same_batches([*before, *after[:-1]], unbroken[:-1])
         assert set(after[-1][2].tolist()) == set(unbroken[-1][2].tolist())
         assert after[-1][0].shape[2:] == unbroken[-1][0].shape[2:]
@@ -180,19 +195,22 @@ def test_states_of_other_buckets_are_refused(shards: Path) -> None:
         loader.load_state_dict({**state, "consumed_by_bucket": [0, 0, 60], "consumed": 60})
 
 
-def test_substitutes_come_from_the_same_bucket(tmp_path: Path) -> None:
-    bad = (1, 4, 8, 12, 21, 30)
-    shards = write_shards(tmp_path, 60, sizes=IMAGES, bad=bad)
+@pytest.mark.parametrize("backend", ["cpu", "dali"])
+def test_substitutes_come_from_the_same_bucket(tmp_path: Path, backend: str) -> None:
+    """With DALI also in place of images that only it finds to be bad."""
+    needs_dali({"backend": backend})
+    bad, cut = (1, 4, 8, 12, 21, 30), (11, 29)
+    shards = write_shards(tmp_path, 60, sizes=IMAGES, bad=bad, cut=cut, jpegs=True)
     runs = []
     for workers in (0, 2):
-        loader = loader_of(shards, batch_size=6, on_error="skip", num_workers=workers)
+        loader = loader_of(shards, batch_size=6, on_error="skip", num_workers=workers, backend=backend)
         runs.append((copied_epoch(loader), loader.stats()["substitutions"]))
     assert same_batches(runs[0][0], runs[1][0])
     found = {int(entry["key"]): entry["substitute"] for entry in runs[0][1]}
-    assert sorted(found) == sorted(bad)
+    assert sorted(found) == sorted(bad + cut)
     for i, substitute in found.items():
         assert size_of(i) == size_of(substitute)
-        assert substitute not in bad
+    assert not {i for *_, index in runs[0][0] for i in index.tolist()} & set(bad + cut)
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
@@ -259,11 +277,13 @@ def test_a_box_of_a_padded_crop_reaches_outside_of_the_image(shards: Path) -> No
     np.testing.assert_array_equal(window, inside)
 
 
-def test_images_of_a_bucket_are_mixed(shards: Path) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "dali"])
+def test_images_of_a_bucket_are_mixed(shards: Path, backend: str) -> None:
     recipe = T.Compose([T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32, scale=True)])
-    plain = copied_epoch(loader_of(shards, recipe))
+    needs_dali({"backend": backend})
+    plain = copied_epoch(loader_of(shards, recipe, backend=backend))
     for op in (T.MixUp(), T.CutMix()):
-        mixed = loader_of(shards, recipe, mix=op, num_workers=1)
+        mixed = loader_of(shards, recipe, mix=op, num_workers=1, backend=backend)
         for (images, _, index), (found, (_, partners, share), same) in zip(plain, mixed, strict=True):
             assert index.tolist() == same.tolist()
             assert partners.tolist() == [i % 7 for i in index.roll(1).tolist()]
@@ -304,7 +324,6 @@ def test_an_epoch_begins_anew_with_another_sequence_of_sizes(shards: Path) -> No
         (RECIPE, {"shuffle": Window(8)}, "in place of Window"),
         (RECIPE, {"shuffle": Lanes()}, "in place of Lanes"),
         (RECIPE, {"sampler": range(8), "shuffle": None}, "so does a sampler"),
-        (RECIPE, {"backend": "dali"}, "'dali'"),
         (RECIPE, {"device": "cpu", "static_buffers": True}, "static_buffers=True"),
         (RECIPE, {"batch_size": None, "shuffle": False}, "batch_size is None"),
     ],
@@ -316,15 +335,12 @@ def test_what_buckets_do_not_go_with_is_refused_by_name(
         loader_of(shards, recipe, **options)
 
 
-def test_a_bucket_is_no_size_outside_of_a_loader(shards: Path, tmp_path: Path) -> None:
+def test_a_bucket_is_no_size_outside_of_a_loader(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     with pytest.raises(ArgumentError, match="buckets="):
         dataset[0]
     with pytest.raises(ArgumentError, match="buckets="):
         next(iter(torch.utils.data.DataLoader(dataset, batch_size=4)))
-    folder = FolderDataset(make_tree(tmp_path / "tree", 1, 4), RECIPE)
-    with pytest.raises(ArgumentError, match="make shards"):
-        DataLoader(folder, 2, buckets=BUCKETS)
     with pytest.raises(ArgumentError, match="buckets is for feeder's datasets"):
         DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2, buckets=BUCKETS)
 
@@ -333,3 +349,39 @@ def test_buckets_stay_those_that_the_loader_was_made_with(shards: Path) -> None:
     loader = loader_of(shards)
     with pytest.raises(ArgumentError, match="buckets can't be changed"):
         loader.buckets = None
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "on_error": "skip"}], ids=str)
+def test_a_folder_has_the_batches_of_its_shards(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Its files are listed as the shards' samples are; two of them are no images."""
+    bad = (4, 30) if options else ()
+    shards = write_shards(tmp_path / "shards", 42, sizes=IMAGES, turned=TURNED, bad=bad)
+    tree = write_tree(tmp_path / "tree", 42, sizes=IMAGES, turned=TURNED, bad=bad)
+    found = DataLoader(FolderDataset(tree, RECIPE), 4, shuffle=True, seed=5, buckets=BUCKETS, **options)
+    epochs = [copied_epoch(found) for _ in range(2)]
+    plain = loader_of(shards, fields=(), **options)
+    if bad:  # shards know the sizes of files that are damaged
+        assert sorted(map(len, (batch[0] for batch in epochs[0]))) == [2, *[4] * 10]
+        assert len(found.stats()["substitutions"]) == 2 * len(bad)
+    else:
+        for batch, expected in zip([*epochs[0], *epochs[1]], [*copied_epoch(plain), *copied_epoch(plain)], strict=True):
+            assert torch.equal(batch[0], expected[0])
+    part = torch.utils.data.Subset(FolderDataset(tree, RECIPE, exif_orientation="ignore"), range(0, 42, 2))
+    for images, _ in DataLoader(part, 1, buckets=BUCKETS, **options):
+        red = int(images[0, 0].float().mean().round())
+        height, width = IMAGES[red % len(IMAGES)][:: -1 if red in TURNED else 1]
+        assert tuple(images.shape[2:]) == BUCKETS.sizes[int(BUCKETS.nearest(np.array([[height, width]]))[0])]
+
+
+def test_sizes_of_a_folder_are_read_once_and_must_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = write_tree(tmp_path, 21, sizes=IMAGES)
+    dataset = FolderDataset(tree, RECIPE, fields=["path"])
+    loader = DataLoader(dataset, 3, buckets=BUCKETS)
+    assert len(copied_epoch(loader)) == 7
+    measured: list[Any] = []
+    monkeypatch.setattr("feeder.dataset.folder_reader.FolderReader._header", lambda *given: measured.append(given))
+    DataLoader(dataset, 3, buckets=BUCKETS)
+    assert measured == []
+    Path(dataset.reader.field(5, "path")).write_bytes(encode(5, (90, 10)))
+    with pytest.raises(DecodeError, match=r"has 10x90 pixels \(width x height\), and had .* when all sizes were read"):
+        copied_epoch(loader)

@@ -24,12 +24,13 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
 
     Args:
         images: DALI's list of N images.
-        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, whose sizes have one area.
+        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`.
         cropped: True if the images are the rows' windows already.
         device: The images' device.
 
     Returns:
-        uint8 [N, H * W * 3], as stored (not turned), in its own memory.
+        uint8 [N, H * W * 3] of the largest image, as stored (not turned), in its own memory; a smaller image takes the
+        first bytes of its row.
 
     Raises:
         PipelineError: if the images don't hold the rows' windows.
@@ -56,9 +57,10 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
         resized.append((here, done.permute(0, 2, 3, 1).reshape(len(here), -1)))
     if len(resized) == 1:
         return resized[0][1]
-    whole = torch.empty((len(rows), resized[0][1].shape[1]), dtype=torch.uint8, device=device)
+    longest = max(flat.shape[1] for _, flat in resized)
+    whole = torch.empty((len(rows), longest), dtype=torch.uint8, device=device)
     for here, flat in resized:
-        whole[to_device(here, device)] = flat
+        whole[to_device(here, device), : flat.shape[1]] = flat
     return whole
 
 
@@ -73,7 +75,7 @@ def _on_cpu(
         from feeder import _native
     except ImportError:
         return None
-    pixels = np.empty((len(sizes), 3 * int(sizes[0].prod())), np.uint8)
+    pixels = np.empty((len(sizes), 3 * int(sizes.prod(axis=1).max())), np.uint8)
     boxes = zip(sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
     for row, (out, (source, support, size)) in enumerate(zip(pixels, boxes, strict=True)):
         image = np.asarray(images[row])
@@ -83,7 +85,7 @@ def _on_cpu(
             "rgb",
             source,
             support,
-            out.reshape(*size, 3),
+            out[: 3 * size[0] * size[1]].reshape(*size, 3),
             sampling=[(1, 1)] * 3,
             most=(1, 1),
             window=(0, 0, width, height),

@@ -15,7 +15,15 @@ from feeder._gpu import Mix
 from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, TrainerDecoder, check_batch, check_options, check_output_size
+from feeder.decoders.decoder import (
+    MAX_PIXELS,
+    Buffer,
+    Padding,
+    TrainerDecoder,
+    check_batch,
+    check_options,
+    check_output_size,
+)
 from feeder.decoders.device.finisher import Finisher
 from feeder.decoders.device.ops import check_device_ops
 from feeder.decoders.staged.redo import decode_on_cpu
@@ -29,7 +37,7 @@ __all__ = ["DaliDecoder"]
 
 _log = logging.getLogger(__name__)
 
-_FINISHERS = 16  # kept: of the recipes of an image's views
+_FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 
 
 class DaliDecoder(TrainerDecoder):
@@ -190,6 +198,7 @@ class DaliDecoder(TrainerDecoder):
         size: tuple[int, int] | None = None,
         channels_last: bool = False,
         mix: Mix | None = None,
+        padding: Padding | None = None,
         out: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, list[DecodeError | None]]:
         """Decodes and augments a staged batch on this backend's device.
@@ -198,29 +207,61 @@ class DaliDecoder(TrainerDecoder):
         caller and is never written again.
 
         Args:
-            staged: N samples, at least one, all of one output size.
+            staged: N samples, at least one, without ``padding`` all of one output size.
             recipe: The ops for every image.
             rest: Drawn parameters of the ops after the base path, N rows each.
             size: (H, W) of the output; None for the recipe's, which must not depend on the image.
             channels_last: Memory format of the output.
             mix: The partner of each sample; needs a float output. If any image can't be decoded, none is mixed.
+            padding: Pads images of different sizes to one; not together with ``mix`` or ``out``.
             out: [N, 3, H, W] of the recipe's output dtype on this device, filled; None makes one.
 
         Returns:
             [N, 3, H, W], and for each image None or why it could not be decoded.
         """
-        size = size or recipe.output_size
-        assert size is not None
         finisher = next((known for of, known in self._finishers if of is recipe), None)
         if finisher is None:
             self.check(recipe)
             finisher = Finisher(recipe, self.device)
             self._finishers.append((recipe, finisher))
+        if padding is not None:
+            return self._padded(staged, recipe, finisher, rest, padding, channels_last)
+        size = size or recipe.output_size
+        assert size is not None
         height, width = recipe.base_size or size
         images, errors = self._decode(staged, 3 * height * width)
         turn, mix = staged.rows["turn"], None if any(errors) else mix
         result = finisher(images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
         return result, errors
+
+    def _padded(
+        self,
+        staged: Staged,
+        recipe: Recipe,
+        finisher: Finisher,
+        rest: Sequence[Params],
+        padding: Padding,
+        channels_last: bool,
+    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        """Decodes a batch together, and finishes the images of each size."""
+        sizes = padding.sizes if recipe.base_size is None else np.array([recipe.base_size])
+        images, errors = self._decode(staged, 3 * int(sizes.prod(axis=1).max()))
+        whole = torch.empty(
+            (len(staged), 3, *padding.size),
+            dtype=getattr(torch, recipe.output_dtype),
+            device=self.device,
+            memory_format=torch.channels_last if channels_last else torch.contiguous_format,
+        ).fill_(padding.value)
+        for height, width in np.unique(padding.sizes, axis=0).tolist():
+            rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
+            base_height, base_width = recipe.base_size or (height, width)
+            here = self._move(rows)
+            some = images[here, : 3 * base_height * base_width].contiguous()
+            drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
+            whole[here, :, :height, :width] = finisher(
+                some, (height, width), drawn, turn=staged.rows["turn"][rows], channels_last=channels_last
+            )
+        return whole, errors
 
     def meters(self) -> dict[str, int]:
         """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""
@@ -231,17 +272,21 @@ class DaliDecoder(TrainerDecoder):
         self._queue.close()
 
     def _decode(self, staged: Staged, length: int) -> tuple[torch.Tensor, list[DecodeError | None]]:
-        """Returns the resized images, uint8 [N, length] on the device, and errors."""
+        """Returns the resized images, uint8 [N, length] on the device, and errors. A smaller image takes the first
+        bytes of its row."""
         errors: list[DecodeError | None] = [None] * len(staged)
         done = [(part, self._images(staged, part, errors)) for part in self._queue.parts(staged)]
         if len(done) == 1 and len(done[0][0].rows) == len(staged):
             return done[0][1], errors
         whole = torch.zeros((len(staged), length), dtype=torch.uint8, device=self.device)
         for part, images in done:
-            whole[self._move(part.rows)] = images
+            whole[self._move(part.rows), : images.shape[1]] = images
         here = np.flatnonzero(staged.rows["kind"] == Kind.PIXELS)
         if len(here):
-            pixels = np.stack([np.frombuffer(staged.payloads[row], np.uint8) for row in here.tolist()])
+            pixels = np.zeros((len(here), length), np.uint8)
+            for row, out in zip(here.tolist(), pixels, strict=True):
+                payload = np.frombuffer(staged.payloads[row], np.uint8)
+                out[: len(payload)] = payload
             whole[self._move(here)] = self._move(pixels)
             self.cpu_images += len(here)
         return whole, errors

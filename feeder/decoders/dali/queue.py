@@ -146,7 +146,8 @@ class DaliQueue:
         """Decodes a part of a batch, started or not, and resizes it on the current stream.
 
         Returns:
-            uint8 [N, H * W * 3], as stored (not turned), in its own memory.
+            uint8 [N, H * W * 3] of the largest image, as stored (not turned), in its own memory; see
+            :func:`resize_crops`.
 
         Raises:
             PipelineError: if DALI fails.

@@ -26,22 +26,24 @@ def decode_on_cpu(
     CPU backend's own: the two look at different parts of a damaged file.
 
     Args:
-        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, of JPEGs, whose sizes have one area.
+        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, of JPEGs.
         payloads: N JPEGs.
         threads: Number of threads.
         fidelity: The CPU backend's, "fast" or "exact".
 
     Returns:
-        uint8 [N, H * W * 3], as stored (not turned), and for each image None or the reason why it can't be decoded.
+        uint8 [N, H * W * 3] of the largest image, as stored (not turned), a smaller one in the first bytes of its row;
+        and for each image None or the reason why it can't be decoded.
     """
-    pixels = np.zeros((len(rows), 3 * int(rows["size"][0].prod())), np.uint8)
+    pixels = np.zeros((len(rows), 3 * int(rows["size"].prod(axis=1).max())), np.uint8)
     errors: list[DecodeError | None] = [None] * len(rows)
     try:
         from feeder import _native
     except ImportError:
         for row, payload in enumerate(payloads):
             try:
-                pixels[row] = _with_pillow(rows[row], payload)
+                found = _with_pillow(rows[row], payload)
+                pixels[row, : len(found)] = found
             except DecodeError as error:
                 errors[row] = error
         return pixels, errors
@@ -67,7 +69,7 @@ def decode_on_cpu(
         if fidelity != "exact":
             exact, failed, _ = decoded("exact")
             found[failed == 0] = exact[failed == 0]
-        pixels[here] = found
+        pixels[here, : found.shape[1]] = found
         for row, status, reason in zip(here.tolist(), statuses.tolist(), reasons, strict=True):
             errors[row] = DecodeError(reason) if status else None
     return pixels, errors

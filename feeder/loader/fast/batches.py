@@ -60,7 +60,7 @@ class Finished:
     def let_go(self) -> None:
         """Copies all but the images to ordinary memory and drops the slot; the images are gone from here."""
         arrays = self.arrays
-        self.arrays = SlotView(arrays.samples, arrays.labels, (), arrays.further).copy()
+        self.arrays = SlotView(arrays.samples, arrays.labels, (), arrays.further, arrays.sizes).copy()
 
     def made(self) -> Samples:
         """Returns the samples whose images are in the batch: those of the request, or their substitutes."""

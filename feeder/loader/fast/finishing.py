@@ -107,19 +107,17 @@ class Finishing:
                 extras[place - 2] = image
         return (images, self._labels(finished, labels, mixings), *extras)
 
-    def mixing(self, finished: Finished, sizes: Sequence[tuple[int, int]] | None = None) -> list[Mixing] | None:
+    def mixing(self, finished: Finished, sizes: Sequence[tuple[int, int]]) -> list[Mixing] | None:
         """Returns each view's mixing, a function of seed, epoch and the position of the batch's first sample.
 
         All views are mixed by one op with one drawn weight; a rectangle has the same place relative to a view's size.
 
         Args:
             finished: The batch.
-            sizes: (height, width) of the images of each view; None: the recipes'.
+            sizes: (height, width) of the images of each view.
         """
         if not self._mix:
             return None
-        if sizes is None:
-            sizes = [size for view in self._views if (size := view.recipe.output_size) is not None]
         place = self._work.seed, finished.epoch, int(finished.arrays.samples.positions[0])
         op = pick(self._mix, *place)
         return [op.draw(*place, *size) for size in sizes]

@@ -196,7 +196,7 @@ class Work:
         """
         samples, report = view.samples, PartReport()
         report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
-        recipes = self.recipes_at(view.image_size if self.recipe.has_bucket else None, epoch)
+        recipes = self.recipes_at(view.image_size, epoch)
         runner = self._runner(recipes)
         left = None if runner is None else runner.run(epoch, view, report, self.meter, beat)
         if left is not None and not left:
@@ -234,7 +234,7 @@ class Work:
     def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[npt.NDArray[Any], ...]) -> list[Sink]:
         """Returns the ways into the slot: of the image or the views, and of each further image."""
         splits, views = self.splits_of(recipes), len(self.recipe.views)
-        if self.pad is not None:
+        if self.pad is not None and self.stager is None:
             sinks: list[Sink] = [PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter)]
         elif not self.images:
             return [self._sink(recipes, splits, images)]

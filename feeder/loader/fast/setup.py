@@ -41,19 +41,19 @@ def make_work(
     """
     target, collate_fn, recipe = options.device.target, fixed.collate_fn, source.recipe
     largest = sizes.largest()
-    in_workers = collate_fn is not None or sizes.varies
+    in_workers = collate_fn is not None or (sizes.varies and fixed.backend == "auto")
     decoder = get_decoder(
         fixed.backend,
         (*recipe.at(largest, 0).views, *(image.recipe.at(largest, 0) for image in images_in(source.extras))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU. A collate_fn takes finished
-        # samples, in workers, and only workers make batches of different sizes: "auto" chooses what decodes there.
+        # samples, in workers. Batches of different sizes "auto" leaves to workers, too.
         device="cpu" if target is None or in_workers else str(target),
         gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
         hw_decoder_load=fixed.hw_decoder_load,
     )
-    _check_sizes(fixed, options, decoder, sizes)
+    _check_sizes(fixed, options, sizes)
     skip = fixed.on_error == "skip"
     what = (
         source.reader,
@@ -72,33 +72,32 @@ def make_work(
         return collated, decoder
     work = Work(*what, table=sizes.table(), pad=fixed.pad, largest=largest)
     if isinstance(decoder, TrainerDecoder):
-        _stage(work, decoder, options)
+        _stage(work, decoder, options, sizes)
     elif target is not None and fixed.pad is None:
         work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
     return work, decoder
 
 
-def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions) -> None:
+def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: BatchSizes) -> None:
     """Has workers stage images for a decoder in this process."""
     reader = work.reader
+    for size, epoch in sizes.all() if sizes.varies else ():
+        for recipe in work.recipes_at(size, epoch):
+            decoder.check(recipe)
     rows = options.batch_size or 1
     parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
     found = reader.peek(planning_sample(len(reader), in_shards=len(reader.shard_sizes()) > 0))
     for recipe in work.recipes:
-        assert recipe.output_size is not None
-        capacity = plan_capacity(found, recipe.output_size, min(rows for _, rows in parts))
+        size = recipe.output_size or work.largest
+        assert size is not None
+        capacity = plan_capacity(found, size, min(rows for _, rows in parts))
         work.share_bytes = max(work.share_bytes, capacity.share_bytes)
     decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)  # the same for every view
     work.stager = decoder.stager.with_threads(options.worker_threads)
 
 
-def _check_sizes(fixed: FixedOptions, options: EpochOptions, decoder: Decoder, sizes: BatchSizes) -> None:
+def _check_sizes(fixed: FixedOptions, options: EpochOptions, sizes: BatchSizes) -> None:
     """Refuses what does not go together with batches of different sizes."""
-    if isinstance(decoder, TrainerDecoder) and sizes.varies:
-        raise ArgumentError(
-            f"backend {decoder.name!r} makes batches of one size, and buckets=, pad= and T.ByEpoch make several: set "
-            "backend='cpu'"
-        )
     if options.device.put is not None and sizes.varies:
         raise ArgumentError(
             "static_buffers=True keeps batches of one size at their addresses, and buckets=, pad= and T.ByEpoch make "

@@ -5,13 +5,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
+from feeder.decoders.decoder import Padding
 from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.errors import DecodeError
@@ -24,7 +26,10 @@ from feeder.loader.slots.image_slots import Samples, SlotView
 if TYPE_CHECKING:
     from feeder._gpu import Mix
     from feeder.decoders.decoder import Buffer, TrainerDecoder
+    from feeder.transforms import Recipe
     from feeder.transforms.mixing import Mixing
+    from feeder.transforms.op import Params
+    from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["DecodeFeed"]
 
@@ -47,7 +52,7 @@ class DecodeFeed:
         work: The work that made them.
         decoder: Decodes them.
         ready: Returns True if the source has the next batch; only then it is started ahead.
-        mixing: Returns the mixing of each view of a batch; None: none.
+        mixing: Returns the mixing of each view of a batch, of these (height, width); None: none.
         channels_last: Memory format of the images.
         stream: The stream to decode on; None: the current one.
         meter: Gets the stage "decode": the calling process's time for a batch.
@@ -60,7 +65,7 @@ class DecodeFeed:
         decoder: TrainerDecoder,
         ready: Callable[[], bool],
         *,
-        mixing: Callable[[Finished], list[Mixing] | None] = lambda finished: None,
+        mixing: Callable[[Finished, Sequence[tuple[int, int]]], list[Mixing] | None] = lambda finished, sizes: None,
         channels_last: bool = False,
         stream: Any = None,
         meter: Meter | None = None,
@@ -143,12 +148,14 @@ class DecodeFeed:
 
     def _decode(self, finished: Finished, waiting: _Waiting) -> Decoded | BaseException:
         work = self._work
-        made, mixings = finished.made(), self._mixing(finished)
-        recipe = work.recipe.views[0]
+        recipes = _recipes(work, finished)[: len(work.recipe.views)]
+        made = finished.made()
+        mixings = self._mixing(finished, [size for recipe in recipes if (size := recipe.output_size) is not None])
+        recipe = recipes[0]
         # A bad view has all views of its sample replaced, before any is mixed.
         fused = mixings is not None and len(work.recipe.views) == 1 and recipe.output_dtype != "uint8"
         mix = mixing_partner(mixings[0], len(made.ids), self._decoder.device) if mixings is not None and fused else None
-        images, errors = self._finish(waiting, finished.epoch, made, mix)
+        images, errors = self._finish(waiting, finished, made, mix)
         finished.let_go()
         batch = Decoded(
             finished.arrays,
@@ -171,17 +178,24 @@ class DecodeFeed:
         return batch
 
     def _finish(
-        self, waiting: _Waiting, epoch: int, made: Samples, mix: Mix | None = None
+        self, waiting: _Waiting, batch: Finished, made: Samples, mix: Mix | None = None
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self._work, []
         own = len(work.recipe.views)
         errors: list[DecodeError | None] = [None] * len(made.ids)
-        views = zip(work.recipes, work.image_keys(made), waiting.staged, strict=True)
+        views = zip(_recipes(work, batch), work.image_keys(made), waiting.staged, strict=True)
         for number, (recipe, keys, staged) in enumerate(views):
-            rest = recipe.draw_rest(work.seed, epoch, keys)
+            rest: Sequence[Params]
+            options: dict[str, Any] = {}
+            if work.pad is None or number:
+                rest = recipe.draw_rest(work.seed, batch.epoch, keys)
+            else:
+                rest, options["padding"] = self._padding(work.pad, batch, recipe, keys, made)
             try:
-                view, found = self._decoder.finish(staged, recipe, rest, channels_last=self._channels_last, mix=mix)
+                view, found = self._decoder.finish(
+                    staged, recipe, rest, channels_last=self._channels_last, mix=mix, **options
+                )
             except BaseException:
                 for later in waiting.staged[number + 1 : waiting.started]:
                     self._decoder.drop(later)
@@ -195,15 +209,26 @@ class DecodeFeed:
                 self._start()
         return images, errors
 
+    def _padding(
+        self, pad: PadToBatch, batch: Finished, recipe: Recipe, keys: npt.NDArray[np.int64], made: Samples
+    ) -> tuple[Sequence[Params], Padding]:
+        """Returns the drawn parameters of the ops after the base path, and the padding."""
+        work, size = self._work, batch.arrays.image_size
+        known = work.reader.stored(made.ids)
+        assert known is not None  # or padding was refused
+        assert size is not None
+        draws = recipe.draw(work.seed, batch.epoch, keys, known[1])
+        return draws.ops[recipe.base_length :], Padding(draws.output_size, size, pad.value)
+
     def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
         work, arrays = self._work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
         layout = work.layout(1)
-        for other in work.substitutes(batch.epoch, position):
+        for other in work.substitutes(batch.epoch, position, None if work.pad is None else arrays.image_size):
             i = np.array([other])
-            view = SlotView.new(layout, Samples.of(here.positions, i))
+            view = SlotView.new(layout, Samples.of(here.positions, i), arrays.sizes)
             try:
                 report = work.run(batch.epoch, view)
             except DecodeError:
@@ -214,7 +239,7 @@ class DecodeFeed:
                 Staged.unpack(memory.reshape(-1), 1, _left_over(report.left_over, number))
                 for number, memory in enumerate(view.images)
             ]
-            images, errors = self._finish(_Waiting(batch, staged), batch.epoch, Samples.of(here.positions, i))
+            images, errors = self._finish(_Waiting(batch, staged), batch, Samples.of(here.positions, i))
             if errors[0] is None:
                 for whole, image in zip(batch.images, images, strict=True):
                     whole[row] = image[0]
@@ -226,6 +251,11 @@ class DecodeFeed:
                 batch.substitutions.append(Substitution.of(position, error, int(i[0])))
                 return None
         return no_substitute(error)
+
+
+def _recipes(work: Work, batch: Finished) -> tuple[Recipe, ...]:
+    """Returns the recipes of a batch, see :attr:`Work.recipes`."""
+    return work.recipes_at(batch.arrays.image_size, batch.epoch)
 
 
 def _left_over(places: Mapping[tuple[int, int], Buffer], view: int) -> dict[int, Buffer]:

@@ -65,8 +65,9 @@ class Layout:
         return len(shape) == 1 or math.prod(size) <= math.prod(shape[1:])
 
     def images_of(self, sizes: Sizes | None) -> tuple[Column, ...]:
-        """Returns the images of a batch of other sizes, which fit in a slot; None: the layout's."""
-        if sizes is None:
+        """Returns the images of a batch of other sizes, which fit in a slot; None: the layout's. Staged images have no
+        sizes there."""
+        if sizes is None or len(self.images[0].shape) == 1:
             return self.images
         return tuple(Column((3, *size), dtype) for size, (_, dtype) in zip(sizes, self.images, strict=True))
 
@@ -108,12 +109,14 @@ class SlotView:
         labels: int64 [B], or float32 [B] or [B, K].
         images: [B, *shape] of the image, or of each view.
         further: [B, *shape] of each further array.
+        sizes: Sizes of the batch's images; None: those of the layout.
     """
 
     samples: Samples
     labels: npt.NDArray[Any]
     images: tuple[npt.NDArray[Any], ...]
     further: tuple[npt.NDArray[Any], ...] = ()
+    sizes: Sizes | None = None
 
     @classmethod
     def of(
@@ -142,7 +145,7 @@ class SlotView:
             np.ndarray((rows, *shape), dtype, memory, offset)
             for (shape, dtype), offset in zip(columns, layout.offsets, strict=False)
         )
-        return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :])
+        return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :], sizes)
 
     @classmethod
     def new(
@@ -165,23 +168,22 @@ class SlotView:
         makers = empty or (np.empty,) * len(columns)
         arrays = tuple(make((rows, *shape), dtype) for make, (shape, dtype) in zip(makers, columns, strict=True))
         images = arrays[: len(layout.images)]
-        return cls(samples, np.empty(rows, layout.label_dtype), images, arrays[len(images) :])
+        return cls(samples, np.empty(rows, layout.label_dtype), images, arrays[len(images) :], sizes)
 
     @property
-    def image_size(self) -> tuple[int, int]:
-        """(height, width) of the images, or of the first view, where they are pixels."""
-        height, width = self.images[0].shape[-2:]
-        return height, width
+    def image_size(self) -> tuple[int, int] | None:
+        """(height, width) of the images, or of the first view, where batches differ in size; else None."""
+        return None if self.sizes is None else self.sizes[0]
 
     def part(self, rows: slice) -> SlotView:
         """Returns the view of some rows."""
         images, further = (tuple(array[rows] for array in arrays) for arrays in (self.images, self.further))
-        return SlotView(self.samples.part(rows), self.labels[rows], images, further)
+        return SlotView(self.samples.part(rows), self.labels[rows], images, further, self.sizes)
 
     def copy(self) -> SlotView:
         """Returns a copy in ordinary memory."""
         images, further = (tuple(array.copy() for array in arrays) for arrays in (self.images, self.further))
-        return SlotView(self.samples.copy(), self.labels.copy(), images, further)
+        return SlotView(self.samples.copy(), self.labels.copy(), images, further, self.sizes)
 
 
 class Ring(Slots):

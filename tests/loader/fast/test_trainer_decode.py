@@ -272,8 +272,10 @@ def test_the_workers_stages_and_the_trainers_decode_are_metered(shards: Path) ->
 
 def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     """A feed of so many batches of one sample, all of them finished."""
-    recipe = types.SimpleNamespace(views=[types.SimpleNamespace(draw_rest=lambda *_: ())])
-    work: Any = types.SimpleNamespace(recipe=recipe, recipes=recipe.views, seed=0, image_keys=lambda _: [()])
+    recipe = types.SimpleNamespace(views=[types.SimpleNamespace(draw_rest=lambda *_: (), output_size=(4, 5))])
+    work: Any = types.SimpleNamespace(
+        recipe=recipe, recipes_at=lambda *_: recipe.views, seed=0, image_keys=lambda _: [()], pad=None
+    )
     one = np.zeros(1, np.int64)
     finished = []
     for number in range(batches):
