@@ -16,6 +16,8 @@ from feeder import transforms as T
 from feeder.decoders import registry
 from feeder.decoders.pillow.decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.parity.charts import Chart, TargetFigures
 from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
@@ -75,6 +77,14 @@ def test_a_right_backend_passes_on_a_folder_and_on_its_shards(images: Path, back
         assert min(found.boxes, found.keypoints) >= 14
         assert "passed" in report.render()
         assert json.loads(json.dumps(report.to_json(), allow_nan=False))["passed"] is True
+
+
+def test_packed_images_are_compared(images: Path) -> None:
+    shards = os.fspath(images.parent / "shards")
+    shard(os.fspath(images), shards, ShardOptions(encode=EncodeOptions("packed")))
+    report = parity(shards, backend="cpu")
+    assert report.passed, report.render()
+    assert (report.images, report.unreadable) == (6, 0)
 
 
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
@@ -151,7 +161,9 @@ def test_images_that_neither_can_decode_are_counted_and_passed_over(images: Path
 def test_nothing_to_compare_does_not_pass(tmp_path: Path) -> None:
     (tmp_path / "class-0").mkdir()
     (tmp_path / "class-0" / "text.jpg").write_text("no image")
-    assert not parity(os.fspath(tmp_path), backend="pillow").passed
+    report = parity(os.fspath(tmp_path), backend="pillow")
+    assert not report.passed
+    assert report.render().count("NOTHING COMPARED") == 4
     with pytest.raises(SourceError):
         parity(os.fspath(tmp_path / "missing"), backend="pillow")
     with pytest.raises(ArgumentError, match="at least 1"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from textwrap import indent
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +16,7 @@ import PIL
 
 from feeder.decoders.decoder import Decoder, TrainerDecoder, View
 from feeder.decoders.image_header import image_info
+from feeder.decoders.packed import add_codebooks
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
@@ -153,7 +154,10 @@ class ParityReport:
             ("boxes: an edge off by", found.boxes, box, most, found.box_px <= found.box_px_bound),
             ("keypoints off", found.keypoints, str(found.keypoints_off), "0", not found.keypoints_off),
         ]
-        marked = [[what, f"{n:,}", *rest, "" if good and n else "OUT OF BOUNDS"] for what, n, *rest, good in rows]
+        marked = [
+            [what, f"{n:,}", *rest, ("" if good else "OUT OF BOUNDS") if n else "NOTHING COMPARED"]
+            for what, n, *rest, good in rows
+        ]
         return [["with the same draws", "compared", "most", "bound", ""], *marked]
 
 
@@ -297,6 +301,9 @@ class _IndexedImages:
 
     def __init__(self, index: Index) -> None:
         self._index = index
+        if index.codebooks:
+            with contextlib.suppress(ImportError):  # an image that needs the kernels says so
+                add_codebooks(index.codebooks)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -335,7 +342,7 @@ class _SourceImages:
         return None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _open_images(path: str) -> Iterator[_Images]:
     index = path if path.endswith(".bin") else os.path.join(path, INDEX_NAME)
     if os.path.isfile(index):
