@@ -21,8 +21,10 @@ from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.table_file import shared_table
 from feeder.loader.fast.task_board import part_rows
 from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
@@ -70,7 +72,10 @@ def make_work(
         collated = CollatedWork(*what, collate_fn=collate_fn)
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
-    work = Work(*what, table=sizes.table(), pad=fixed.pad, largest=largest)
+    table = sizes.table()
+    if table is not None and current_ranks(options.ranks)[1] > 1:
+        table = shared_table(table)
+    work = Work(*what, table=table, pad=fixed.pad, largest=largest)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
     elif target is not None and fixed.pad is None:
