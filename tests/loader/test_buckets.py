@@ -382,5 +382,9 @@ def test_sizes_of_a_folder_are_read_once_and_must_stay(tmp_path: Path) -> None:
     assert len(DataLoader(dataset, 3, buckets=BUCKETS)) == 7
     (tmp_path / "away").rename(tree)
     Path(dataset.reader.field(5, "path")).write_bytes(encode(5, (90, 10)))
+    state = loader.state_dict()
     with pytest.raises(DecodeError, match=r"has 10x90 pixels \(width x height\), and had .* when all sizes were read"):
         copied_epoch(loader)
+    DataLoader(dataset, 3, buckets=BUCKETS).load_state_dict(state)
+    with pytest.raises(ArgumentError, match="its image_sizes is"):  # the buckets are others
+        DataLoader(FolderDataset(tree, RECIPE), 3, buckets=BUCKETS).load_state_dict(state)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ __all__ = ["SIZE_IDENTITY", "BatchSizes"]
 # Aspect ratios of photos; batches of detection are grouped by them.
 _ASPECTS = Buckets(sizes=[(1, 2), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (2, 1)])
 # What :meth:`BatchSizes.identity` may have.
-SIZE_IDENTITY = ("buckets", "group_by_aspect", "sizes_by_epoch")
+SIZE_IDENTITY = ("buckets", "group_by_aspect", "image_sizes", "sizes_by_epoch")
 _PLANNED = 1 << 16  # samples whose sizes are drawn to plan the slots
 
 
@@ -161,16 +163,29 @@ class BatchSizes:
             identity["buckets"] = [list(size) for size in self.buckets.sizes]
         if self.pad is not None and self.pad.group_by_aspect:
             identity["group_by_aspect"] = True
+        if self._groups is not None and not len(self.reader.shard_sizes()):
+            identity["image_sizes"] = self._sizes_digest
         if by_epoch := [each for recipe in self._recipes for each in recipe.by_epoch]:
             identity["sizes_by_epoch"] = [[[epoch, list(size)] for epoch, size in each.sizes] for each in by_epoch]
         return identity
 
     def table(self) -> BucketTable | None:
         """Returns the samples of each bucket, or of each aspect ratio if padded batches are grouped; else None."""
-        groups = _ASPECTS if self.pad is not None and self.pad.group_by_aspect else self.buckets
-        if groups is None:
+        if self._groups is None:
             return None
-        return BucketTable.of(groups, len(self.reader), lambda ids: known_sizes(self.reader, ids))
+        return BucketTable.of(self._groups, len(self.reader), lambda ids: known_sizes(self.reader, ids))
+
+    @property
+    def _groups(self) -> Buckets | None:
+        """The sizes by which samples are grouped; None: they are not."""
+        return _ASPECTS if self.pad is not None and self.pad.group_by_aspect else self.buckets
+
+    @cached_property
+    def _sizes_digest(self) -> str:
+        """A digest of the sizes of all images: the order rests on them, and files may be replaced where no index says
+        what they are."""
+        sizes = known_sizes(self.reader, np.arange(len(self.reader)))
+        return hashlib.blake2b(np.ascontiguousarray(sizes).data, digest_size=8).hexdigest()
 
 
 def check_buckets(recipe: Recipe | Views, buckets: Buckets | None) -> None:
