@@ -4,7 +4,8 @@ first-epoch  Images/s of the first epoch from the store, with an empty cache, be
              stand-in consumer of --rate images/s; and CPU time of all processes per image beyond the local one's. Over
              plain HTTP and, if HAProxy is installed, over TLS (whose own CPU time does not count).
 bytes        Bytes that the store sent, in shares of the set's size: in a first epoch; in a second one with everything
-             and with half of the set in the cache; for one of two ranks; and for two ranks of one host.
+             in the cache, with a cache of half the set, and with one that keeps half of it beside the shards that the
+             order reads from at a time; for one of two ranks; and for two ranks of one host.
 faults       Seconds of a first epoch with 1 % of the requests failing (each kind of fault equally often), beside one
              without faults, both by way of the same proxy.
 resume       Seconds from the start in the middle of an epoch to the first batch, with an empty cache, beside the time
@@ -14,9 +15,10 @@ rivals       Seconds of a first epoch beside a second one from the cache, and CP
              LitData and webdataset over the same server, for the same consumer. They give the encoded bytes: only what
              lies before decoding is compared. --rivals names a Python that has them.
 
-The store is Ceph's gateway over one in-memory OSD, on the same machine and cores, or moto's server where Ceph is not
-installed. Equal: images, recipe (RandomResizedCrop(224), flip), order, batch size, workers, consumer. The first run
-compares all pixels with the local ones'. Every run is a process of its own; rivals take turns.
+The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed. It is on the same
+machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a trainer.
+Equal: images, recipe (RandomResizedCrop(224), flip), order, batch size, workers, consumer. The first run compares all
+pixels with the local ones'. Every run is a process of its own; rivals take turns.
 
     python -m bench.remote --shards SHARDS [--only first-epoch,...] [--rivals PYTHON] [--repeats 5] [--json OUT]
 """
@@ -33,13 +35,14 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.remote_runs.epoch import Run
 from bench.smoke import ROOT, arguments
+from feeder.shard.cache.presence import Presence
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.terminal import table
 from tests.support.fault_proxy import FaultProxy, Faults
@@ -51,6 +54,18 @@ URL = f"s3://{BUCKET}/{PREFIX}"
 RANGE_BYTES = 8 << 20
 KINDS = ("503", "reset", "drop", "cut", "stall", "flip")
 FAULTS = 0.01
+# By parts of a figure's name, as the table shows it.
+GOALS = {
+    ("first-epoch", "ratio", "http"): ">= 0.95",
+    ("first-epoch", "cpu_ms_above_local", "http"): "<= 0.15",
+    ("bytes", "first epoch, all cached"): "<= 1.02",
+    ("bytes", "second epoch, all cached"): "0",
+    ("bytes", "second epoch, half the set kept"): "<= 0.51",
+    ("bytes", "one of two ranks"): "<= 0.51",
+    ("bytes", "two ranks of a host"): "<= 1.02",
+    ("faults", "ratio"): "<= 1.1",
+    ("resume", "ratio"): "<= 1",
+}
 
 
 class Job:
@@ -149,6 +164,7 @@ class Bench:
     def proxy(self, faults: Faults | None = None) -> Iterator[FaultProxy]:
         """A proxy before the store."""
         proxy = FaultProxy(self._server.port)
+        _make_low([proxy.pid])
         proxy.set(faults or Faults())
         yield proxy
         proxy.close()
@@ -188,7 +204,7 @@ class Bench:
             "cpu_ms_per_image": {name: spread(values) for name, values in cpu_ms.items()},
             "ratio": {name: spread(_ratios(rates[name], rates["local"])) for name in remote},
             "cpu_ms_above_local": {
-                name: [a - b for a, b in zip(cpu_ms[name], cpu_ms["local"], strict=True)] for name in remote
+                name: spread([a - b for a, b in zip(cpu_ms[name], cpu_ms["local"], strict=True)]) for name in remote
             },
             "goals": {"ratio": 0.95, "cpu_ms_above_local": 0.15},
         }
@@ -197,28 +213,47 @@ class Bench:
         """Measures the question of this name."""
         found: dict[str, Any] = {}
         with self.proxy() as proxy:
+            twice = dict[Job, int]()
 
             def sent(*jobs: Job) -> float:
+                """Runs an epoch of each job; returns the share that was sent, but for ranges that were slow and so
+                were asked for twice."""
                 before = sum(request.size_bytes for request in proxy.requests())
                 for job in jobs:
                     job.begin()
-                for job in jobs:
-                    job.end()
-                return (sum(request.size_bytes for request in proxy.requests()) - before) / self.size_bytes
+                again = max([job.end()["remote"]["hedged_bytes"] for job in jobs])
+                again -= twice.get(jobs[0], 0)
+                twice[jobs[0]] = twice.get(jobs[0], 0) + again
+                now = sum(request.size_bytes for request in proxy.requests())
+                return (now - before - again) / self.size_bytes
 
-            for name, share in (("all cached", 1.0), ("half cached", 0.5)):
-                budget = None if share == 1 else int(share * self.size_bytes)
-                job = self.job(URL, proxy.endpoint, cache_bytes=budget, epochs=2)
-                for epoch in ("first", "second"):
-                    found[f"{epoch} epoch, {name}"] = sent(job)
+            fast = 10 * self._options.rate
+            job = self.job(URL, proxy.endpoint, epochs=2, rate=fast)
+            for epoch in ("first", "second"):
+                found[f"{epoch} epoch, all cached"] = sent(job)
+            job.close()
+            budget = self.size_bytes // 2
+            for name in ("a cache of half the set", "half the set kept"):
+                cache = self.cache()
+                job = self.job(URL, proxy.endpoint, cache=cache, cache_bytes=budget, epochs=2, rate=fast)
+                sent(job)
+                found[f"kept by {name}"] = kept = _kept_bytes(cache) / self.size_bytes
+                found[f"second epoch, {name}"] = sent(job)
                 job.close()
+                budget += int((0.5 - kept) * self.size_bytes)  # what the order reads from at a time comes on top
             for name, ranks in (("one of two ranks", (0,)), ("two ranks of a host", (0, 1))):
                 cache = self.cache()
-                jobs = [self.job(URL, proxy.endpoint, cache=cache, rank=rank, world_size=2) for rank in ranks]
+                jobs = [
+                    self.job(URL, proxy.endpoint, cache=cache, rank=rank, world_size=2, rate=fast) for rank in ranks
+                ]
                 found[name] = sent(*jobs)
                 for job in jobs:
                     job.close()
-        return {"share_of_the_set": {name: spread([share]) for name, share in found.items()}}
+        return {
+            "share_of_the_set": {name: spread([share]) for name, share in found.items()},
+            "asked_for_twice": spread([sum(twice.values()) / self.size_bytes]),
+            "goals": {"share_of_the_set": 1.02},
+        }
 
     def faults(self) -> dict[str, Any]:
         """Measures the question of this name."""
@@ -344,13 +379,28 @@ def _variable(name: str, value: str) -> Iterator[None]:
         os.environ[name] = before
 
 
+def _make_low(pids: Iterable[int]) -> None:
+    """Gives the threads of processes the lowest priority."""
+    for pid in pids:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+
+
+def _kept_bytes(cache: str) -> int:
+    """Returns the size of the shards that stay in a cache."""
+    records = [Presence(str(path)) for path in Path(cache).glob("*/.have/*.tar")]
+    return sum(record.size_bytes for record in records if record.is_pinned)
+
+
 def _ratios(above: list[float], below: list[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
 
 def _rows(value: Any, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
     if isinstance(value, dict) and "median" in value:
-        yield [" ".join(path), *(f"{value[name]:.4g}" for name in ("median", "min", "max"))]
+        goal = next((text for names, text in GOALS.items() if all(name in path for name in names)), "")
+        yield [" ".join(path), *(f"{value[name]:.4g}" for name in ("median", "min", "max")), goal]
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield from _rows(inner, (*path, str(name)))
@@ -378,6 +428,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="feeder-remote-") as made:
         (folder := Path(made) / "s3").mkdir()
         server = S3Server(folder, memory_bytes=8 << 30)
+        _make_low(server.pids())
         try:
             bench = Bench(options, server, Path(made))
             bench.check()
@@ -387,7 +438,7 @@ def main() -> None:
                 result[name] = getattr(bench, questions[name])()
         finally:
             server.close()
-    print(table([["", "median", "min", "max"], *_rows(result)]))
+    print(table([["", "median", "min", "max", "goal"], *_rows(result)]))
     print(f"written to {save('remote', result, options.json)}")
 
 

@@ -24,6 +24,7 @@ from PIL import Image
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
+from feeder.shard.cache.presence import Presence
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
@@ -169,18 +170,29 @@ def test_two_ranks_on_a_machine_download_one_copy(url: str, local: Path, cache: 
     assert asked_bytes(loader(data)) <= 1.02 * size
 
 
-def test_a_cache_for_a_part_of_the_set_downloads_the_others_in_each_epoch(url: str, local: Path, cache: Path) -> None:
+def kept_bytes(cache: Path) -> int:
+    """Returns the size of the shards that stay in a cache."""
+    records = [Presence(str(path)) for path in cache.glob("*/.have/*.tar")]
+    return sum(record.size_bytes for record in records if record.is_pinned)
+
+
+def test_a_cache_that_keeps_half_of_the_set_downloads_the_other_half(url: str, local: Path, cache: Path) -> None:
     total = sum(path.stat().st_size for path in local.glob("*.tar"))
-    budget = total * 3 // 4
+    budget = total * 15 // 16  # beside that half the shards that the order reads from at a time, and two more
     options: dict[str, Any] = {"batch_size": 4, "seed": 1, "shuffle": feeder.Lanes(1, 4), "num_workers": 1}
     remote = feeder.DataLoader(dataset(url, cache, cache_bytes=budget), **options)
     expected = feeder.DataLoader(dataset(local), **options)
-    for epoch in range(3):
+    asked = [0]
+    for epoch in range(4):
         remote.set_epoch(epoch)
         expected.set_epoch(epoch)
         assert digests(remote) == digests(expected)
         assert remote.stats()["remote"]["cached_bytes"] <= budget
-    assert 1.1 * total < asked_bytes(remote) <= 3.3 * total
+        asked.append(asked_bytes(remote))
+    assert 0.4 * total <= kept_bytes(cache) <= 0.6 * total
+    first, *later = np.diff(asked).tolist()
+    assert first <= 1.1 * total  # with the indexes
+    assert all(each <= 1.02 * (total - kept_bytes(cache)) for each in later)
 
 
 def test_a_cache_that_is_too_small_for_the_order_is_refused(url: str, cache: Path) -> None:
