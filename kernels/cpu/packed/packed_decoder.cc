@@ -82,6 +82,16 @@ void unpack_line(const PackedLine& line, const ShapeTable& table, int first, int
     }
 }
 
+void PackedDecoder::transform_blocks(const BlockQueue& queue, int count, const Component& component, bool is_corner) {
+    IdctBlock blocks[BlockQueue::kMost];
+    for (int i = 0; i < count; ++i) blocks[i] = {rows_.coefficients + 64 * i, queue.out[i]};
+    if (is_corner) {
+        transform_.corner(idct_kernels(), blocks, count, component.quant, component.stride_bytes);
+    } else {
+        transform_.full(idct_kernels(), blocks, count, component.quant, component.stride_bytes);
+    }
+}
+
 void PackedDecoder::transform_full(const ShapeTable& table, const uint8_t* stop, bool all, Component& component) {
     const UnpackKernels& kernels = unpack_kernels();
     BlockQueue& queue = component.full;
@@ -97,17 +107,19 @@ void PackedDecoder::transform_full(const ShapeTable& table, const uint8_t* stop,
             ++block;
         } while (patch.block == count - 1 && block % kernels.at_once != 0);
     }
-    int done = 0;
-    while (done < count) {
-        if (kernels.transform_queue != nullptr)
+    if (kernels.transform_queue == nullptr) {
+        transform_blocks(queue, count, component, false);
+    } else {
+        int done = 0;
+        while (done < count) {
             done = kernels.transform_queue(queue, rows_, done, count, component.quant, component.stride_bytes);
-        // Those that it can't do; or one at a time.
-        for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {
-            alignas(16) int16_t coefficients[64];
-            for (int i = 0; i < 64; ++i)
-                coefficients[i] = rows_.coefficients[place_in_rows(done, i, kernels.at_once)];
-            const IdctBlock block = {coefficients, queue.out[done]};
-            transform_.full(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
+            for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {  // those that it can't do
+                alignas(16) int16_t coefficients[64];
+                for (int i = 0; i < 64; ++i)
+                    coefficients[i] = rows_.coefficients[place_in_rows(done, i, kernels.at_once)];
+                const IdctBlock block = {coefficients, queue.out[done]};
+                transform_.full(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
+            }
         }
     }
     component.patches.erase(component.patches.begin(), component.patches.begin() + static_cast<ptrdiff_t>(patched));
@@ -119,17 +131,21 @@ void PackedDecoder::transform_corner(const ShapeTable& table, const uint8_t* sto
     const UnpackKernels& kernels = unpack_kernels();
     BlockQueue& queue = component.corner;
     const int count = all ? queue.count : queue.count - queue.count % kernels.at_once;
-    int done = 0;
-    while (done < count) {
-        if (kernels.corner != nullptr)
+    if (kernels.corner == nullptr) {
+        kernels.unpack_queue(table, queue, count, stop, rows_);
+        transform_blocks(queue, count, component, true);
+    } else {
+        int done = 0;
+        while (done < count) {
             done = kernels.corner(table, queue, done, count, stop, component.quant, component.stride_bytes);
-        for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {
-            alignas(64) int16_t coefficients[64];
-            const PackedBlock packed = {queue.payload[done], coefficients, queue.shape[done]};
-            kernels.unpack(table, &packed, 1, stop);
-            coefficients[0] = queue.dc[done];
-            const IdctBlock block = {coefficients, queue.out[done]};
-            transform_.corner(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
+            for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {  // those that it can't do
+                alignas(64) int16_t coefficients[64];
+                const PackedBlock packed = {queue.payload[done], coefficients, queue.shape[done]};
+                kernels.unpack(table, &packed, 1, stop);
+                coefficients[0] = queue.dc[done];
+                const IdctBlock block = {coefficients, queue.out[done]};
+                transform_.corner(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
+            }
         }
     }
     queue.keep_from(count);

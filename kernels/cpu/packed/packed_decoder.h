@@ -47,6 +47,8 @@ class PackedDecoder {
     // Transform a queue's blocks: all of them, or as many as are transformed together.
     void transform_corner(const ShapeTable& table, const uint8_t* stop, bool all, Component& component);
     void transform_full(const ShapeTable& table, const uint8_t* stop, bool all, Component& component);
+    // Transforms the first blocks of a queue, unpacked to rows_ one after the other.
+    void transform_blocks(const BlockQueue& queue, int count, const Component& component, bool is_corner);
 
     BlockTransform transform_;
     std::vector<PackedLine> lines_;

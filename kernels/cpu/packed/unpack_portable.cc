@@ -30,9 +30,17 @@ namespace {
 void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out) {
     const uint8_t* at = line.dc_payload;
     for (int first = 0; first < count; first += 8) {
-        const int code = line.dc_code(first / 8), group = std::min(8, count - first);
-        for (int i = 0; i < group; ++i) out[first + i] = dc_field(at, code, i, end);
-        at += kDcWidths[code];
+        const int code = line.dc_code(first / 8), width = kDcWidths[code], group = std::min(8, count - first);
+        if (width <= 8 && end - at >= 8) {
+            const int bias = width == 0 ? 0 : 1 << (width - 1), mask = (1 << width) - 1;
+            uint64_t word;
+            std::memcpy(&word, at, sizeof(word));
+            for (int i = 0; i < group; ++i, word >>= width)
+                out[first + i] = static_cast<int16_t>((static_cast<int>(word) & mask) - bias);
+        } else {
+            for (int i = 0; i < group; ++i) out[first + i] = dc_field(at, code, i, end);
+        }
+        at += width;
     }
     if (line.has_dc_patches) patch_dc(line, count, out);
     unsigned sum = 0;
