@@ -1,7 +1,8 @@
 """Shards on a Ray cluster in one machine: nodes are killed at random, and two nodes run beside two threads.
 
-Kills: runs of --shards shards on two nodes of one core. At random times one of the nodes is killed and another one
-added. The SHA-256 of every file must be that of a run on one machine; one that is not ends the benchmark.
+Kills: runs of at least --shards shards on four nodes of one core, of which three are killed, one by one at random
+times. The SHA-256 of every file must be that of a run on one machine; one that is not ends the benchmark. Kills that
+came after the end of a run do not count.
 Efficiency: two nodes of one core against `feeder shard` in one process with two workers, in turn, on --gigabytes of
 JPEGs made seekable. Equal: the files, the file system, the shards, and that everything is on disk at the end. Both
 times are those of the whole command; the cluster is there before. Needs two cores that have nothing else to do.
@@ -28,7 +29,7 @@ from feeder.tools.bench.result_file import interleave, save, spread
 from tests.support.ray_cluster import RayCluster
 from tests.support.shard_sets import contents
 
-_KILLS_A_RUN = 5
+_KILLS_A_RUN = 3
 
 
 def command(source: Path, out: Path, *options: str) -> list[str]:
@@ -41,19 +42,23 @@ def on(cluster: RayCluster) -> list[str]:
 
 def run_with_kills(
     cluster: RayCluster, source: Path, out: Path, shards: int, size: list[str], kills: int, draw: random.Random
-) -> float:
-    """Shards while nodes are killed, each after a random number of finished shards; returns seconds."""
+) -> tuple[float, int]:
+    """Shards while nodes are killed, each after a random number of finished shards; returns seconds and kills."""
+    while len(cluster.nodes) < kills + 1:
+        cluster.add_node()
     moments = sorted(draw.sample(range(shards), min(kills, shards)))
+    killed = 0
     began = time.perf_counter()
     driver = subprocess.Popen(command(source, out, *size, *on(cluster)))
     for moment in moments:
         while len(list(out.glob("*.tar"))) < moment and driver.poll() is None:
             time.sleep(0.01)
-        cluster.add_node()
-        cluster.kill_node(draw.choice(cluster.nodes[:2]))
+        if driver.poll() is None:
+            cluster.kill_node(draw.choice(cluster.nodes))
+            killed += 1
     if driver.wait():
-        raise SystemExit(f"a run with {kills} kills ended with exit code {driver.returncode}")
-    return time.perf_counter() - began
+        raise SystemExit(f"a run with {killed} kills ended with exit code {driver.returncode}")
+    return time.perf_counter() - began, killed
 
 
 def timed(arguments: list[str], out: Path) -> float:
@@ -75,22 +80,23 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(dir=options.scratch or None) as name:
             scratch = Path(name)
-            for _ in range(2):
-                cluster.add_node()
             count = sum(1 for path in images.rglob("*") if path.is_file())
-            size = ["--samples-per-shard", str(-(-count // options.shards))]
+            size = ["--samples-per-shard", str(max(1, count // options.shards))]
             subprocess.run(command(images, scratch / "expected", *size), check=True)
             expected = contents(scratch / "expected")
             shards = len(list((scratch / "expected").glob("*.tar")))
             seconds, left = [], options.kills
             while left:
                 kills = min(left, _KILLS_A_RUN)
-                seconds.append(run_with_kills(cluster, images, scratch / "out", shards, size, kills, draw))
+                took_s, killed = run_with_kills(cluster, images, scratch / "out", shards, size, kills, draw)
+                seconds.append(took_s)
                 if contents(scratch / "out") != expected:
                     raise SystemExit(f"run {len(seconds)}: the set is not that of one machine")
                 shutil.rmtree(scratch / "out")
-                left -= kills
-                print(f"run {len(seconds)}: {kills} kills, {seconds[-1]:.1f} s, the same bytes")
+                left -= killed
+                print(f"run {len(seconds)}: {killed} kills, {seconds[-1]:.1f} s, the same bytes")
+            while len(cluster.nodes) != 2:
+                cluster.add_node() if len(cluster.nodes) < 2 else cluster.kill_node(cluster.nodes[0])
             files, size_bytes = replicate(images, scratch / "images", int(options.gigabytes * 1e9) or 1)
             out = scratch / "out"
             rivals = {
