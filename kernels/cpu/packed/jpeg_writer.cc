@@ -1,10 +1,13 @@
 #include "cpu/packed/jpeg_writer.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
-#include "cpu/jpeg/zigzag.h"
 #include "cpu/packed/packed_decoder.h"
 #include "cpu/transcode/bit_writer.h"
 
@@ -47,6 +50,22 @@ int size_of(int value) {
     return magnitude == 0 ? 0 : 32 - __builtin_clz(magnitude);
 }
 
+// Bit k: coefficient k is not zero. Aligned to 16 bytes.
+uint64_t nonzero(const int16_t* coefficients) {
+    uint64_t bits = 0;
+#if defined(__SSE2__)
+    const __m128i* const eight = reinterpret_cast<const __m128i*>(coefficients);
+    for (int i = 0; i < 4; ++i) {
+        const __m128i sixteen = _mm_packs_epi16(_mm_load_si128(eight + 2 * i), _mm_load_si128(eight + 2 * i + 1));
+        const int zeros = _mm_movemask_epi8(_mm_cmpeq_epi8(sixteen, _mm_setzero_si128()));
+        bits |= static_cast<uint64_t>(~zeros & 0xFFFF) << (16 * i);
+    }
+#else
+    for (int k = 0; k < 64; ++k) bits |= static_cast<uint64_t>(coefficients[k] != 0) << k;
+#endif
+    return bits;
+}
+
 // Writes the entropy-coded data of MCUs in order. The caller has reserved the memory.
 class ScanWriter {
   public:
@@ -62,25 +81,20 @@ class ScanWriter {
         std::fill(std::begin(prediction_), std::end(prediction_), 0);
     }
 
-    // False: there is no code for a symbol.
+    // Coefficients in zigzag order. False: there is no code for a symbol.
     bool block(int component, const int16_t* coefficients) {
         const int difference = coefficients[0] - prediction_[component];
         prediction_[component] = coefficients[0];
         if (!put(dc_[component], 0, difference)) return false;
         const CodeTable& ac = ac_[component];
-        int16_t ordered[64];
-        uint64_t left = 0;  // bit k: the coefficient with zigzag index k is not zero
-        for (int k = 1; k < 64; ++k) {
-            ordered[k] = coefficients[kNaturalOrder[k]];
-            left |= static_cast<uint64_t>(ordered[k] != 0) << k;
-        }
+        uint64_t left = nonzero(coefficients) & ~uint64_t{1};  // bit k: the coefficient with index k is not zero
         int last = 0;
         for (; left != 0; left &= left - 1) {
             const int k = __builtin_ctzll(left);
             int run = k - last - 1;
             for (; run >= 16; run -= 16)
                 if (!put_symbol(ac, 0xF0)) return false;
-            if (!put(ac, run, ordered[k])) return false;
+            if (!put(ac, run, coefficients[k])) return false;
             last = k;
         }
         return last == 63 || put_symbol(ac, 0x00);

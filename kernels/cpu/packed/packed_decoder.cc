@@ -44,7 +44,7 @@ class LineCursor {
             if (patch.index == 0) continue;
             const int block = patch.block - first;
             const int width = kWidths[table_.codes[shapes[block]][static_cast<size_t>(patch.index) / 8]];
-            patches.push_back({static_cast<uint8_t>(block), kNaturalOrder[patch.index],
+            patches.push_back({static_cast<uint8_t>(block), static_cast<uint8_t>(patch.index),
                                static_cast<int16_t>(patch.high * (1 << width))});
             kinds[block] = ShapeTable::full;
         }
@@ -75,7 +75,7 @@ void unpack_line(const PackedLine& line, const ShapeTable& table, int first, int
         cursor.take(count, payloads, kinds, patches);
         for (int i = 0; i < count; ++i) blocks[i] = {payloads[i], out[i], line.shapes[x + i]};
         unpack(table, blocks, count, stop);
-        for (const BlockPatch& patch : patches) patch.apply(out[patch.block][patch.natural_index]);
+        for (const BlockPatch& patch : patches) patch.apply(out[patch.block][patch.index]);
         for (int i = 0; i < count; ++i) out[i][0] = dc[static_cast<size_t>(x + i)];
         x += count;
         out += count;
@@ -103,7 +103,8 @@ void PackedDecoder::transform_full(const ShapeTable& table, const uint8_t* stop,
         const BlockPatch& patch = component.patches[patched];
         int block = patch.block;
         do {  // and its copies
-            patch.apply(rows_.coefficients[place_in_rows(block, patch.natural_index, kernels.at_once)]);
+            const int index = kNaturalOrder[patch.index];
+            patch.apply(rows_.coefficients[place_in_rows(block, index, kernels.at_once)]);
             ++block;
         } while (patch.block == count - 1 && block % kernels.at_once != 0);
     }
@@ -139,10 +140,11 @@ void PackedDecoder::transform_corner(const ShapeTable& table, const uint8_t* sto
         while (done < count) {
             done = kernels.corner(table, queue, done, count, stop, component.quant, component.stride_bytes);
             for (const int end = std::min(done + kernels.at_once, count); done < end; ++done) {  // those that it can't do
-                alignas(64) int16_t coefficients[64];
-                const PackedBlock packed = {queue.payload[done], coefficients, queue.shape[done]};
+                alignas(64) int16_t ordered[64], coefficients[64];
+                const PackedBlock packed = {queue.payload[done], ordered, queue.shape[done]};
                 kernels.unpack(table, &packed, 1, stop);
-                coefficients[0] = queue.dc[done];
+                ordered[0] = queue.dc[done];
+                for (int k = 0; k < 64; ++k) coefficients[kNaturalOrder[k]] = ordered[k];
                 const IdctBlock block = {coefficients, queue.out[done]};
                 transform_.corner(idct_kernels(), &block, 1, component.quant, component.stride_bytes);
             }

@@ -16,7 +16,7 @@ namespace feeder {
 // A change of a coefficient of some block.
 struct BlockPatch {
     uint8_t block;
-    uint8_t natural_index;
+    uint8_t index;  // in zigzag order
     int16_t addend;
 
     void apply(int16_t& coefficient) const { coefficient = static_cast<int16_t>(coefficient + addend); }
@@ -57,7 +57,7 @@ class PackedDecoder {
     QueueRows rows_;
 };
 
-// Unpacks the blocks from `first` to `end` of a line: 64 coefficients each, in natural order, to `out`, aligned to 64 bytes.
+// Unpacks the blocks from `first` to `end` of a line: 64 coefficients each, in zigzag order, to `out`, aligned to 64 bytes.
 // `dc` is scratch memory.
 void unpack_line(const PackedLine& line, const ShapeTable& table, int first, int end, const uint8_t* stop,
                  std::vector<int16_t>& dc, int16_t (*out)[64]);

@@ -23,7 +23,7 @@ namespace feeder {
 
 struct PackedBlock {
     const uint8_t* payload;
-    int16_t* out;  // 64 coefficients in natural order, aligned to 64 bytes; DC becomes 0
+    int16_t* out;  // 64 coefficients in zigzag order, aligned to 64 bytes; DC becomes 0
     uint8_t shape;
 };
 

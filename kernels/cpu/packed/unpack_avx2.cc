@@ -57,13 +57,16 @@ void spread(const ShapeTable& table, unsigned shape, const uint8_t* payload, uin
     }
 }
 
-// The coefficients in natural order, a byte each, those of the DC's place any number.
+// 16 coefficients in zigzag order, a byte each; the DC coefficient is any number.
+__m128i sixteen(const ShapeTable& table, unsigned shape, const uint64_t fields[kGroups], int i) {
+    return _mm_sub_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(fields) + i),
+                        _mm_load_si128(reinterpret_cast<const __m128i*>(table.bias[shape]) + i));
+}
+
+// The coefficients in natural order, a byte each.
 void order(const ShapeTable& table, unsigned shape, const uint64_t fields[kGroups], __m128i y[4]) {
     __m128i x[4];
-    for (int i = 0; i < 4; ++i) {
-        x[i] = _mm_sub_epi8(_mm_load_si128(reinterpret_cast<const __m128i*>(fields) + i),
-                            _mm_load_si128(reinterpret_cast<const __m128i*>(table.bias[shape]) + i));
-    }
+    for (int i = 0; i < 4; ++i) x[i] = sixteen(table, shape, fields, i);
     // The first 16 coefficients in natural order have none of the last 16 in zigzag order, and the reverse.
     y[0] = _mm_or_si128(_mm_or_si128(shuffled(x[0], 0, 0), shuffled(x[1], 0, 1)), shuffled(x[2], 0, 2));
     y[1] = _mm_or_si128(_mm_or_si128(shuffled(x[0], 1, 0), shuffled(x[1], 1, 1)),
@@ -85,11 +88,11 @@ void unpack(const ShapeTable& table, const PackedBlock* blocks, int count, const
             continue;
         }
         alignas(16) uint64_t fields[kGroups];
-        __m128i y[4];
         spread(table, block.shape, block.payload, fields);
-        order(table, block.shape, fields, y);
-        for (int i = 0; i < 4; ++i)
-            _mm256_store_si256(reinterpret_cast<__m256i*>(block.out + 16 * i), _mm256_cvtepi8_epi16(y[i]));
+        for (int i = 0; i < 4; ++i) {
+            _mm256_store_si256(reinterpret_cast<__m256i*>(block.out + 16 * i),
+                               _mm256_cvtepi8_epi16(sixteen(table, block.shape, fields, i)));
+        }
         block.out[0] = 0;
     }
 }

@@ -48,9 +48,8 @@ struct Unpacker {
     const __m512i first_bits = _mm512_load_si512(kTables.first_bits);
     const __m512i masks = _mm512_load_si512(kTables.masks);
     const __m512i biases = _mm512_load_si512(kTables.biases);
-    const __m512i zigzag = _mm512_load_si512(kTables.zigzag);
 
-    // The coefficients in natural order, a byte each, that in the DC's place any number.
+    // The coefficients in zigzag order, a byte each; the DC coefficient is any number.
     inline __attribute__((always_inline)) __m512i block(const ShapeTable& table, unsigned shape,
                                                         const uint8_t* payload) const {
         const __m512i codes =
@@ -60,8 +59,7 @@ struct Unpacker {
         __m512i x = _mm512_maskz_expand_epi8(table.byte_mask[shape], _mm512_maskz_loadu_epi8(loaded, payload));
         x = _mm512_multishift_epi64_epi8(_mm512_permutexvar_epi64(codes, first_bits), x);
         x = _mm512_and_si512(x, _mm512_permutexvar_epi64(codes, masks));
-        x = _mm512_sub_epi8(x, _mm512_permutexvar_epi64(codes, biases));
-        return _mm512_permutexvar_epi8(zigzag, x);
+        return _mm512_sub_epi8(x, _mm512_permutexvar_epi64(codes, biases));
     }
 };
 
@@ -96,6 +94,7 @@ inline __attribute__((always_inline)) __m512i with_dc_of(__m512i rows, const Blo
 
 void unpack_queue(const ShapeTable& table, const BlockQueue& queue, int count, const uint8_t*, QueueRows& rows) {
     const Unpacker unpacker;
+    const __m512i zigzag = _mm512_load_si512(kTables.zigzag);
     const __m512i rows03 = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
     const __m512i rows47 = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
     const __m512i lower = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
@@ -105,7 +104,7 @@ void unpack_queue(const ShapeTable& table, const BlockQueue& queue, int count, c
         __m512i block[4];
         for (int i = 0; i < 4; ++i) {
             const int n = block_of_four(first, i, count);
-            block[i] = unpacker.block(table, queue.shape[n], queue.payload[n]);
+            block[i] = _mm512_permutexvar_epi8(zigzag, unpacker.block(table, queue.shape[n], queue.payload[n]));
         }
         // Rows of all four blocks next to each other, two rows in a vector.
         const __m512i a = _mm512_permutex2var_epi64(block[0], rows03, block[1]);

@@ -6,23 +6,30 @@
 
 namespace feeder {
 
-void unpack_portable(const ShapeTable& table, const PackedBlock* blocks, int count, const uint8_t* end) {
-    for (int n = 0; n < count; ++n) {
-        const PackedBlock& block = blocks[n];
-        const uint8_t* at = block.payload;
-        std::memset(block.out, 0, 64 * sizeof(int16_t));
-        for (int g = 0; g < kGroups; ++g) {
-            const int width = kWidths[table.codes[block.shape][static_cast<size_t>(g)]];
-            if (width == 0) continue;
-            uint64_t word = 0;
-            std::memcpy(&word, at, static_cast<size_t>(std::min<std::ptrdiff_t>(8, end - at)));
-            const int bias = 1 << (width - 1), mask = (1 << width) - 1;
-            for (int i = 0; i < 8; ++i, word >>= width)
-                block.out[kNaturalOrder[8 * g + i]] = static_cast<int16_t>((static_cast<int>(word) & mask) - bias);
-            at += width;
-        }
-        block.out[0] = 0;
+namespace {
+
+// place(i): that of the coefficient with zigzag index i in `out`.
+template <typename Place>
+void unpack_block(const ShapeTable& table, const PackedBlock& block, const uint8_t* end, const Place& place) {
+    const uint8_t* at = block.payload;
+    std::memset(block.out, 0, 64 * sizeof(int16_t));
+    for (int g = 0; g < kGroups; ++g) {
+        const int width = kWidths[table.codes[block.shape][static_cast<size_t>(g)]];
+        if (width == 0) continue;
+        uint64_t word = 0;
+        std::memcpy(&word, at, static_cast<size_t>(std::min<std::ptrdiff_t>(8, end - at)));
+        const int bias = 1 << (width - 1), mask = (1 << width) - 1;
+        for (int i = 0; i < 8; ++i, word >>= width)
+            block.out[place(8 * g + i)] = static_cast<int16_t>((static_cast<int>(word) & mask) - bias);
+        at += width;
     }
+    block.out[0] = 0;
+}
+
+}  // namespace
+
+void unpack_portable(const ShapeTable& table, const PackedBlock* blocks, int count, const uint8_t* end) {
+    for (int n = 0; n < count; ++n) unpack_block(table, blocks[n], end, [](int i) { return i; });
 }
 
 namespace {
@@ -53,7 +60,7 @@ void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out
 void unpack_queue(const ShapeTable& table, const BlockQueue& queue, int count, const uint8_t* end, QueueRows& rows) {
     for (int i = 0; i < count; ++i) {
         const PackedBlock block = {queue.payload[i], rows.coefficients + 64 * i, queue.shape[i]};
-        unpack_portable(table, &block, 1, end);
+        unpack_block(table, block, end, [](int k) { return kNaturalOrder[k]; });
         block.out[0] = queue.dc[i];
     }
 }
