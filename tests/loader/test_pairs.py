@@ -45,14 +45,11 @@ REFUSED = {
     ("views", "pad"): "size of view 0 of Views depends on the image",
     ("buckets", "pad"): "nothing to pad",
     ("buckets", "collate_fn"): "collate_fn",
-    ("buckets", "dali"): "one size",
     ("buckets", "repeats"): "sampler",
     ("buckets", "single samples"): "batch_size",
     ("pad", "mix"): "mix=",
     ("pad", "collate_fn"): "collate_fn",
-    ("pad", "dali"): "one size",
     ("pad", "single samples"): "batch_size",
-    ("by epoch", "dali"): "one size",
     ("by epoch", "single samples"): "batch_size",
 }
 PAIRS = [pair for pair in itertools.combinations((*DATASET, *SIZES, *LOADER), 2) if pair[0] not in LOADER]
