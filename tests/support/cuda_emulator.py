@@ -21,12 +21,17 @@ __all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "decode", "planes"]
 KERNELS = Path(__file__).parents[2] / "kernels"
 # All that the emulator needs, of which libjpeg is no part.
 _SOURCES = (
-    *("cuda/emulator.cc", "cuda/plan.cc", "cpu/boxes.cc"),
+    *("cuda/emulator.cc", "cuda/plan.cc", "cpu/boxes.cc", "cpu/simd.cc"),
     *(f"cpu/jpeg/{name}.cc" for name in ("bands", "header", "huffman", "planes", "segments")),
     *(f"cpu/packed/{name}.cc" for name in ("codebook", "packed_file")),
     *(f"cpu/resize/{name}.cc" for name in ("axis_tables", "coefficients", "frame")),
+    *(f"cpu/resize/filter_{level}.cc" for level in ("portable", "avx2", "avx512")),
 )
-_FLAGS = ("-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-fno-strict-aliasing")
+# Without the flags of each SIMD level, whose vectors then are several of SSE2, with the same values.
+_FLAGS = (
+    *("-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
+    *("-ffp-contract=off", "-fno-strict-aliasing"),
+)
 _TYPES = {"uint8": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 
 
