@@ -7,7 +7,7 @@ import contextlib
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NoReturn
 
 import ray
@@ -125,11 +125,13 @@ class _Attempt:
     Args:
         shard: The shard.
         sent_bytes: Size of the order that it was sent.
+        excluded: Ids of the nodes that it must not run on.
     """
 
-    def __init__(self, shard: _Shard, sent_bytes: int) -> None:
+    def __init__(self, shard: _Shard, sent_bytes: int, excluded: Set[str]) -> None:
         self.shard = shard
         self.sent_bytes = sent_bytes
+        self.excluded = excluded
         self.node = ""  # its id, once it runs
         self.address = ""
         self.started_s = 0.0
@@ -203,9 +205,18 @@ class _Run:
             if self._refused and self._nodes and not self._nodes.keys() - self._refused.keys():
                 reasons = "; ".join(dict.fromkeys(self._refused.values()))
                 raise ShardError(f"no node of the Ray cluster can write shards: {reasons}")
+            self._free_stranded()
         if self._began_s is not None and now - self._began_s > _PATIENCE_S:
             self._began_s = None
             self._progress.note("no node of the Ray cluster has a free core yet; the run waits for one")
+
+    def _free_stranded(self) -> None:
+        """Starts those tasks again that wait for a node, while all that they may run on are gone."""
+        for generator, attempt in list(self._running.items()):
+            if not attempt.node and self._nodes and not self._nodes.keys() - attempt.excluded:
+                ray.cancel(generator)
+                self._cancelled.append(generator)
+                self._drop(generator)
 
     def _has_room(self, queued: int) -> bool:
         """Returns whether another task may start, with so many for each that can run at a time."""
@@ -235,7 +246,7 @@ class _Run:
         selector = {"ray.io/node-id": f"!in({','.join(sorted(excluded))})"} if excluded else {}
         task = self._task.options(label_selector=selector) if selector else self._task
         generator = task.remote(self._expected, order)
-        self._running[generator] = _Attempt(shard, len(order))
+        self._running[generator] = _Attempt(shard, len(order), excluded)
         shard.attempts += 1
 
     def _double_stragglers(self) -> None:
