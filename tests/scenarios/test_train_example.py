@@ -192,6 +192,8 @@ def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, 
     np.testing.assert_allclose(log(tmp_path / "two"), log(tmp_path / "one"), rtol=1e-3)
     one, two = load(tmp_path / "one/last.pt"), load(tmp_path / "two/last.pt")
     torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)
+    spans = [state["loader"].pop("spans") for state in (one, two)]
+    assert [[span["batch_size"] * span["world_size"] for span in each] for each in spans] == [[20], [20]]
     assert (two["loader"], two["best"]) == (one["loader"], pytest.approx(one["best"], abs=1e-9))
 
 
