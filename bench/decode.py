@@ -227,6 +227,17 @@ def markdown(result: dict[str, Any]) -> str:
             rate("feeder-seekable"),
             f"{times('torch', 'feeder-seekable')} times torch, {times('dali', 'feeder-seekable')} times DALI",
         ),
+        (
+            "feeder, packed, float32 / uint8 output",
+            rate("feeder-packed", "feeder-packed-uint8"),
+            f"{times('dali', 'feeder-packed', 'feeder-packed-uint8')} times DALI, "
+            f"{times('feeder-seekable', 'feeder-packed')} and {times('feeder-uint8', 'feeder-packed-uint8')} times seekable",
+        ),
+        (
+            "feeder, packed, AVX2 / portable",
+            rate("feeder-packed-avx2", "feeder-packed-portable"),
+            f"{times('dali', 'feeder-packed-avx2', 'feeder-packed-portable')} times DALI",
+        ),
         ("feeder, ordinary JPEG", rate("feeder-keep"), f"{times('dali', 'feeder-keep')} times DALI"),
         (
             "feeder, seekable, AVX2 / portable",
