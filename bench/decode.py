@@ -231,7 +231,8 @@ def markdown(result: dict[str, Any]) -> str:
             "feeder, packed, float32 / uint8 output",
             rate("feeder-packed", "feeder-packed-uint8"),
             f"{times('dali', 'feeder-packed', 'feeder-packed-uint8')} times DALI, "
-            f"{times('feeder-seekable', 'feeder-packed')} and {times('feeder-uint8', 'feeder-packed-uint8')} times seekable",
+            f"{times('feeder-seekable', 'feeder-packed')} and "
+            f"{times('feeder-uint8', 'feeder-packed-uint8')} times seekable",
         ),
         (
             "feeder, packed, AVX2 / portable",
