@@ -10,25 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from feeder import transforms as T
 from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Encoded
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
-from feeder.transforms import (
-    AugMix,
-    AutoAugment,
-    RandAugment,
-    RandomAffine,
-    RandomCrop,
-    RandomErasing,
-    RandomIoUCrop,
-    RandomPerspective,
-    RandomResizedCrop,
-    RandomShortestSize,
-    RandomZoomOut,
-    ScaleJitter,
-    TrivialAugmentWide,
-)
 from feeder.transforms.choice import Branches
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import Image, check_targets
@@ -43,19 +29,19 @@ _T = TypeVar("_T")
 
 # Ops whose draws depend on the image's size: torchvision v2 refuses them for images of different sizes in one call.
 _SIZED = (
-    AugMix,
-    AutoAugment,
-    RandAugment,
-    RandomAffine,
-    RandomCrop,
-    RandomErasing,
-    RandomIoUCrop,
-    RandomPerspective,
-    RandomResizedCrop,
-    RandomShortestSize,
-    RandomZoomOut,
-    ScaleJitter,
-    TrivialAugmentWide,
+    T.AugMix,
+    T.AutoAugment,
+    T.RandAugment,
+    T.RandomAffine,
+    T.RandomCrop,
+    T.RandomErasing,
+    T.RandomIoUCrop,
+    T.RandomPerspective,
+    T.RandomResizedCrop,
+    T.RandomShortestSize,
+    T.RandomZoomOut,
+    T.ScaleJitter,
+    T.TrivialAugmentWide,
 )
 
 

@@ -40,6 +40,7 @@ __all__ = [
     "epoch_values",
     "order_identity",
     "resumed_order",
+    "saved_shuffle",
 ]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
@@ -98,22 +99,28 @@ def resumed_order(
     """
     saved = state.get("shuffle")
     if make is not None:
-        shuffle = True if saved is True else _saved_lanes(saved)
-        return order if shuffle is None or shuffle == order.shuffle else make(shuffle) or order
+        shuffle = saved_shuffle(saved)
+        if shuffle == order.shuffle or not (shuffle is True or isinstance(shuffle, Lanes)):
+            return order
+        return make(shuffle) or order
     block = saved.get("block") if isinstance(saved, Mapping) else None
     if not isinstance(given, Lanes) or given.block is not None or type(block) is not int or block < 1:
         return order
     return dataclasses.replace(order, shuffle=dataclasses.replace(given, block=block))
 
 
-def _saved_lanes(saved: Any) -> Lanes | None:
-    """Returns the lanes of a state; None if it has others, or none."""
-    if not isinstance(saved, Mapping) or type(saved.get("block")) is not int:
-        return None
+def saved_shuffle(saved: Any) -> Shuffle | None:
+    """Returns the way to shuffle that :func:`order_identity` has written; None for anything else."""
+    if isinstance(saved, bool):
+        return saved
     try:
-        return Lanes(saved.get("lanes"), saved.get("window"), saved["block"])  # type: ignore[arg-type]
+        if isinstance(saved, int):
+            return Window(saved)
+        if isinstance(saved, Mapping) and type(saved.get("block")) is int:
+            return Lanes(saved.get("lanes"), saved.get("window"), saved["block"])  # type: ignore[arg-type]
     except ArgumentError:
-        return None
+        pass
+    return None
 
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:

@@ -14,15 +14,13 @@ from PIL import Image
 
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.order.lanes import Lanes
-from feeder.order.sample_order import Window
+from feeder.loader.fast.batch_sizes import SIZE_IDENTITY
+from feeder.loader.rank_agreement import saved_shuffle
 from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views
 from feeder.transforms.recipe_json import recipe_from_json
 
 __all__ = ["loader_of", "read_state", "save_images"]
-
-_SIZES = ("buckets", "group_by_aspect", "sizes_by_epoch")
 
 
 def read_state(path: str, key: str | None = None) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
             "this state was saved with an explicit sampler, or by an older version of feeder: it does not say how "
             "batches were made"
         )
-    sizes = [name for name in _SIZES if state.get(name) is not None]
+    sizes = [name for name in SIZE_IDENTITY if state.get(name) is not None]
     if sizes:
         raise ArgumentError(f"this state is of a loader with {sizes[0]}: make that loader, and call its replay()")
     if state.get("recipe") is None:
@@ -90,16 +88,12 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
             "the recipe of this run calls a function (Lambda), which a state does not have: make the loader as the "
             "run did, load the state, and call its replay()"
         )
-    shuffle: Any = state.get("shuffle")
-    if isinstance(shuffle, Mapping):
-        shuffle = Lanes(shuffle["lanes"], shuffle["window"], shuffle["block"])
-    elif shuffle is True:
-        shuffle = "full"
-    elif isinstance(shuffle, int) and shuffle is not False:
-        shuffle = Window(shuffle)
+    shuffle = saved_shuffle(state.get("shuffle"))
+    if shuffle is None:
+        raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
     loader: DataLoader[Any] = DataLoader(
         open_dataset(path, recipe_from_json(state["recipe"]), exif_orientation),
-        shuffle=shuffle,
+        shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
         backend=state["backend"],
         fidelity=state["fidelity"],

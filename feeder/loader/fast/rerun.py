@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from feeder.dataset.subset_reader import PartReader
 from feeder.loader.fast.path import FastPath
+from feeder.loader.fast.position import Place
+from feeder.loader.options import EpochOptions
 
 __all__ = ["BatchSamples", "ReplayedBatch", "replay", "samples_of"]
 
@@ -45,16 +47,13 @@ class ReplayedBatch(NamedTuple):
 
 def samples_of(path: FastPath, epoch: int, step: int, rank: int | None) -> BatchSamples:
     """See :meth:`feeder.DataLoader.samples_of`."""
-    options, place = path.find(epoch, step, rank)
-    ids = path.order.ids(epoch, path.split(options, place).positions(0))
-    reader = path.dataset.reader
-    keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
-    return BatchSamples(reader.ids[ids] if isinstance(reader, PartReader) else ids, keys, paths)
+    return _samples_at(path, *path.find(epoch, step, rank))
 
 
 def replay(path: FastPath, epoch: int, step: int, rank: int | None) -> ReplayedBatch:
     """See :meth:`feeder.DataLoader.replay`."""
     options, place = path.find(epoch, step, rank)
+    samples = _samples_at(path, options, place)
     device = dataclasses.replace(options.device, put=None)  # the caller has a batch in the static buffers
     options = dataclasses.replace(options, num_workers=0, prefetch_factor=None, timeout_s=0, device=device)
     again = path.at(options, place)
@@ -62,4 +61,12 @@ def replay(path: FastPath, epoch: int, step: int, rank: int | None) -> ReplayedB
         batch = next(again.iterate(options, owner=again))
     finally:
         again.close()
-    return ReplayedBatch(batch, samples_of(path, epoch, step, rank), again.stats()["substitutions"])
+    return ReplayedBatch(batch, samples, again.stats()["substitutions"])
+
+
+def _samples_at(path: FastPath, options: EpochOptions, place: Place) -> BatchSamples:
+    """Returns the samples of the batch that begins at a place."""
+    ids = path.order.ids(place.epoch, path.split(options, place).positions(0))
+    reader = path.dataset.reader
+    keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
+    return BatchSamples(reader.ids[ids] if isinstance(reader, PartReader) else ids, keys, paths)
