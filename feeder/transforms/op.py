@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self
 
 from feeder.order.random import philox, uniform
 from feeder.transforms.arguments import check_probability
 from feeder.transforms.sizes import VariableSize
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "Uniforms"]
 

@@ -25,7 +25,7 @@ from feeder.loader.slots.image_slots import SlotView
 from feeder.loader.slots.region import Region
 from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
-from feeder.shard.cache.mirror import waits
+from feeder.shard.cache.waits import waits
 
 __all__ = ["FAILED_START", "HEAD", "make_part", "work_loop"]
 

@@ -31,7 +31,7 @@ from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
 from feeder.loader.workers.seeding import introduce
 from feeder.loader.workers.watchdog import end_with_trainer
-from feeder.shard.cache.mirror import waits
+from feeder.shard.cache.waits import waits
 
 __all__ = [
     "HEAD",

@@ -9,18 +9,19 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError, NotFoundError, StoreError
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
+from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 
-__all__ = ["CacheMirror", "FetchOptions", "Waits", "open_mirror", "waits"]
+__all__ = ["CacheMirror", "FetchOptions", "open_mirror"]
 
 Want = tuple[str, int, int]
 
@@ -32,20 +33,6 @@ _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
 _GRACE_S = 60.0  # that the fetcher gets beyond its own limit
 _HITS_TOLD, _TELL_S = 256, 1.0
 _OPENINGS = 5
-
-
-@dataclass
-class Waits:
-    """Waits for bytes in this process.
-
-    Attributes:
-        beat: Called every second of a wait; a worker's sign of life.
-    """
-
-    beat: Callable[[], object] = field(default=lambda: None)
-
-
-waits = Waits()
 
 
 @dataclass(frozen=True)

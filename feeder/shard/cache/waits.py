@@ -1,0 +1,25 @@
+"""The sign of life of a process that waits for bytes of a remote set.
+
+A module of its own, as workers on local sets need it, too, and start without the rest of the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["Waits", "waits"]
+
+
+@dataclass
+class Waits:
+    """Waits for bytes in this process.
+
+    Attributes:
+        beat: Called every second of a wait; a worker's sign of life.
+    """
+
+    beat: Callable[[], object] = field(default=lambda: None)
+
+
+waits = Waits()
