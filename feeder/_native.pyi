@@ -539,6 +539,7 @@ class PartRunner:
         exif: True applies EXIF orientation.
         large_bytes: Larger files are left out.
         made_ns: Samples of shards that changed since then are left out; nanoseconds since the epoch, by the wall clock.
+            None leaves none out: their bytes were checked.
         max_pixels: Larger images are left out.
         fidelity: "fast" or "exact".
         threads: Threads that share the decoding.
@@ -554,7 +555,7 @@ class PartRunner:
         seed: int,
         exif: bool,
         large_bytes: int,
-        made_ns: int,
+        made_ns: int | None,
         max_pixels: int,
         fidelity: str,
         threads: int,
@@ -577,6 +578,7 @@ class PartRunner:
         out: npt.NDArray[Any],
         labels: npt.NDArray[np.int64] | None,
         words: npt.NDArray[np.int64],
+        brought_ns: int,
         is_last: bool,
         beat: Callable[[], object],
     ) -> list[int] | tuple[list[int], int, int, int, int] | None:
@@ -593,6 +595,7 @@ class PartRunner:
             out: [N, 3, H, W], C-contiguous; filled.
             labels: int64 [N], filled; None leaves labels out.
             words: int64, the meter.
+            brought_ns: Time that it took to have the images at hand, a part of that of reading.
             is_last: True leaves out samples of shards that are not held.
             beat: Called after the reading.
 

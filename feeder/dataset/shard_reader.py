@@ -109,9 +109,11 @@ class _Files:
 
     def close(self) -> None:
         """Closes the shards."""
-        self._native = None
         while self.entries:
-            os.close(self.entries.popitem()[1].descriptor)
+            shard, closed = self.entries.popitem()
+            if self._native is not None:
+                self._native.remove(shard)
+            os.close(closed.descriptor)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # see Note [At the interpreter's end]
@@ -251,13 +253,33 @@ class ShardReader(ShardFields):
 
     @property
     def takes_parts(self) -> bool:
-        """True if the kernels may read the samples by themselves: images and labels of a local set."""
-        return self.mirror is None and not self.index.targets and self.index.native is not None
+        """True if the kernels may read the samples by themselves: whole images, and labels."""
+        reads_crops = self.mirror is not None and self.mirror.reads_crops
+        return not reads_crops and not self.index.targets and self.index.native is not None
 
     @property
     def advises(self) -> bool:
         """True while this thread's reads are announced to the kernel, which :meth:`read` does."""
         return self._own_files().advised_parts > 0
+
+    @property
+    def unchanged_since_ns(self) -> int | None:
+        """Time since when shards must not have changed, nanoseconds; None: a mirror has checked their bytes."""
+        return self.made_ns if self.mirror is None else None
+
+    def bring_images(self, ids: npt.NDArray[np.int64]) -> None:
+        """Has the images of a remote set brought into the mirror and their shards opened, for the kernels.
+
+        Raises:
+            StoreError: if they can't be had.
+        """
+        if self.mirror is None:
+            return
+        rows = self.index.rows(ids)
+        shards, offsets, lengths = rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist()
+        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths])
+        for shard in set(shards):
+            self._open(shard)
 
     @property
     def given_labels(self) -> npt.NDArray[Any] | None:

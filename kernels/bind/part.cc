@@ -139,9 +139,9 @@ struct Stages {
 
 class Runner {
   public:
-    Runner(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, int64_t made_ns, int64_t max_pixels,
-           const std::string& fidelity, int threads, const std::string& dtype, std::optional<Floats> scale,
-           std::optional<Floats> bias, std::vector<size_t> stages)
+    Runner(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, std::optional<int64_t> made_ns,
+           int64_t max_pixels, const std::string& fidelity, int threads, const std::string& dtype,
+           std::optional<Floats> scale, std::optional<Floats> bias, std::vector<size_t> stages)
         : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads)),
           dtype_(dtype_of(dtype)),
           has_affine_(scale.has_value()) {
@@ -157,7 +157,8 @@ class Runner {
     nb::object run(HeldIndex& index, OpenShards& shards, std::optional<Column<const int64_t>> shard_numbers,
                    int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
                    Column<const int64_t> repeats, int64_t samples, uint32_t epoch, OutArray out,
-                   std::optional<Column<int64_t>> labels, Column<int64_t> words, bool is_last, nb::callable beat) {
+                   std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns, bool is_last,
+                   nb::callable beat) {
         const size_t count = rows.shape(0);
         if (ids.shape(0) != count || repeats.shape(0) != count || out.shape(0) != count ||
             (labels && labels->shape(0) != count) || (shard_numbers && shard_numbers->shape(0) != count))
@@ -185,7 +186,7 @@ class Runner {
             for (const int64_t shard : missing_) missing.append(shard);
             return missing;
         }
-        int64_t read_ns = now_ns() - started;
+        int64_t read_ns = brought_ns + now_ns() - started;
         started = now_ns();
         runner_.draw(samples_, epoch, index.index());
         const int64_t draw_ns = now_ns() - started;
@@ -225,8 +226,9 @@ class Runner {
     }
 
   private:
-    static PartOptions options(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, int64_t made_ns,
-                               int64_t max_pixels, const std::string& fidelity, int threads) {
+    static PartOptions options(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes,
+                               std::optional<int64_t> made_ns, int64_t max_pixels, const std::string& fidelity,
+                               int threads) {
         if (threads < 1) bad("threads must be at least 1, not " + std::to_string(threads));
         PartOptions options;
         options.ops = ops.ops;
@@ -295,13 +297,13 @@ void add_part(nb::module_& module) {
              }, "shard"_a, "descriptor"_a, "size_bytes"_a, "changed_ns"_a)
         .def("remove", &OpenShards::remove, "shard"_a);
     nb::class_<Runner>(module, "PartRunner", "Makes parts of batches: from sample ids to pixels.")
-        .def(nb::init<const BaseOps&, uint64_t, bool, uint64_t, int64_t, int64_t, const std::string&, int,
+        .def(nb::init<const BaseOps&, uint64_t, bool, uint64_t, std::optional<int64_t>, int64_t, const std::string&, int,
                       const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>>(),
-             "ops"_a, nb::kw_only(), "seed"_a, "exif"_a, "large_bytes"_a, "made_ns"_a, "max_pixels"_a, "fidelity"_a,
+             "ops"_a, nb::kw_only(), "seed"_a, "exif"_a, "large_bytes"_a, "made_ns"_a.none(), "max_pixels"_a, "fidelity"_a,
              "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a)
         .def("run", &Runner::run, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
              "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
-             nb::arg("words").noconvert(), "is_last"_a, "beat"_a,
+             nb::arg("words").noconvert(), "brought_ns"_a, "is_last"_a, "beat"_a,
              "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.");
 }
 

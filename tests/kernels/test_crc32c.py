@@ -16,6 +16,13 @@ def test_the_checksum_is_the_one_of_the_standard(portable: bool) -> None:
     assert _native.crc32c(b"", portable=portable) == 0
 
 
+@pytest.mark.parametrize("size", [12287, 12288, 12295, 12296, 24576, 36863, 36864, 262144, 300000])
+def test_the_instruction_gives_the_checksum_of_the_tables(size: int) -> None:
+    data = np.random.default_rng(size).bytes(size)
+    for before in (0, 1, 0xFFFFFFFF, 0xE3069283):
+        assert _native.crc32c(data, before) == _native.crc32c(data, before, portable=True)
+
+
 @pytest.mark.parametrize("portable", [False, True])
 def test_pieces_give_the_checksum_of_the_whole(portable: bool) -> None:
     data = np.random.default_rng(0).bytes(1000)

@@ -23,7 +23,7 @@ class StrictMirror:
         opened: Names of the opened files, in turn.
     """
 
-    place, budget_bytes = "s3://bucket/set", 1 << 40
+    place, budget_bytes, reads_crops = "s3://bucket/set", 1 << 40, False
 
     def __init__(self, source: Path, folder: Path) -> None:
         self.source, self.folder = source, folder

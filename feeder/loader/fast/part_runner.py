@@ -2,13 +2,14 @@
 
 Note [One call]
     The call finds samples in the index, draws, reads, decodes and stores without Python, and mostly without its lock.
-    It is for images and labels of a local shard set, of recipes that are a base path, with the native backend. A sample
-    of which anything is unusual is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is
-    wrong with it.
+    It is for images and labels of one shard set, of recipes that are a base path, with the native backend. The images
+    of a remote set are brought into its mirror before. A sample of which anything is unusual is left to
+    :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,7 @@ class PartRunner:
             seed=seed,
             exif=reader.exif,
             large_bytes=LARGE_BYTES,
-            made_ns=reader.made_ns,
+            made_ns=reader.unchanged_since_ns,
             max_pixels=decoder.max_pixels,
             fidelity=decoder.fidelity,
             threads=decoder.threads,
@@ -125,10 +126,13 @@ class PartRunner:
         assert index is not None
         what = (shards, per_shard, rows, samples.ids, samples.repeats, self._samples, epoch)
         arrays = (view.images[0], labels, meter.words)
-        found = self._native.run(index, reader.native_shards, *what, *arrays, False, beat)
+        started = time.perf_counter_ns()
+        reader.bring_images(ids)
+        brought_ns = time.perf_counter_ns() - started
+        found = self._native.run(index, reader.native_shards, *what, *arrays, brought_ns, False, beat)
         if isinstance(found, list):
             reader.open_shards(found, ids)
-            found = self._native.run(index, reader.native_shards, *what, *arrays, True, beat)
+            found = self._native.run(index, reader.native_shards, *what, *arrays, brought_ns, True, beat)
         if not isinstance(found, tuple):
             return None
         left, read_ns, decode_ns, read_bytes, slow = found
@@ -138,7 +142,7 @@ class PartRunner:
         report.decode_ns += decode_ns
         report.encoded_bytes += read_bytes
         report.slow += slow
-        reader.note_read(read_bytes, read_ns)
+        reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):
             self._pause = _PAUSE
         return left

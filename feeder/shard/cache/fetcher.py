@@ -124,6 +124,11 @@ class Fetcher:
         """Most bytes that the cache may take."""
         return self.files.budget_bytes
 
+    @property
+    def reads_crops(self) -> bool:
+        """False: it asks for what is needed itself, which is no image."""
+        return False
+
     def open(self, name: str) -> int:
         """Opens a file for reading; see :meth:`feeder.shard.store.mirror.Mirror.open`."""
         return open_regular(os.path.join(self.folder, name))

@@ -36,6 +36,14 @@ _STARTS = 3  # of fetchers that end before they listen
 _BEAT_S = 1.0
 _END_S = 2.0
 _TAIL_BYTES = 2000
+# Of the fetcher. glibc would give the memory of each piece back to the kernel and have it cleared for the next one,
+# which takes a tenth of the fetcher's time.
+_ENVIRONMENT = {
+    **dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "MALLOC_ARENA_MAX": "2",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+}
 
 
 def socket_address(folder: int) -> str:
@@ -203,7 +211,6 @@ class Link:
             "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
             f"from {module} import {function} as main; main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[4]))"
         )
-        threads = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with open(os.path.join(self._folder, LOG), "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-c", code, self._folder, str(lock), json.dumps(sys.path), json.dumps(options)],
@@ -213,7 +220,7 @@ class Link:
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
-                env={**os.environ, **threads},
+                env={**os.environ, **_ENVIRONMENT},
             )
         # It forks once, so that nobody has to wait for the fetcher's end.
         while process.poll() is None:

@@ -140,6 +140,11 @@ class CacheMirror:
         given = self.options.cache_bytes
         return int(self.ask({"stats": True})["budget_bytes"]) if given is None else given
 
+    @property
+    def reads_crops(self) -> bool:
+        """True to fetch only the blocks that crops need."""
+        return self.options.reads_crops
+
     def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
         """Returns when ranges of files are in the folder, checked where the set has checksums of blocks.
 

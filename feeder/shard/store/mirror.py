@@ -16,6 +16,7 @@ class Mirror(Protocol):
     Attributes:
         place: URL of the set, for people.
         budget_bytes: Most bytes of the set that the folder may hold.
+        reads_crops: True if of images only what crops need is to be asked for.
     """
 
     @property
@@ -23,6 +24,9 @@ class Mirror(Protocol):
 
     @property
     def budget_bytes(self) -> int: ...
+
+    @property
+    def reads_crops(self) -> bool: ...
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         """Returns when ranges of files are in the folder; those of shards are checked.

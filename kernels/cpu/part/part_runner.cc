@@ -84,8 +84,9 @@ bool PartRunner::read_image(const Image& image, uint8_t* into) const {
 }
 
 bool PartRunner::has_changed(const OpenShard& shard) const {
+    if (!options_.made_ns) return false;
     struct stat status;
-    if (shard.changed_ns > options_.made_ns || fstat(shard.descriptor, &status) != 0) return true;
+    if (shard.changed_ns > *options_.made_ns || fstat(shard.descriptor, &status) != 0) return true;
     return int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec != shard.changed_ns;
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -50,7 +51,7 @@ struct PartOptions {
     uint64_t seed = 0;
     bool exif = true;
     uint64_t large_bytes = 0;  // larger files go the other way
-    int64_t made_ns = 0;       // shards that changed since then go the other way
+    std::optional<int64_t> made_ns;  // shards that changed since then go the other way; none: they can't
     DecodeOptions decode;
     int threads = 1;
 };

@@ -37,6 +37,7 @@ from feeder.transforms import (
 )
 from tests.support import jpegs
 from tests.support.images import encode
+from tests.support.mirrors import StrictMirror
 from tests.support.shard_sets import damage_row, to_version_1
 
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -97,11 +98,12 @@ def made(
     reader: type[ShardReader] = ShardReader,
     repeats: list[int] | None = None,
     subset: list[int] | None = None,
+    mirror: StrictMirror | None = None,
     change: Callable[[ShardReader], None] = lambda reader: None,
     **options: Any,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], PartReport, Work]:
     """Pixels, labels and report of one part."""
-    own = reader(str(index))
+    own = reader(str(index)) if mirror is None else reader(mirror.index, mirror=mirror)
     change(own)
     work = Work(own if subset is None else PartReader(own, np.array(subset)), recipe, "cpu", seed=3, **options)
     samples = Samples.of(np.arange(len(ids)), np.array(ids))
@@ -163,6 +165,39 @@ def test_subsets_given_labels_and_the_cpus_side_of_a_recipe_take_one_call(tmp_pa
     assert split is not None
     check_same(index, [1, 2], jittered, splits=(split,))
     assert reads.samples == 0
+
+
+def test_images_of_a_remote_set_take_one_call_once_they_were_brought(tmp_path: Path, reads: Reads) -> None:
+    index = sharded(tmp_path)
+    mirror = StrictMirror(index.parent, tmp_path / "mirror")
+    ids = np.random.default_rng(0).permutation(PHOTOS).tolist()
+    images, labels, report, work = made(index, ids, mirror=mirror)
+    expected = made(index, ids)
+    np.testing.assert_array_equal(images, expected[0])
+    np.testing.assert_array_equal(labels, expected[1])
+    assert report.encoded_bytes == expected[2].encoded_bytes
+    asked = [want for wants in mirror.calls for want in wants if want[0].endswith(".tar")]
+    places = [place(index, i) for i in ids]
+    assert asked == [(Path(path).name, offset, offset + length) for path, offset, length in places]
+    for path in mirror.folder.glob("*.tar"):  # the shards leave the cache, and come again
+        os.truncate(path, 0)
+        path.unlink()
+    view = SlotView.new(work.layout(len(ids)), Samples.of(np.arange(len(ids)), np.array(ids)))
+    work.run(2, view)
+    np.testing.assert_array_equal(view.images[0], images)
+    assert reads.samples == 0
+
+
+def test_of_a_remote_set_whose_crops_are_read_alone_no_whole_image_is_asked_for(tmp_path: Path, reads: Reads) -> None:
+    index = sharded(tmp_path)
+    mirror = StrictMirror(index.parent, tmp_path / "mirror")
+    mirror.reads_crops = True
+    crop = Recipe.of([RandomResizedCrop(16, (0.02, 0.05))])
+    images, *_ = made(index, [1, 2, 3], crop, mirror=mirror)
+    np.testing.assert_array_equal(images, made(index, [1, 2, 3], crop)[0])
+    asked = sum(end - start for wants in mirror.calls for name, start, end in wants if name.endswith(".tar"))
+    assert asked < sum(place(index, i)[2] for i in (1, 2, 3))
+    assert reads.samples == 3
 
 
 def test_ops_after_the_base_path_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
