@@ -50,7 +50,7 @@ bench-smoke: ## run every benchmark at its least size and check the shape of its
 	@scripts/env.sh test
 	$(BIN)/python -m bench.smoke
 
-wheel: ## build a wheel and the source archive into dist/ (WHEEL_PYTHONS="python3.11 python3.12" for several)
+wheel: ## build a wheel and the source archive into dist/; needs nvcc 13 (FEEDER_CUDA=off: without its backend)
 	@scripts/wheel.sh $(WHEEL_PYTHONS)
 
 env: ## make or update the environment with all that tests and development need

@@ -331,6 +331,98 @@ def decode_views(
         ValueError: an argument has another shape, dtype or value than the above.
     """
 
+def plan_images(
+    buffers: Sequence[_Buffer],
+    source_boxes: npt.NDArray[np.float64],
+    support_boxes: npt.NDArray[np.int32],
+    flips: npt.NDArray[np.uint8],
+    orientations: npt.NDArray[np.uint8],
+    image_sizes: npt.NDArray[np.int32],
+    output_sizes: npt.NDArray[np.int32],
+    *,
+    max_pixels: int,
+    first_rows: npt.NDArray[np.int32] | None = None,
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Plans the decoding of N images on a GPU, without the GIL.
+
+    A plan is what the CUDA kernels need of an image: the restart segments or lines that its box needs, and tables.
+
+    Args:
+        buffers, source_boxes, support_boxes, flips, orientations, first_rows: See :func:`decode_batch`.
+        image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for.
+        output_sizes: int32 [N, 2], (height, width) of each output.
+        max_pixels: Leaves larger images out.
+
+    Returns:
+        (uint8 [bytes], the plans; int64 [N + 1], where each begins and the last one ends). An image without bytes is
+        left to the CPU: of a kind that the kernels lack, not perfect as far as the host looks, or with a box of so few
+        pixels that :func:`decode_batch` decodes it exactly.
+
+    Raises:
+        ValueError: arrays of different lengths.
+    """
+
+class CudaBatch:
+    """A batch of plans of one output size, for the CUDA kernels.
+
+    Args:
+        plans: At least one of :func:`plan_images`; held until :meth:`write`.
+
+    Raises:
+        ValueError: for bytes that are no plan, or plans that can't be in one batch.
+    """
+
+    def __init__(self, plans: Sequence[_Buffer | npt.NDArray[np.uint8]]) -> None: ...
+    @property
+    def upload_bytes(self) -> int:
+        """Memory that :meth:`write` fills, which the GPU needs."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory on the GPU that the kernels write."""
+
+    @property
+    def zeroed_bytes(self) -> int:
+        """Bytes of it, from its start on, that must be zeros."""
+
+    @property
+    def faults_at(self) -> int:
+        """Offset in it of a uint32 for each image; not 0: the image is left to the CPU."""
+
+    def write(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Writes the batch, without the GIL; once.
+
+        Args:
+            memory: uint8, at least upload_bytes, aligned to 16 bytes.
+        """
+
+    def decoding(self, upload: int, scratch: int) -> list[tuple[str, int, int, bytes]]:
+        """Returns the launches from segments to planes and filters: (kernel, blocks, threads, argument) of each.
+
+        Args:
+            upload, scratch: Addresses on the GPU, aligned to 256 bytes.
+        """
+
+    def finishing(
+        self,
+        upload: int,
+        scratch: int,
+        out: int,
+        *,
+        dtype: str,
+        channels_last: bool,
+        scale: npt.NDArray[np.float32] | None = None,
+        bias: npt.NDArray[np.float32] | None = None,
+    ) -> tuple[str, int, int, bytes]:
+        """Returns the launch after them, which writes the output.
+
+        Args:
+            upload, scratch: See :meth:`decoding`.
+            out: Address on the GPU of images [3, height, width], or channels last.
+            dtype, scale, bias: See :func:`decode_batch`.
+            channels_last: True for images [height, width, 3].
+        """
+
 def libjpeg_turbo() -> tuple[str, bool]:
     """Returns the version of the libjpeg-turbo inside, and True if it uses its SIMD code here."""
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Builds into dist/ the source archive and, from it, a wheel for each Python. A wheel needs neither a compiler nor a
 # library of the system: zig compiles it for glibc 2.28 and any CPU (manylinux_2_28), with libjpeg-turbo and libc++ inside.
+# nvcc 13.0 compiles the CUDA kernels.
 # Usage: scripts/wheel.sh [PYTHON...]      LIBJPEG_TURBO=FILE: the archive of its source, where it can't be downloaded
+#                                          FEEDER_CUDA=off: without the backend "cuda", and without nvcc
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,6 +40,10 @@ if ! command -v nasm >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/de
     { apt-get install -y -q nasm || { apt-get update -q && apt-get install -y -q nasm; }; } </dev/null >/dev/null
 fi
 [ "$machine" != x86_64 ] || command -v nasm >/dev/null || stop "nasm is missing: sudo apt-get install nasm"
+cuda="$(tr '[:lower:]' '[:upper:]' <<<"${FEEDER_CUDA:-on}")"
+[ "$cuda" = ON ] || [ "$cuda" = OFF ] || stop "FEEDER_CUDA must be on or off, not $FEEDER_CUDA"
+[ "$cuda" = OFF ] || command -v nvcc >/dev/null ||
+    stop "nvcc is missing, which compiles the backend \"cuda\": put that of CUDA 13.0 on the path, or set FEEDER_CUDA=off to leave it out"
 # By name, as CMake takes a command apart at spaces, which this folder's path may have.
 export PATH="$tools/bin:$PATH" CC="python-zig cc $target" CXX="python-zig c++ $target"
 
@@ -98,10 +104,11 @@ for python in "$@"; do
     rm -rf "$own/wheels"
     PATH="$own/bin:$PATH" "$own/bin/python" -m pip wheel -q --no-build-isolation --no-deps -w "$own/wheels" "$sdist" \
         --config-settings=cmake.define.FEEDER_JPEG_LIBRARY="$jpeg/build/libjpeg.a" \
-        --config-settings=cmake.define.FEEDER_JPEG_INCLUDE_DIR="$jpeg/include"
+        --config-settings=cmake.define.FEEDER_JPEG_INCLUDE_DIR="$jpeg/include" \
+        --config-settings=cmake.define.FEEDER_CUDA="$cuda"
     auditwheel repair --plat "$policy" -w "$own/wheels" "$own"/wheels/*-linux_*.whl >"$own/log" 2>&1 || { cat "$own/log" >&2 && exit 1; }
     wheel="$(echo "$own"/wheels/*manylinux*.whl)"
-    "$own/bin/python" scripts/check_wheel.py "$wheel" --libjpeg-turbo "$jpeg_version"
+    "$own/bin/python" scripts/check_wheel.py "$wheel" --libjpeg-turbo "$jpeg_version" --cuda "${cuda,,}"
     mv "$wheel" dist/
     say "wrote dist/${wheel##*/}"
 done

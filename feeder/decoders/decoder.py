@@ -25,6 +25,7 @@ __all__ = [
     "MAX_PIXELS",
     "Buffer",
     "Decoder",
+    "LeftToCpu",
     "Padding",
     "TrainerDecoder",
     "View",
@@ -44,6 +45,10 @@ ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
 # "exact" gives Pillow's pixels to the level; "fast" may differ by amounts too small for any training to notice.
 FIDELITIES = ("exact", "fast")
+
+
+class LeftToCpu(DecodeError):
+    """An image that a :class:`TrainerDecoder` leaves to the CPU backend, which has the last word on it."""
 
 
 class View(NamedTuple):
@@ -240,7 +245,7 @@ class TrainerDecoder(Decoder, Protocol):
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype, owned by the caller, and for each image None or why it could
-            not be decoded.
+            not be decoded; an image with :class:`LeftToCpu` is to be staged again by ``stager.on_cpu()``.
         """
         ...
 

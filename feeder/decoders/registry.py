@@ -29,6 +29,7 @@ BUILT_IN = {
     "cpu": BuiltIn(
         "feeder.decoders.native:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
     ),
+    "cuda": BuiltIn("feeder.decoders.cuda.decoder:CudaDecoder", "reinstall feeder-data: pip install feeder-data"),
     "dali": BuiltIn("feeder.decoders.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
     "pillow": BuiltIn("feeder.decoders.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
 }
@@ -63,14 +64,14 @@ def get_decoder(
     """Makes a backend. A backend named explicitly never falls back to another.
 
     Args:
-        name: "cpu", "pillow", "dali", the name of an installed entry point, or "auto": the first of these that is
-            installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native backend
-            "cpu", "pillow".
+        name: "cpu", "pillow", "dali", "cuda", the name of an installed entry point, or "auto": the first of these that
+            is installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native
+            backend "cpu", "pillow".
         recipe: The recipe, the views, or several recipes that the backend must be able to run.
         threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
         fidelity: "fast", or "exact" for Pillow's pixels to about one level.
-        device: Destination of the batches: "cpu", or a CUDA device. Only "dali" decodes on a GPU.
+        device: Destination of the batches: "cpu", or a CUDA device. "dali" and "cuda" decode on a GPU.
         gpu_memory_limit_bytes: Limit for decoded images on the GPU, before they are cropped; None for no limit.
         hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for the backend's default.
 
@@ -84,6 +85,8 @@ def get_decoder(
     on_device["hw_decoder_load"] = hw_decoder_load
     if name == "dali":
         options |= on_device
+    elif name == "cuda":
+        options |= {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
     if name != "auto":
         decoder = _make(name, options)
         if isinstance(decoder, BackendError):

@@ -220,6 +220,8 @@ def _unmeasurable(dataset: Any, fast: bool, device: torch.device | None, argumen
     if _length(dataset) == 0:
         return "the dataset has no length, or 0"
     on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
+    if arguments.get("backend") == "cuda":
+        return "workers only read, the GPU decodes"
     if arguments.get("backend") == "dali" or (fast and on_gpu and arguments.get("backend") == "auto"):
         return "workers only read, decoding is DALI's"
     return None

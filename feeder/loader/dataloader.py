@@ -119,7 +119,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``sampler`` or ``batch_sampler`` replaces order and rank split. Samples that it repeats are augmented anew
             each time, and with ``seed=rank`` also those that it repeats on other ranks.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
-            this process, on ``device`` if that is a GPU; workers read, check and cut for it.
+            this process, on ``device`` if that is a GPU; workers read, check and cut for it. "cuda" decodes seekable
+            and packed JPEGs on the GPU ``device``, by feeder's own kernels, which have not run on hardware yet.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower.
         device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
             GPU start from page-locked memory, on a separate stream; the caller may use a batch at once.
@@ -137,8 +138,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pad: A :class:`feeder.PadToBatch`: images of different sizes are padded to one for each batch, and their own
             sizes, int64 [N, 2], follow the labels. It takes the place of a recipe of fixed output size.
         memory_limit_bytes: Upper limit of the shared memory for batches; None: half of the available memory.
-        gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, with a backend
-            that decodes there. Larger batches are decoded in parts, and a batch is decoded ahead only where both fit.
+        gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, for backend
+            "dali" there. Larger batches are decoded in parts, and a batch is decoded ahead only where both fit.
             Finished batches and the decoder's own memory are not counted. None: no limit.
         hw_decoder_load: Share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1. Try
             which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's

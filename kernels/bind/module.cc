@@ -26,6 +26,7 @@ NB_MODULE(_native, module) {
     feeder::bind::add_resize(module);
     feeder::bind::add_bands(module);
     feeder::bind::add_crc32c(module);
+    feeder::bind::add_cuda(module);
     feeder::bind::add_transcode(module);
     feeder::bind::add_decode(module);
     feeder::bind::add_libjpeg(module);

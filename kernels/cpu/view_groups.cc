@@ -6,10 +6,6 @@
 namespace feeder {
 namespace {
 
-// The fast path rounds color at another place than Pillow. Over a photo that averages out; over a few pixels it does
-// not, and there the exact path costs next to nothing.
-constexpr int64_t kFewPixels = 32 * 32;
-
 // Entropy decoding of an MCU takes about twice as long as its inverse DCT; see "Where the time goes" in README.md.
 constexpr int64_t kEntropyCost = 2;
 constexpr int64_t kInverseDctCost = 1;

@@ -10,6 +10,10 @@
 
 namespace feeder {
 
+// Boxes of at most so many pixels are decoded as for Fidelity::exact. The fast path rounds color at another place than
+// Pillow. Over a photo that averages out; over a few pixels it does not, and there the exact path costs next to nothing.
+inline constexpr int64_t kFewPixels = 32 * 32;
+
 // Views whose pixels come from one decode of `box`, in stored pixels.
 struct ViewGroup {
     PixelBox box;

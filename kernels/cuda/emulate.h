@@ -11,12 +11,8 @@
 #include <vector>
 
 #include "cuda/batch.h"
-#include "cuda/filters.h"
-#include "cuda/huffman.h"
-#include "cuda/idct.h"
+#include "cuda/grid.h"
 #include "cuda/plan.h"
-#include "cuda/resize.h"
-#include "cuda/unpack.h"
 
 namespace feeder::cuda {
 
@@ -94,11 +90,12 @@ inline Written emulate(const BatchPlan& plan, const Finish& finish, Order order)
     batch.channels_last = finish.channels_last;
     std::copy_n(finish.scale, 3, batch.scale);
     std::copy_n(finish.bias, 3, batch.bias);
-    emulate<Huffman>(batch, static_cast<uint32_t>(plan.segments().size()) / Huffman::kThreads, order);
-    emulate<Unpack>(batch, batch.line_count, order);
-    emulate<InverseDct>(batch, (batch.block_count + InverseDct::kBlocks - 1) / InverseDct::kBlocks, order);
-    emulate<Filters>(batch, batch.image_count * 2 * kComponents * Filters::tiles(batch), order);
-    emulate<Resize>(batch, batch.image_count * Resize::tiles(batch), order);
+    const Grid grid(batch, static_cast<uint32_t>(plan.segments().size()));
+    emulate<Huffman>(batch, grid.huffman, order);
+    emulate<Unpack>(batch, grid.unpack, order);
+    emulate<InverseDct>(batch, grid.idct, order);
+    emulate<Filters>(batch, grid.filters, order);
+    emulate<Resize>(batch, grid.resize, order);
     return written;
 }
 

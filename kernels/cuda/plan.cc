@@ -57,12 +57,28 @@ AxisRow axis_row(const AxisKey& key) {
 
 }  // namespace
 
+CodebookRow codebook_row(const Codebook& codebook) {
+    CodebookRow row{};
+    for (int t = 0; t < 2; ++t) {
+        const ShapeTable& table = codebook.tables[t];
+        std::copy_n(table.bytes, kMostShapes, row.bytes[t]);
+        for (int i = 0; i < kMostShapes; ++i) std::copy_n(table.codes[i].data(), kGroups, row.codes[t][i]);
+    }
+    return row;
+}
+
 void BatchPlan::clear() {
+    begin(height_, width_);
+    codebooks_.clear();
+    codebook_ids_.clear();
+}
+
+void BatchPlan::begin(uint32_t height, uint32_t width) {
+    height_ = height;
+    width_ = width;
     images_.clear();
     segments_.clear();
     lines_.clear();
-    codebooks_.clear();
-    codebook_ids_.clear();
     bytes_.set_size(0);
     block_count_ = weight_count_ = 0;
 }
@@ -266,13 +282,8 @@ bool BatchPlan::add_codebook(const CodebookId& id, const Codebook& codebook, Ima
     const auto known = std::find(codebook_ids_.begin(), codebook_ids_.end(), id);
     row.codebook = static_cast<uint32_t>(known - codebook_ids_.begin());
     if (known != codebook_ids_.end()) return true;
-    CodebookRow& shapes = codebooks_.emplace_back();
+    codebooks_.push_back(codebook_row(codebook));
     codebook_ids_.push_back(id);
-    for (int t = 0; t < 2; ++t) {
-        const ShapeTable& table = codebook.tables[t];
-        std::copy_n(table.bytes, kMostShapes, shapes.bytes[t]);
-        for (int i = 0; i < kMostShapes; ++i) std::copy_n(table.codes[i].data(), kGroups, shapes.codes[t][i]);
-    }
     return true;
 }
 

@@ -12,6 +12,8 @@
 
 namespace feeder::cuda {
 
+CodebookRow codebook_row(const Codebook& codebook);
+
 // Grows image by image, and keeps its memory from batch to batch. One per thread.
 class BatchPlan {
   public:
@@ -23,6 +25,8 @@ class BatchPlan {
     // looks: it reads headers, finds markers and sums up lengths, but decodes nothing.
     bool add(const ImageJob& job);
     void clear();
+    // Begins another batch, of outputs of another size, and keeps the codebooks.
+    void begin(uint32_t height, uint32_t width);
 
     std::span<const ImageRow> images() const { return images_; }
     std::span<const SegmentRow> segments() const { return segments_; }  // a multiple of Huffman::kThreads
@@ -32,6 +36,11 @@ class BatchPlan {
     std::span<const uint32_t> words() const {
         return {reinterpret_cast<const uint32_t*>(bytes_.data()), bytes_.size() == 0 ? 0 : (bytes_.size() + kBytesPadding) / 4};
     }
+    ByteSpan bytes() const { return bytes_.span(); }
+    // The codebook of an image that was packed.
+    const CodebookId& codebook_id(const ImageRow& image) const { return codebook_ids_[image.codebook]; }
+    uint32_t height() const { return height_; }
+    uint32_t width() const { return width_; }
     uint32_t block_count() const { return block_count_; }
     uint32_t weight_count() const { return weight_count_; }
 

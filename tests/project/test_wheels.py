@@ -16,6 +16,7 @@ from feeder import _native as native
 from tests.support import ROOT
 
 TURBO = native.libjpeg_turbo()[0]
+OPTIONS = ("--libjpeg-turbo", TURBO, "--cuda", "on")
 LICENCES = [ROOT / "LICENSE", *(ROOT / "licenses").iterdir()]
 
 
@@ -24,34 +25,43 @@ def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def wheel(folder: Path, licences: list[Path]) -> Path:
+def wheel(folder: Path, licences: list[Path], *, cuda: bool = True) -> Path:
     path = folder / "feeder_data-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(native.__file__, f"feeder/{Path(native.__file__).name}")
+        if cuda:
+            archive.writestr("feeder/_native.fatbin", b"")
         for licence in licences:
             archive.write(licence, f"feeder_data-0.1.0.dist-info/licenses/{licence.relative_to(ROOT)}")
     return path
 
 
 def test_a_wheel_with_all_licences_and_simd_passes(tmp_path: Path) -> None:
-    done = run("check_wheel.py", wheel(tmp_path, LICENCES), "--libjpeg-turbo", TURBO)
+    done = run("check_wheel.py", wheel(tmp_path, LICENCES), *OPTIONS)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"libjpeg-turbo {TURBO} with SIMD" in done.stdout
 
 
 def test_a_wheel_without_a_licence_is_refused(tmp_path: Path) -> None:
-    done = run("check_wheel.py", wheel(tmp_path, LICENCES[:-1]), "--libjpeg-turbo", TURBO)
+    done = run("check_wheel.py", wheel(tmp_path, LICENCES[:-1]), *OPTIONS)
     assert done.returncode == 1
     assert done.stderr.endswith(f"lacks the licences {LICENCES[-1].name}\n")
+
+
+def test_a_wheel_without_the_cuda_kernels_is_refused_unless_they_were_left_out(tmp_path: Path) -> None:
+    path = wheel(tmp_path, LICENCES, cuda=False)
+    assert run("check_wheel.py", path, *OPTIONS).stderr.endswith("lacks the CUDA kernels\n")
+    assert run("check_wheel.py", path, *OPTIONS[:-1], "off").returncode == 0
+    assert "has the CUDA kernels" in run("check_wheel.py", wheel(tmp_path, LICENCES), *OPTIONS[:-1], "off").stderr
 
 
 def test_a_wheel_without_simd_or_with_another_libjpeg_turbo_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = wheel(tmp_path, LICENCES)
-    assert "not 9.9.9 with SIMD" in run("check_wheel.py", path, "--libjpeg-turbo", "9.9.9").stderr
+    assert "not 9.9.9 with SIMD" in run("check_wheel.py", path, "--libjpeg-turbo", "9.9.9", "--cuda", "on").stderr
     monkeypatch.setenv("JSIMD_FORCENONE", "1")
-    assert f"not {TURBO} with SIMD" in run("check_wheel.py", path, "--libjpeg-turbo", TURBO).stderr
+    assert f"not {TURBO} with SIMD" in run("check_wheel.py", path, *OPTIONS).stderr
 
 
 def test_digests_are_the_same_until_a_pixel_changes(tmp_path: Path) -> None:

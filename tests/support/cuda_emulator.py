@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
 
-__all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "decode", "planes"]
+__all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "compiled", "decode", "planes"]
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 # All that the emulator needs, of which libjpeg is no part.
@@ -83,35 +83,44 @@ class _Request(ctypes.Structure):
     )
 
 
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    """Compiles the emulator, unless these sources have been compiled before."""
+def compiled(name: str, sources: Sequence[str]) -> Path:
+    """Compiles sources of the kernels to a shared library, unless these have been compiled before.
+
+    Args:
+        name: The library's name.
+        sources: Paths in the kernels' folder.
+    """
     headers = sorted(KERNELS.glob("cuda/*.h")) + sorted(KERNELS.glob("cpu/**/*.h"))
     digest = hashlib.sha256(" ".join(_FLAGS).encode())
-    for path in (*headers, *(KERNELS / name for name in _SOURCES)):
+    for path in (*headers, *(KERNELS / name for name in sources)):
         digest.update(path.read_bytes())
     folder = KERNELS.parent / "build" / "cuda-emulator"
-    built = folder / f"{digest.hexdigest()[:16]}.so"
+    built = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         part = folder / f"{built.name}.{os.getpid()}"
         compiler = os.environ.get("CXX", "g++")
-        objects = [folder / f"{part.name}.{number}.o" for number in range(len(_SOURCES))]
+        objects = [folder / f"{part.name}.{number}.o" for number in range(len(sources))]
         running = []
         command = [compiler, *_FLAGS, "-I", str(KERNELS)]
         try:
-            for source, target in zip(_SOURCES, objects, strict=True):
+            for source, target in zip(sources, objects, strict=True):
                 running.append(subprocess.Popen([*command, "-c", str(KERNELS / source), "-o", str(target)]))
                 if len(running) == 2:
-                    assert running.pop(0).wait(300) == 0, "the emulator does not compile"
+                    assert running.pop(0).wait(300) == 0, f"{name} does not compile"
             for process in running:
-                assert process.wait(300) == 0, "the emulator does not compile"
+                assert process.wait(300) == 0, f"{name} does not compile"
             subprocess.run([compiler, "-shared", "-o", str(part), *map(str, objects)], check=True)
             part.replace(built)
         finally:
             for target in objects:
                 target.unlink(missing_ok=True)
-    library = ctypes.CDLL(str(built))
+    return built
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(compiled("emulator", _SOURCES)))
     library.feeder_emulate.restype = library.feeder_add_codebook.restype = ctypes.c_int
     return library
 

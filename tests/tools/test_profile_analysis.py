@@ -232,7 +232,7 @@ def test_decoding_in_the_training_process_is_told_apart(in_trainer: bool, tmp_pa
     class Loader:
         def stats(self) -> dict[str, Any]:
             stages = {name: {"total_ns": 3} for name in ("read", "decode", "consumer")}
-            return {"stages": stages, "bottleneck": None} | ({"dali_images": 7} if in_trainer else {})
+            return {"stages": stages, "bottleneck": None} | ({"redone_images": 7} if in_trainer else {})
 
     meter, each, record = LoaderHooks(str(tmp_path)), Loader(), loader([30.0] * 3, 10)
     meter.records[each] = record

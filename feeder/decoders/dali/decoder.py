@@ -24,7 +24,7 @@ from feeder.decoders.decoder import (
     check_options,
     check_output_size,
 )
-from feeder.decoders.device.finisher import Finisher
+from feeder.decoders.device.finisher import Finisher, finish_padded
 from feeder.decoders.device.ops import check_device_ops
 from feeder.decoders.staged.redo import decode_on_cpu
 from feeder.decoders.staged.staged import Kind, Staged
@@ -246,22 +246,9 @@ class DaliDecoder(TrainerDecoder):
         """Decodes a batch together, and finishes the images of each size."""
         sizes = padding.sizes if recipe.base_size is None else np.array([recipe.base_size])
         images, errors = self._decode(staged, 3 * int(sizes.prod(axis=1).max()))
-        whole = torch.empty(
-            (len(staged), 3, *padding.size),
-            dtype=getattr(torch, recipe.output_dtype),
-            device=self.device,
-            memory_format=torch.channels_last if channels_last else torch.contiguous_format,
-        ).fill_(padding.value)
-        for height, width in np.unique(padding.sizes, axis=0).tolist():
-            rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
-            base_height, base_width = recipe.base_size or (height, width)
-            here = self._move(rows)
-            some = images[here, : 3 * base_height * base_width].contiguous()
-            drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
-            whole[here, :, :height, :width] = finisher(
-                some, (height, width), drawn, turn=staged.rows["turn"][rows], channels_last=channels_last
-            )
-        return whole, errors
+        turn = staged.rows["turn"]
+        done = finish_padded(finisher, images, recipe, rest, padding, turn=turn, channels_last=channels_last)
+        return done, errors
 
     def meters(self) -> dict[str, int]:
         """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""

@@ -14,6 +14,7 @@ import torch
 
 from feeder import _gpu
 from feeder._gpu.tensors import to_device
+from feeder.decoders.decoder import Padding
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
 from feeder.decoders.device.ops import run_on_device
@@ -21,7 +22,7 @@ from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher", "mixing_partner"]
+__all__ = ["Finisher", "finish_padded", "mixing_partner"]
 
 
 class Finisher:
@@ -113,6 +114,49 @@ class Finisher:
         for op, params in zip(self._recipe.rest, rest, strict=False):
             pixels = run_on_device(pixels, op, params)
         return pixels.contiguous()
+
+
+def finish_padded(
+    finisher: Finisher,
+    images: torch.Tensor,
+    recipe: Recipe,
+    rest: Sequence[Params],
+    padding: Padding,
+    *,
+    turn: npt.NDArray[np.uint8] | None = None,
+    channels_last: bool = False,
+) -> torch.Tensor:
+    """Finishes images of several sizes, those of each size together, and pads them to one.
+
+    Args:
+        finisher: Of the recipe.
+        images: uint8 [N, bytes], [H, W, 3] after the base path; a smaller image has the first bytes of its row.
+        recipe: The ops for every image.
+        rest: Drawn parameters of the ops after the base path, N rows each.
+        padding: The sizes.
+        turn: uint8 [N], each image's turn.
+        channels_last: Memory format of the output.
+
+    Returns:
+        [N, 3, H, W] of the recipe's output dtype.
+    """
+    whole = torch.empty(
+        (len(images), 3, *padding.size),
+        dtype=getattr(torch, recipe.output_dtype),
+        device=images.device,
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
+    ).fill_(padding.value)
+    for height, width in np.unique(padding.sizes, axis=0).tolist():
+        rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
+        base_height, base_width = recipe.base_size or (height, width)
+        here = to_device(rows, images.device)
+        some = images[here, : 3 * base_height * base_width].contiguous()
+        drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
+        turns = None if turn is None else turn[rows]
+        whole[here, :, :height, :width] = finisher(
+            some, (height, width), drawn, turn=turns, channels_last=channels_last
+        )
+    return whole
 
 
 def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:

@@ -27,6 +27,8 @@ class Kind(IntEnum):
     """uint8 [H, W, 3] of the output's size, turned already."""
     FAILED = 2
     """Nothing."""
+    PLAN = 3
+    """Of ``_native.plan_images``, with everything but the size in it; that is the output's, turned already."""
 
 
 # One row a sample. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size is the (height,

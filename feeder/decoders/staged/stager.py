@@ -77,7 +77,11 @@ class Stager:
     def with_threads(self, threads: int) -> Stager:
         """Returns a stager with another number of threads."""
         options = {**self._options, "threads": threads, "outlier_pixels": self.outlier_pixels}
-        return Stager(**options)
+        return type(self)(**options)
+
+    def on_cpu(self) -> Stager:
+        """Returns a stager that decodes all images here."""
+        return Stager(**self._options, outlier_pixels=0)
 
     def prepare(self) -> None:
         """Makes the backend for the images that are decoded here; otherwise the first of them makes it."""
@@ -113,10 +117,9 @@ class Stager:
         rows["window"], rows["source"] = stored_boxes(draws, orientations)
         payloads: list[Buffer] = []
         errors: list[DecodeError | None] = []
-        for row, buffer in enumerate(buffers):
+        for row in range(count):
             try:
-                first_row = _WHOLE if first_rows is None else int(first_rows[row])
-                kind, payload = self._one(buffer, first_row, orientations, recipe, draws, row, rows)
+                kind, payload = self._one(row, buffers, orientations, recipe, draws, first_rows, rows)
                 errors.append(None)
             except DecodeError as error:
                 kind, payload = Kind.FAILED, b""
@@ -127,27 +130,42 @@ class Stager:
 
     def _one(
         self,
-        buffer: Buffer,
-        first_row: int,
+        row: int,
+        buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         recipe: Recipe,
         draws: Draws,
-        row: int,
+        first_rows: npt.NDArray[np.int32] | None,
         rows: npt.NDArray[np.void],
     ) -> tuple[Kind, Buffer]:
         height, width = draws.base_size[row].tolist()
-        if height * width > self.max_pixels:
-            raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
-        data = buffer if isinstance(buffer, bytes) else bytes(buffer)
-        if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws.image_size[row]):
-            payload = self._cut(data, first_row, row, rows)
-            if payload is not None:
-                return Kind.JPEG, payload
-        one = slice(row, row + 1)
-        pixels = self._decode_here(data, first_row, orientations[one], recipe, draws.take(one))
+        if height * width <= self.max_pixels:
+            data, first_row = _image(row, buffers, first_rows)
+            if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws.image_size[row]):
+                payload = self._cut(data, first_row, row, rows)
+                if payload is not None:
+                    return Kind.JPEG, payload
+        pixels = self._pixels(row, buffers, orientations, recipe, draws, first_rows)
         rows["turn"][row] = 0
         rows["size"][row] = height, width
         return Kind.PIXELS, pixels
+
+    def _pixels(
+        self,
+        row: int,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        first_rows: npt.NDArray[np.int32] | None,
+    ) -> bytes:
+        """Returns uint8 [H, W, 3] of one image after the base path, decoded here."""
+        height, width = draws.base_size[row].tolist()
+        if height * width > self.max_pixels:
+            raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+        data, first_row = _image(row, buffers, first_rows)
+        one = slice(row, row + 1)
+        return self._decode_here(data, first_row, orientations[one], recipe, draws.take(one))
 
     def _is_for_the_decoder(
         self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
@@ -210,6 +228,13 @@ class Stager:
         self.clipped += self._here.clipped
         self.slow += self._here.slow
         return np.ascontiguousarray(out[0].transpose(1, 2, 0)).tobytes()
+
+
+def _image(row: int, buffers: Sequence[Buffer], first_rows: npt.NDArray[np.int32] | None) -> tuple[bytes, int]:
+    """Returns the bytes of an image and their first row."""
+    buffer = buffers[row]
+    data = buffer if isinstance(buffer, bytes) else bytes(buffer)
+    return data, _WHOLE if first_rows is None else int(first_rows[row])
 
 
 def _cpu_decoder(options: dict[str, Any]) -> Decoder:

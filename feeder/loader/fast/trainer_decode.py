@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder.decoders.decoder import Padding
+from feeder.decoders.decoder import LeftToCpu, Padding
 from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.errors import DecodeError
@@ -168,6 +169,9 @@ class DecodeFeed:
             images=images,
         )
         for row, error in enumerate(errors):
+            if isinstance(error, LeftToCpu):
+                error, substitutions = self._make(_on_cpu(work), batch, row, made.part(slice(row, row + 1)))
+                batch.substitutions += substitutions
             if error is not None:
                 named = work.reader.at(error, int(made.ids[row]))
                 failed = self._replace(batch, row, named) if work.skip else named
@@ -225,32 +229,52 @@ class DecodeFeed:
         work, arrays = self._work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
         position = int(here.positions[0])
-        layout = work.layout(1)
         for other in work.substitutes(batch.epoch, position, None if work.pad is None else arrays.image_size):
-            i = np.array([other])
-            view = SlotView.new(layout, Samples.of(here.positions, i), arrays.sizes)
-            try:
-                report = work.run(batch.epoch, view)
-            except DecodeError:
-                continue
-            for found in report.substitutions:
-                i[0] = found.substitute
-            staged = [
-                Staged.unpack(memory.reshape(-1), 1, _left_over(report.left_over, number))
-                for number, memory in enumerate(view.images)
-            ]
-            images, errors = self._finish(_Waiting(batch, staged), batch, Samples.of(here.positions, i))
-            if errors[0] is None:
-                for whole, image in zip(batch.images, images, strict=True):
-                    whole[row] = image[0]
-                arrays.labels[row] = view.labels[0]
-                for column, (array,) in zip(arrays.further, view.further, strict=True):
-                    column[row] = array
-                for values, (value,) in zip(batch.extras, report.extras, strict=True):
-                    values[row] = value
-                batch.substitutions.append(Substitution.of(position, error, int(i[0])))
+            found, further = self._make(work, batch, row, Samples.of(here.positions, np.array([other])))
+            if found is None:
+                last = further[-1].substitute if further else other
+                batch.substitutions.append(Substitution.of(position, error, last))
                 return None
         return no_substitute(error)
+
+    def _make(
+        self, work: Work, batch: Decoded, row: int, sample: Samples
+    ) -> tuple[DecodeError | None, list[Substitution]]:
+        """Makes one sample of a batch here; returns None or the error, and the substitutions of its making."""
+        view = SlotView.new(work.layout(1), sample, batch.arrays.sizes)
+        try:
+            report = work.run(batch.epoch, view)
+        except DecodeError as error:
+            return error, []
+        i = sample.ids.copy()
+        for found in report.substitutions:
+            i[0] = found.substitute
+        staged = [
+            Staged.unpack(memory.reshape(-1), 1, _left_over(report.left_over, number))
+            for number, memory in enumerate(view.images)
+        ]
+        made = Samples.of(sample.positions, i) if report.substitutions else sample
+        images, errors = self._finish(_Waiting(batch, staged), batch, made)
+        if isinstance(errors[0], LeftToCpu):
+            verdict, further = self._make(_on_cpu(work), batch, row, made)
+            return verdict, report.substitutions + further
+        if errors[0] is None:
+            for whole, image in zip(batch.images, images, strict=True):
+                whole[row] = image[0]
+            batch.arrays.labels[row] = view.labels[0]
+            for column, (array,) in zip(batch.arrays.further, view.further, strict=True):
+                column[row] = array
+            for values, (value,) in zip(batch.extras, report.extras, strict=True):
+                values[row] = value
+        return errors[0], report.substitutions
+
+
+def _on_cpu(work: Work) -> Work:
+    """Returns the same work with all images decoded where it is done."""
+    other = copy.copy(work)
+    assert other.stager is not None
+    other.stager = other.stager.on_cpu()
+    return other
 
 
 def _recipes(work: Work, batch: Finished) -> tuple[Recipe, ...]:

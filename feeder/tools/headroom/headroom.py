@@ -120,11 +120,11 @@ def headroom(
 
 def _fit(loader: DataLoader[Any], alone: float, drained: RunSums, fed: RunSums) -> Fit:
     workers, samples, made = loader.num_workers, max(1, fed.samples), max(1.0, fed.made)
-    in_trainer = "dali_images" in loader.stats()
+    in_trainer = "redone_images" in loader.stats()
     costs = {
         name: spent / made
         for name, spent in fed.stages_s.items()
-        if spent > 0 and not (in_trainer and name == "decode")  # DALI decodes in the training process
+        if spent > 0 and not (in_trainer and name == "decode")  # a GPU decodes, driven by the training process
     }
     # A stage's time is the sum over a worker's threads, which run at the same time.
     known, busy = sum(costs.values()), fed.busy_s / made

@@ -227,7 +227,7 @@ class LoaderHooks:
             found = loader.stats()
             stages = found.get("stages", {})
             times = {name: int(stage["total_ns"]) for name, stage in stages.items() if name in _MAKING}
-            if "dali_images" in found and "decode" in times:
+            if "redone_images" in found and "decode" in times:
                 times[TRAINER_DECODE] = times.pop("decode")
             if record is not None:
                 before = self._stages_before.get(loader, {})

@@ -204,7 +204,7 @@ class Search:
 
     def _alone_ms(self, backend: str | None) -> float | None:
         """Returns the milliseconds that an image takes on a core that nothing else uses; None if unknown."""
-        if backend == "dali":
+        if backend in ("cuda", "dali"):
             return None  # decodes in the caller's process: workers only read
         alone = self._points.get(Setting(0, backend=backend))
         return alone.median("make_ms") if alone is not None else None

@@ -1,0 +1,318 @@
+"""The CUDA backend: feeder's own kernels decode on the GPU, from the bytes of a crop to the finished batch."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeder._gpu import Mix
+from feeder._gpu.tensors import as_tensor, to_device
+from feeder.decoders.cuda.batch import PlannedImages
+from feeder.decoders.cuda.driver import load_kernels
+from feeder.decoders.cuda.stager import PlanStager
+from feeder.decoders.decoder import (
+    MAX_PIXELS,
+    Buffer,
+    LeftToCpu,
+    Padding,
+    TrainerDecoder,
+    check_batch,
+    check_options,
+    check_output_size,
+)
+from feeder.decoders.device.finisher import Finisher, finish_padded
+from feeder.decoders.device.ops import check_device_ops
+from feeder.decoders.staged.staged import Kind, Staged, by_size
+from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.transforms import Draws, Recipe
+from feeder.transforms.op import Params
+
+__all__ = ["CudaDecoder"]
+
+_FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
+_STARTED = 2  # batches
+
+
+class _Started(NamedTuple):
+    staged: Staged
+    groups: list[PlannedImages]
+
+
+class CudaDecoder(TrainerDecoder):
+    """Decodes with feeder's own CUDA kernels; see "The CUDA kernels" in kernels/README.md.
+
+    Workers read the rows of a crop and plan: the restart segments of a seekable JPEG, or the lines of a packed one,
+    and tables. The GPU does the rest, and its pixels are those of the CPU backend to the bit. A recipe that ends with
+    the base path (crop, resize, flip, normalize) takes no further pass; other ops, mixing and padding follow as with
+    DALI.
+
+    Ordinary baseline JPEGs are decoded too, each by a single thread, which is slow. Images of other kinds, outliers in
+    size and boxes of at most 1,024 pixels are decoded by workers, with the CPU backend, and join the batch. An image
+    that a kernel finds damaged or unusual is decoded again by the CPU backend, which has the last word on it.
+
+    It has not run on hardware yet, so that ``backend="auto"`` never takes it.
+
+    Args:
+        max_pixels: Larger images are refused.
+        threads: Threads of the CPU backend.
+        fidelity: "fast"; there is no other.
+        device: A CUDA device ("cuda", "cuda:1").
+        gpu_memory_limit_bytes: None; there is no limit.
+
+    Attributes:
+        cuda_images: Number of images that the kernels have decoded.
+        cpu_images: Number of images that workers have decoded.
+        redone_images: Number of images that a kernel left to the CPU.
+
+    Raises:
+        BackendError: with the remedy, if the device, the driver or the kernels are missing or too old, or for another
+            fidelity.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        threads: int = 1,
+        fidelity: str = "fast",
+        device: str | torch.device = "cpu",
+        gpu_memory_limit_bytes: int | None = None,
+    ) -> None:
+        check_options(max_pixels, threads, fidelity)
+        if fidelity != "fast":
+            raise BackendError(
+                f"backend 'cuda' has no fidelity {fidelity!r}: its kernels resize chroma from its own resolution; use "
+                "fidelity='fast', or backend='cpu' or 'dali'"
+            )
+        if gpu_memory_limit_bytes is not None:
+            raise ArgumentError(
+                "gpu_memory_limit_bytes is for backend 'dali': 'cuda' keeps no whole images, but about 5 bytes for "
+                "each pixel of two batches' crops; leave it out"
+            )
+        self.device = checked_device(device)
+        self._kernels = load_kernels(self.device.index or 0)
+        self.stager = PlanStager(max_pixels=max_pixels, threads=threads)
+        self.cuda_images = self.cpu_images = self.redone_images = 0
+        self._started: collections.deque[_Started] = collections.deque()
+        self._finishers: collections.deque[tuple[Recipe, Finisher]] = collections.deque(maxlen=_FINISHERS)
+
+    def prepare(
+        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
+    ) -> None:
+        """Prepares for the batches to come; only ``outlier_pixels`` matters."""
+        if outlier_pixels is not None:
+            self.stager.outlier_pixels = outlier_pixels
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a recipe with an op that can't run in batches: a function, or an op whose images differ in size.
+
+        Raises:
+            BackendError: naming the op and the backend that can run it.
+        """
+        check_device_ops(recipe, self.name)
+
+    def decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipe: Recipe,
+        draws: Draws,
+        out: npt.NDArray[np.generic],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
+        check_batch(buffers, orientations, recipe, draws, out)
+        if len(buffers) == 0:
+            return []
+        check_output_size(out, draws.output_size)
+        target, rest = as_tensor(out, recipe.output_dtype), draws.ops[recipe.base_length :]
+        size = (out.shape[2], out.shape[3])
+        staged, errors = self.stager.stage(buffers, orientations, recipe, draws)
+        images, late = self.finish(staged, recipe, rest, size=size)
+        target.copy_(images)
+        again = np.flatnonzero([isinstance(error, LeftToCpu) for error in late])
+        if len(again):
+            taken = draws.take(again)
+            some = [buffers[row] for row in again.tolist()]
+            staged, found = self.stager.on_cpu().stage(some, orientations[again], recipe, taken)
+            images, _ = self.finish(staged, recipe, taken.ops[recipe.base_length :], size=size)
+            target[torch.from_numpy(again)] = images.to(target.device)
+            for row, error in zip(again.tolist(), found, strict=True):
+                errors[row] = error
+        return errors
+
+    def start(self, staged: Staged) -> bool:
+        """Starts to decode a batch; :meth:`finish` then waits for the planes and makes the images.
+
+        At most two batches may be unfinished.
+
+        Args:
+            staged: N samples.
+
+        Returns:
+            True if the batch is under way. If not, it may be tried again or left to ``finish``.
+        """
+        if any(each.staged is staged for each in self._started):
+            return True
+        if len(self._started) >= _STARTED:
+            return False
+        self._started.append(_Started(staged, self._begin(staged)))
+        return True
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started and will not be finished."""
+        self._started = collections.deque(each for each in self._started if each.staged is not staged)
+
+    def finish(
+        self,
+        staged: Staged,
+        recipe: Recipe,
+        rest: Sequence[Params],
+        *,
+        size: tuple[int, int] | None = None,
+        channels_last: bool = False,
+        mix: Mix | None = None,
+        padding: Padding | None = None,
+    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        """Decodes and augments a staged batch on this backend's device.
+
+        Waits until the planes are decoded, to know which images are left to the CPU. All other work is queued on the
+        current stream; the result belongs to the caller and is never written again.
+
+        Args:
+            staged: N samples, at least one, without ``padding`` all of one output size.
+            recipe: The ops for every image.
+            rest: Drawn parameters of the ops after the base path, N rows each.
+            size: (H, W) of the output; None for the recipe's, which must not depend on the image.
+            channels_last: Memory format of the output.
+            mix: The partner of each sample; needs a float output. If any image can't be decoded, none is mixed.
+            padding: Pads images of different sizes to one; not together with ``mix``.
+
+        Returns:
+            [N, 3, H, W], and for each image None or :class:`LeftToCpu`.
+        """
+        finisher = self._finisher(recipe)
+        groups = next((each.groups for each in self._started if each.staged is staged), None)
+        self.drop(staged)
+        if groups is None:
+            groups = self._begin(staged)
+        errors: list[DecodeError | None] = [None] * len(staged)
+        for group in groups:
+            left = group.rows[group.faults() != 0]
+            for row in left.tolist():
+                errors[row] = LeftToCpu("a kernel left it to the CPU backend")
+            self.redone_images += len(left)
+            self.cuda_images += len(group.rows) - len(left)
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == Kind.PIXELS))
+        if padding is not None:
+            length = 3 * int(staged.rows["size"].prod(axis=1).max())
+            images = self._pixels(staged, groups, length)
+            return finish_padded(finisher, images, recipe, rest, padding, channels_last=channels_last), errors
+        size = size or recipe.output_size
+        assert size is not None
+        if recipe.is_base_path and mix is None:
+            return self._finished(staged, groups, recipe, finisher, size, channels_last), errors
+        height, width = recipe.base_size or size
+        images = self._pixels(staged, groups, 3 * height * width)
+        mix = None if any(errors) else mix
+        return finisher(images, size, rest, channels_last=channels_last, mix=mix), errors
+
+    def meters(self) -> dict[str, int]:
+        """Returns the number of images by decoder: cuda_images, cpu_images (of workers), redone_images."""
+        return {name: getattr(self, name) for name in ("cuda_images", "cpu_images", "redone_images")}
+
+    def close(self) -> None:
+        """Forgets all batches."""
+        self._started.clear()
+
+    def _finisher(self, recipe: Recipe) -> Finisher:
+        finisher = next((known for of, known in self._finishers if of is recipe), None)
+        if finisher is None:
+            self.check(recipe)
+            finisher = Finisher(recipe, self.device)
+            self._finishers.append((recipe, finisher))
+        return finisher
+
+    def _begin(self, staged: Staged) -> list[PlannedImages]:
+        """Queues the decode of a batch, which has the payloads no longer afterwards."""
+        planned = np.flatnonzero(staged.rows["kind"] == Kind.PLAN)
+        groups = []
+        for size, here in by_size(staged.rows[planned]) if len(planned) else ():
+            rows = planned[here]
+            plans = [staged.payloads[row] for row in rows.tolist()]
+            groups.append(PlannedImages(self._kernels, self.device, rows, size, plans))
+        return groups
+
+    def _finished(
+        self,
+        staged: Staged,
+        groups: Sequence[PlannedImages],
+        recipe: Recipe,
+        finisher: Finisher,
+        size: tuple[int, int],
+        channels_last: bool,
+    ) -> torch.Tensor:
+        """Returns the images of a recipe that is a base path: [N, 3, H, W] of its output dtype."""
+        parts = [(each.rows, each.images(recipe.output_dtype, channels_last, recipe.affine)) for each in groups]
+        here, pixels = _workers_pixels(staged, 3 * size[0] * size[1])
+        if len(here):
+            parts.append((here, finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)))
+        if len(parts) == 1 and len(parts[0][0]) == len(staged):
+            return parts[0][1]
+        whole = torch.zeros(
+            (len(staged), 3, *size), dtype=getattr(torch, recipe.output_dtype), device=self.device
+        ).contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+        for rows, images in parts:
+            whole[to_device(rows, self.device)] = images
+        return whole
+
+    def _pixels(self, staged: Staged, groups: Sequence[PlannedImages], length: int) -> torch.Tensor:
+        """Returns uint8 [N, length] on the device: [H, W, 3] after the base path, a smaller image in the first bytes
+        of its row."""
+        parts = [(each.rows, each.images("uint8", True, None).permute(0, 2, 3, 1).flatten(1)) for each in groups]
+        here, pixels = _workers_pixels(staged, length)
+        if len(here):
+            parts.append((here, to_device(pixels, self.device)))
+        if len(parts) == 1 and len(parts[0][0]) == len(staged):
+            return parts[0][1]
+        whole = torch.zeros((len(staged), length), dtype=torch.uint8, device=self.device)
+        for rows, images in parts:
+            whole[to_device(rows, self.device), : images.shape[1]] = images
+        return whole
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """Returns a CUDA device with its number.
+
+    Raises:
+        BackendError: for another one, or if torch finds none.
+    """
+    found = torch.device(device)
+    if found.type != "cuda":
+        raise BackendError(
+            f"backend 'cuda' decodes on a GPU, and batches are wanted on {str(found)!r}: set device='cuda', or use "
+            "backend='cpu'"
+        )
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"backend 'cuda': torch {torch.__version__} finds no CUDA device; check `nvidia-smi`, install a torch "
+            "build for CUDA, or use backend='cpu'"
+        )
+    return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _workers_pixels(staged: Staged, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Returns the rows that workers have decoded, and their pixels: uint8 [rows, length]."""
+    here = np.flatnonzero(staged.rows["kind"] == Kind.PIXELS)
+    pixels = np.zeros((len(here), length), np.uint8)
+    for row, out in zip(here.tolist(), pixels, strict=True):
+        payload = np.frombuffer(staged.payloads[row], np.uint8)
+        out[: len(payload)] = payload
+    return here, pixels

@@ -1,0 +1,231 @@
+// The host's part of decoding on a GPU: plans of images, and batches of them. The GPU itself is Python's business.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "bind/buffer.h"
+#include "bind/module.h"
+#include "bind/output.h"
+#include "cpu/boxes.h"
+#include "cpu/view_groups.h"
+#include "cuda/grid.h"
+#include "cuda/joined.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace feeder::bind {
+namespace {
+
+using Boxes64 = nb::ndarray<const double, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Ints32 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
+
+// True if the CPU backend decodes the view as for Fidelity::exact, see kFewPixels. A turn does not change an area.
+bool is_for_exactness(const View& view, int height, int width) {
+    int box[4];
+    std::copy_n(view.support_box, 4, box);
+    if (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3]) return false;  // refused later
+    narrow_support(view.source_box, height, width, box);
+    return static_cast<int64_t>(box[2] - box[0]) * (box[3] - box[1]) <= kFewPixels;
+}
+
+nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips, Bytes8 orientations,
+                      Sizes32 image_sizes, Sizes32 output_sizes, int64_t max_pixels, std::optional<Ints32> first_rows) {
+    const size_t count = nb::len(buffers);
+    const auto fits = [count](const auto& array) { return array.shape(0) == count; };
+    if (!fits(source_boxes) || !fits(support_boxes) || !fits(flips) || !fits(orientations) || !fits(image_sizes) ||
+        !fits(output_sizes) || (first_rows && !fits(*first_rows))) {
+        bad("all arrays must have one entry per buffer (" + std::to_string(count) + ")");
+    }
+    std::vector<BufferView> files;
+    files.reserve(count);
+    for (nb::handle buffer : buffers) files.emplace_back(buffer);
+    auto plans = std::make_unique<Bytes>();
+    auto places = std::make_unique<int64_t[]>(count + 1);
+    bool has_memory = true;
+    {
+        nb::gil_scoped_release release;
+        thread_local cuda::BatchPlan plan(1, 1);
+        places[0] = 0;
+        for (size_t i = 0; i < count && has_memory; ++i) {
+            View view;
+            std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
+            std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
+            view.flip = flips.data()[i] != 0;
+            ImageJob job;
+            job.file = files[i].bytes();
+            job.image_height = image_sizes.data()[2 * i];
+            job.image_width = image_sizes.data()[2 * i + 1];
+            if (first_rows) job.first_row = first_rows->data()[i];
+            job.orientation = orientations.data()[i];
+            job.views = {&view, 1};
+            const int height = output_sizes.data()[2 * i], width = output_sizes.data()[2 * i + 1];
+            const bool is_usual = job.orientation >= 1 && job.orientation <= 8 && height >= 1 && width >= 1 &&
+                                  height <= 65535 && width <= 65535 && job.image_height >= 1 && job.image_width >= 1 &&
+                                  static_cast<int64_t>(job.image_height) * job.image_width <= max_pixels &&
+                                  !is_for_exactness(view, height, width);
+            if (is_usual) {
+                plan.begin(static_cast<uint32_t>(height), static_cast<uint32_t>(width));
+                if (plan.add(job)) has_memory = cuda::append_planned(plan, *plans);
+            }
+            places[i + 1] = static_cast<int64_t>(plans->size());
+        }
+    }
+    if (!has_memory) throw std::bad_alloc();
+    const size_t bytes[1] = {plans->size()}, entries[1] = {count + 1};
+    uint8_t* const data = plans->data();
+    nb::capsule plans_owner(plans.release(), [](void* p) noexcept { delete static_cast<Bytes*>(p); });
+    int64_t* const ends = places.release();
+    nb::capsule places_owner(ends, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
+    return nb::make_tuple(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, 1, bytes, plans_owner),
+                          nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(ends, 1, entries, places_owner));
+}
+
+// A kernel's name, its blocks of threads, the threads of each, and its argument.
+using Launch = std::tuple<const char*, uint32_t, uint32_t, nb::bytes>;
+
+class CudaBatch {
+  public:
+    CudaBatch(const CudaBatch&) = delete;
+    CudaBatch& operator=(const CudaBatch&) = delete;
+    explicit CudaBatch(nb::sequence plans) {
+        size_t i = 0;
+        for (nb::handle plan : plans) {
+            files_.emplace_back(plan);
+            if (!batch_.add(files_.back().bytes()))
+                bad("entry " + std::to_string(i) + " is no plan, or one of another size, of an unknown codebook, or too large");
+            ++i;
+        }
+        if (i == 0) bad("plans must have at least one entry");
+    }
+
+    size_t upload_bytes() const { return batch_.upload_bytes(); }
+    size_t zeroed_bytes() const { return batch_.zeroed_bytes(); }
+    size_t scratch_bytes() const { return batch_.scratch_bytes(); }
+    size_t faults_at() const { return batch_.faults_at(); }
+
+    void write(Memory memory) {
+        if (files_.empty()) bad("a batch is written once");
+        if (memory.shape(0) < upload_bytes() || reinterpret_cast<uintptr_t>(memory.data()) % 16 != 0)
+            bad("memory must have upload_bytes, aligned to 16");
+        {
+            nb::gil_scoped_release release;
+            batch_.write(memory.data());
+        }
+        files_.clear();  // their memory may be used again
+    }
+
+    std::vector<Launch> decoding(uint64_t upload, uint64_t scratch) const {
+        const cuda::Batch batch = batch_.batch(upload, scratch);
+        const cuda::Grid grid(batch, batch_.segment_count());
+        std::vector<Launch> found;
+        const auto add = [&](const char* name, uint32_t blocks, int threads) {
+            if (blocks != 0) found.push_back(launch(name, blocks, threads, batch));
+        };
+        add("feeder_huffman", grid.huffman, cuda::Huffman::kThreads);
+        add("feeder_unpack", grid.unpack, cuda::Unpack::kThreads);
+        add("feeder_idct", grid.idct, cuda::InverseDct::kThreads);
+        add("feeder_filters", grid.filters, cuda::Filters::kThreads);
+        return found;
+    }
+
+    Launch finishing(uint64_t upload, uint64_t scratch, uint64_t out, const std::string& dtype, bool channels_last,
+                     std::optional<Floats> scale, std::optional<Floats> bias) const {
+        cuda::Batch batch = batch_.batch(upload, scratch);
+        batch.out = reinterpret_cast<void*>(out);
+        switch (dtype_of(dtype)) {
+            case Dtype::uint8:
+                batch.type = cuda::kUint8;
+                break;
+            case Dtype::float32:
+                batch.type = cuda::kFloat32;
+                break;
+            case Dtype::float16:
+                batch.type = cuda::kFloat16;
+                break;
+            case Dtype::bfloat16:
+                batch.type = cuda::kBfloat16;
+                break;
+        }
+        batch.channels_last = channels_last;
+        for (int c = 0; c < 3; ++c) {
+            batch.scale[c] = scale ? scale->data()[c] : 1.0f;
+            batch.bias[c] = bias ? bias->data()[c] : 0.0f;
+        }
+        const cuda::Grid grid(batch, batch_.segment_count());
+        return launch("feeder_resize", grid.resize, cuda::Resize::kThreads, batch);
+    }
+
+  private:
+    static Launch launch(const char* name, uint32_t blocks, int threads, const cuda::Batch& batch) {
+        return {name, blocks, static_cast<uint32_t>(threads), nb::bytes(reinterpret_cast<const char*>(&batch), sizeof(batch))};
+    }
+
+    std::vector<BufferView> files_;
+    cuda::JoinedBatch batch_;
+};
+
+}  // namespace
+
+void add_cuda(nb::module_& module) {
+    module.def(
+        "plan_images", &plan_images, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
+        "image_sizes"_a, "output_sizes"_a, nb::kw_only(), "max_pixels"_a, "first_rows"_a = nb::none(),
+        "Plans the decoding of N images on a GPU, without the GIL.\n\n"
+        "A plan is what the CUDA kernels need of an image: the restart segments or lines that its box needs, and tables.\n\n"
+        "Args:\n"
+        "    buffers, source_boxes, support_boxes, flips, orientations, first_rows: See decode_batch().\n"
+        "    image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for.\n"
+        "    output_sizes: int32 [N, 2], (height, width) of each output.\n"
+        "    max_pixels: Leaves larger images out.\n\n"
+        "Returns:\n"
+        "    (uint8 [bytes], the plans; int64 [N + 1], where each begins and the last one ends). An image without bytes is\n"
+        "    left to the CPU: of a kind that the kernels lack, not perfect as far as the host looks, or with a box of so few\n"
+        "    pixels that decode_batch() decodes it exactly.\n\n"
+        "Raises:\n"
+        "    ValueError: arrays of different lengths.");
+    nb::class_<CudaBatch>(module, "CudaBatch", "A batch of plans of one output size, for the CUDA kernels.")
+        .def(nb::init<nb::sequence>(), "plans"_a,
+             "Args:\n"
+             "    plans: At least one of plan_images(), bytes-like; held until write().\n\n"
+             "Raises:\n"
+             "    ValueError: for bytes that are no plan, or plans that can't be in one batch.")
+        .def_prop_ro("upload_bytes", &CudaBatch::upload_bytes, "Memory that write() fills, which the GPU needs.")
+        .def_prop_ro("scratch_bytes", &CudaBatch::scratch_bytes, "Memory on the GPU that the kernels write.")
+        .def_prop_ro("zeroed_bytes", &CudaBatch::zeroed_bytes, "Bytes of it, from its start on, that must be zeros.")
+        .def_prop_ro("faults_at", &CudaBatch::faults_at,
+                     "Offset in it of a uint32 for each image; not 0: the image is left to the CPU.")
+        .def("write", &CudaBatch::write, nb::arg("memory").noconvert(),
+             "Writes the batch, without the GIL; once.\n\n"
+             "Args:\n"
+             "    memory: uint8, at least upload_bytes, aligned to 16 bytes.")
+        .def("decoding", &CudaBatch::decoding, "upload"_a, "scratch"_a,
+             "Returns the launches from segments to planes and filters: (kernel, blocks, threads, argument) of each.\n\n"
+             "Args:\n"
+             "    upload, scratch: Addresses on the GPU, aligned to 256 bytes.")
+        .def("finishing", &CudaBatch::finishing, "upload"_a, "scratch"_a, "out"_a, nb::kw_only(), "dtype"_a,
+             "channels_last"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
+             "Returns the launch after them, which writes the output.\n\n"
+             "Args:\n"
+             "    upload, scratch: See decoding().\n"
+             "    out: Address on the GPU of images [3, height, width], or channels last.\n"
+             "    dtype, scale, bias: See decode_batch().\n"
+             "    channels_last: True for images [height, width, 3].");
+}
+
+}  // namespace feeder::bind

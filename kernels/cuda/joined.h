@@ -1,0 +1,65 @@
+// Plans of single images as bytes, which travel from a worker to the process that has the GPU, and the batch made of them.
+//
+//     JoinedBatch::write()      images | segments | lines | codebooks | bytes        copied to the GPU
+//     scratch on the GPU        coefficients | faults | weights | samples            the first two are zeros before
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/bytes.h"
+#include "cpu/packed/codebook.h"
+#include "cuda/batch.h"
+#include "cuda/plan.h"
+
+namespace feeder::cuda {
+
+// Appends the only image of a plan to bytes. False: no memory.
+bool append_planned(const BatchPlan& plan, Bytes& out);
+
+// The batch's tables are those that BatchPlan would have made, with each image's numbers moved behind those before it.
+class JoinedBatch {
+  public:
+    // Adds an image. `planned` must stay until write(). False, and no change: not the bytes of a plan, or of one with another
+    // output size, with a codebook that this process does not know, or one too many for 32-bit places.
+    bool add(ByteSpan planned);
+
+    size_t image_count() const { return parts_.size(); }
+    size_t upload_bytes() const { return places().end; }
+    size_t zeroed_bytes() const;  // of the scratch, from its start on
+    size_t scratch_bytes() const;
+    size_t faults_at() const;  // in the scratch: a uint32 for each image
+    uint32_t segment_count() const { return static_cast<uint32_t>(segments_); }
+
+    // Writes all upload_bytes(). Memory is aligned to 16 bytes.
+    void write(uint8_t* memory) const;
+    // The batch, once the upload and the scratch lie at these addresses. The output is for the caller to add.
+    Batch batch(uint64_t upload, uint64_t scratch) const;
+
+  private:
+    struct Head {
+        uint32_t magic;
+        uint32_t height, width;
+        uint32_t segments, lines, bytes;  // bytes is a multiple of 4
+        uint32_t blocks, weights;
+        CodebookId codebook;
+    };
+    struct Part {
+        ByteSpan planned;
+        Head head;
+        uint32_t codebook;
+    };
+    struct Places {
+        size_t images, segments, lines, codebooks, bytes, end;
+    };
+    static constexpr uint32_t kMagic = 0x31504346;  // "FCP1"
+    friend bool append_planned(const BatchPlan& plan, Bytes& out);
+
+    Places places() const;
+
+    std::vector<Part> parts_;
+    std::vector<const Codebook*> codebooks_;
+    uint64_t segments_ = 0, lines_ = 0, bytes_ = 0, blocks_ = 0, weights_ = 0;
+};
+
+}  // namespace feeder::cuda

@@ -1,0 +1,257 @@
+"""The CUDA backend, whose kernels a driver on the CPU runs: the CPU's pixels, and errors that name the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from feeder import _native as native
+from feeder import transforms as T
+from feeder.decoders.cuda import driver
+from feeder.decoders.cuda.decoder import CudaDecoder, checked_device
+from feeder.decoders.decoder import Decoder, LeftToCpu
+from feeder.decoders.native import CpuDecoder
+from feeder.decoders.registry import available_decoders, get_decoder
+from feeder.decoders.staged.staged import Kind, Staged
+from feeder.errors import ArgumentError, BackendError
+from tests.support import conformance, cuda_driver, jpegs
+from tests.support.conformance import MEAN, STD
+from tests.support.cuda_driver import FakeDriver
+from tests.support.packed import packed
+
+SIZE = (131, 170)  # of images: height, width
+BASE = (T.RandomResizedCrop(40, scale=(0.2, 1.0)), T.RandomHorizontalFlip())
+RECIPES: dict[str, tuple[T.Op, ...]] = {
+    "uint8": BASE,
+    "float32": (*BASE, T.ToDtype("float32"), T.Normalize(MEAN, STD)),
+    "float16": (*BASE, T.Normalize(MEAN, STD), T.ToDtype("float16")),
+    "bfloat16": (*BASE, T.Normalize(MEAN, STD), T.ToDtype("bfloat16")),
+    "later ops": (*BASE, T.RandomErasing(1.0, value=9), T.Pad(2), T.Normalize(MEAN, STD)),
+}
+
+
+@pytest.fixture(autouse=True)
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDriver:
+    return cuda_driver.install(monkeypatch, tmp_path)
+
+
+def jpeg(kind: str = "4:2:0", seed: int = 0) -> bytes:
+    return native.transcode(jpegs.jpeg(kind, SIZE[::-1], seed), keep_metadata=False, segment_px=32)
+
+
+def damaged(data: bytes) -> bytes:
+    """An image with bytes left over in its first segment, which only decoding shows."""
+    at = data.index(b"\xff\xd0", jpegs.entropy_offset(data))
+    return data[:at] + bytes(6) + data[at:]
+
+
+def draw(recipe: T.Recipe, count: int, epoch: int = 0) -> T.Draws:
+    return recipe.draw(5, epoch, np.arange(count), [SIZE] * count)
+
+
+def run(decoder: Decoder, buffers: list[bytes], recipe: T.Recipe, epoch: int = 0) -> tuple[npt.NDArray[Any], list[Any]]:
+    assert recipe.output_size is not None
+    out = np.zeros((len(buffers), 3, *recipe.output_size), recipe.storage_dtype)
+    draws = draw(recipe, len(buffers), epoch)
+    return out, decoder.decode(buffers, np.ones(len(buffers), np.uint8), recipe, draws, out)
+
+
+def staged(decoder: CudaDecoder, buffers: list[bytes], recipe: T.Recipe, epoch: int = 0) -> Staged:
+    batch, errors = decoder.stager.stage(
+        buffers, np.ones(len(buffers), np.uint8), recipe, draw(recipe, len(buffers), epoch)
+    )
+    assert errors == [None] * len(buffers)
+    return batch
+
+
+@pytest.mark.parametrize("check", conformance.CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_it_conforms(check: Callable[[Decoder], None]) -> None:
+    if check is conformance.check_exact:
+        with pytest.raises(BackendError, match=r"has no fidelity 'exact'.*backend='cpu'"):
+            get_decoder("cuda", fidelity="exact")
+        return
+    check(get_decoder("cuda"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("order", [0, 1, 2], ids=["forward", "backward", "shuffled"])
+def test_batches_of_all_kinds_are_those_of_the_cpu_backend(fake: FakeDriver, name: str, order: int) -> None:
+    fake.describe(order=order)
+    recipe = T.Recipe.of(RECIPES[name])
+    buffers = [jpeg(kind, k) for k, kind in enumerate(("4:2:0", "4:4:4", "gray", "4:2:2", "rgb"))]
+    buffers += [packed(data) for data in buffers] + [jpegs.jpeg(kind, SIZE[::-1]) for kind in ("progressive", "4:2:0")]
+    decoder = CudaDecoder()
+    found, errors = run(decoder, buffers, recipe)
+    expected, none = run(CpuDecoder(), buffers, recipe)
+    assert errors == none == [None] * len(buffers)
+    if recipe.is_base_path:
+        assert found.tobytes() == expected.tobytes()
+    else:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert decoder.meters() == {"cuda_images": 11, "cpu_images": 1, "redone_images": 0}
+    assert fake.launches == 5
+
+
+@pytest.mark.parametrize(("box", "counts"), [((8, 16, 40, 48), (0, 1)), ((8, 16, 41, 48), (1, 0))])
+def test_boxes_of_few_pixels_are_decoded_exactly_as_by_the_cpu_backend(
+    box: tuple[int, int, int, int], counts: tuple[int, int]
+) -> None:
+    """Up to 1,024 pixels."""
+    recipe, decoder = T.Recipe.of([T.Resize((40, 40))]), CudaDecoder()
+    draws = replace(draw(recipe, 1), source_box=np.array([box], np.float64), support_box=np.array([box], np.int32))
+    found, expected = np.zeros((2, 1, 3, 40, 40), np.uint8)
+    for each, out in ((decoder, found), (CpuDecoder(), expected)):
+        assert each.decode([jpeg()], np.ones(1, np.uint8), recipe, draws, out) == [None]
+    assert np.array_equal(found, expected)
+    assert (decoder.cuda_images, decoder.cpu_images) == counts
+
+
+def test_an_image_that_a_kernel_finds_damaged_gets_the_cpus_verdict() -> None:
+    recipe = T.Recipe.of([T.Resize((40, 40))])
+    wrong, good = damaged(jpeg()), jpeg(seed=1)
+    decoder = CudaDecoder()
+    images, late = decoder.finish(staged(decoder, [good, wrong], recipe), recipe, ())
+    assert (late[0], type(late[1])) == (None, LeftToCpu)
+    assert np.array_equal(images[0].numpy(), run(CpuDecoder(), [good], recipe)[0][0])
+    found, errors = run(decoder, [good, wrong, good], recipe)
+    expected, wanted = run(CpuDecoder(), [good, wrong, good], recipe)
+    assert list(map(str, errors)) == list(map(str, wanted))
+    assert [error is None for error in errors] == [True, False, True]
+    assert np.array_equal(found[[0, 2]], expected[[0, 2]])
+    assert decoder.redone_images == 2
+
+
+def test_batches_are_started_ahead_and_finished_in_any_order_or_dropped(fake: FakeDriver) -> None:
+    recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
+    buffers = [jpeg(seed=k) for k in range(3)]
+    batches = [staged(decoder, buffers, recipe, epoch) for epoch in range(3)]
+    expected = [run(CpuDecoder(), buffers, recipe, epoch)[0] for epoch in range(3)]
+    assert [decoder.start(batch) for batch in batches] == [True, True, False]
+    assert decoder.start(batches[1])  # nothing is started twice
+    assert fake.launches == 2 * 3
+    for number in (1, 0, 2):
+        images, errors = decoder.finish(batches[number], recipe, ())
+        assert errors == [None] * 3
+        assert np.array_equal(images.numpy(), expected[number])
+    assert decoder.start(batches[0])
+    decoder.drop(batches[0])
+    decoder.drop(batches[1])
+    assert np.array_equal(decoder.finish(batches[0], recipe, ())[0].numpy(), expected[0])
+    assert decoder.cuda_images == 12
+
+
+def test_staged_memory_may_be_used_again_once_a_batch_was_started() -> None:
+    recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
+    batch = staged(decoder, [jpeg()], recipe)
+    assert batch.rows["kind"].tolist() == [Kind.PLAN]
+    memory = np.zeros(batch.packed_bytes, np.uint8)
+    assert batch.pack(memory) == {}
+    here = Staged.unpack(memory, 1)
+    assert decoder.start(here)
+    memory[here.rows.nbytes :] = 0xFF
+    images, _ = decoder.finish(here, recipe, ())
+    assert np.array_equal(images.numpy(), run(CpuDecoder(), [jpeg()], recipe)[0])
+
+
+@pytest.mark.parametrize(
+    ("described", "message"),
+    [
+        ({"version": 12080}, r"driver 580 or newer, which is of CUDA 13.0, and this one is of CUDA 12.8.*update"),
+        ({"capability": (7, 0)}, r"compute capability 7.5 or newer.*cuda:0 is of 7.0: use backend='dali' or 'cpu'"),
+    ],
+    ids=["driver", "GPU"],
+)
+def test_what_is_too_old_is_refused_by_name(fake: FakeDriver, described: dict[str, Any], message: str) -> None:
+    fake.describe(**described)
+    with pytest.raises(BackendError, match=message):
+        get_decoder("cuda")
+    assert fake.loaded == 0
+    assert "cuda" not in available_decoders()
+    assert get_decoder("auto").name == "cpu"
+
+
+def test_what_is_missing_is_named_with_the_remedy(fake: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "LIBRARY", "libcuda.so.absent")
+        with pytest.raises(BackendError, match=r"there is none \(libcuda.so.absent.*install driver 580 or newer"):
+            get_decoder("cuda")
+    driver.fatbin_path().write_bytes(b"what nvcc did not make")
+    with pytest.raises(BackendError, match=r"cuModuleLoadData failed with error 200, CUDA_ERROR_INVALID_IMAGE"):
+        get_decoder("cuda")
+    driver.fatbin_path().unlink()
+    with pytest.raises(BackendError, match=r"was left out when this feeder was built.*nvcc 13 on the path"):
+        get_decoder("cuda")
+
+
+def test_kernels_are_loaded_once_and_a_launch_that_fails_is_an_error(fake: FakeDriver) -> None:
+    recipe = T.Recipe.of(BASE)
+    CudaDecoder()
+    decoder = CudaDecoder()
+    assert fake.loaded == 1
+    fake.refuse_launches(719)
+    with pytest.raises(BackendError, match=r"cuLaunchKernel failed with error 719, CUDA_ERROR_LAUNCH_FAILED"):
+        run(decoder, [jpeg()], recipe)
+    fake.refuse_launches(0)
+    assert run(decoder, [jpeg()], recipe)[1] == [None]
+
+
+def test_options_that_it_lacks_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="gpu_memory_limit_bytes is for backend 'dali'"):
+        get_decoder("cuda", gpu_memory_limit_bytes=1 << 30)
+    with pytest.raises(BackendError, match=r"'cuda' can't run Lambda: it is a function.*backend='cpu'"):
+        get_decoder("cuda", T.Recipe.of([*BASE, T.Lambda(abs)]))
+
+
+def test_a_device_without_a_gpu_is_refused() -> None:
+    with pytest.raises(BackendError, match=r"wanted on 'cpu': set device='cuda', or use backend='cpu'"):
+        checked_device("cpu")
+
+
+def test_auto_never_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.decoders.registry.find_spec", lambda name: None)
+    assert get_decoder("auto", device="cuda:0").name != "cuda"
+
+
+def plan(buffers: list[bytes], **options: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    count = len(buffers)
+    height, width = SIZE
+    boxes = np.array([[0, 0, width, height]] * count)
+    return native.plan_images(
+        buffers, boxes.astype(np.float64), boxes.astype(np.int32), np.zeros(count, np.uint8), np.ones(count, np.uint8),
+        np.array([SIZE] * count, np.int32), np.array([[8, 9]] * count, np.int32), **{"max_pixels": 1 << 20} | options,
+    )  # fmt: skip
+
+
+def test_a_plan_is_left_out_for_what_the_kernels_or_the_host_refuse() -> None:
+    buffers = [jpeg(), jpegs.jpeg("progressive", SIZE[::-1]), b"", jpeg("gray"), jpegs.jpeg("4:2:0", (64, 64))]
+    plans, places = plan(buffers)
+    assert (np.diff(places) > 0).tolist() == [True, False, False, True, False]
+    assert len(plans) == places[-1]
+    assert np.diff(plan(buffers, max_pixels=SIZE[0] * SIZE[1] - 1)[1]).tolist() == [0] * 5
+
+
+def test_bytes_that_are_no_plan_are_refused() -> None:
+    plans, _ = plan([jpeg()])
+    for wrong in (b"", bytes(plans[:-4]), bytes(4) + bytes(plans[4:])):
+        with pytest.raises(ValueError, match="entry 1 is no plan"):
+            native.CudaBatch([plans, wrong])
+    with pytest.raises(ValueError, match="at least one"):
+        native.CudaBatch([])
+    batch = native.CudaBatch([plans, plans])
+    for size in (batch.upload_bytes - 1, 0):
+        with pytest.raises(ValueError, match="upload_bytes, aligned to 16"):
+            batch.write(np.zeros(size, np.uint8))
+    batch.write(np.zeros(batch.upload_bytes, np.uint8))
+    with pytest.raises(ValueError, match="written once"):
+        batch.write(np.zeros(batch.upload_bytes, np.uint8))
+
+
+def test_arrays_of_other_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="one entry per buffer"):
+        plan([jpeg()], first_rows=np.zeros(2, np.int32))
