@@ -14,7 +14,7 @@ export VENV PYTHON IMAGES TORCH_INDEX
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-slow lint fuzz bench-smoke wheel env clean
+.PHONY: help demo test test-slow lint fuzz bench-smoke docs wheel env clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -49,6 +49,10 @@ fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs c
 bench-smoke: ## run every benchmark at its least size and check the shape of its result, in under two minutes
 	@scripts/env.sh test
 	$(BIN)/python -m bench.smoke
+
+docs: ## build the site of the documents into build/site
+	@scripts/env.sh test
+	$(BIN)/python scripts/build_site.py
 
 wheel: ## build a wheel and the source archive into dist/; needs nvcc 13 (FEEDER_CUDA=off: without its backend)
 	@scripts/wheel.sh $(WHEEL_PYTHONS)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from feeder.tools.training.batch_size import find_batch_size
     from feeder.tools.training.device_log import CsvWriter, DeviceLog
     from feeder.tools.tune.tune import tune
+    from feeder.transforms.pad_to_batch import PadToBatch
 
 __version__ = "0.1.0"
 

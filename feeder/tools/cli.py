@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 success, 1 error or damage found, 2 wrong usage, 3 too many bad inputs, 130 interrupted.
     """
-    parser = _parser()
+    parser = make_parser()
     if "_ARGCOMPLETE" in os.environ:  # the shell asks for what may follow
         with contextlib.suppress(ImportError):
             import argcomplete
@@ -95,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message))  # the message may repeat arguments, such as file names
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="feeder", description="An input pipeline for PyTorch vision training: shard once, then load fast."
     )

@@ -70,7 +70,7 @@ def test_every_make_command_of_the_documents_exists() -> None:
 
 
 def documents() -> list[Path]:
-    return [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+    return [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")]
 
 
 def anchors(text: str) -> set[str]:
