@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -44,6 +45,33 @@ bool is_for_exactness(const View& view, int height, int width) {
     return static_cast<int64_t>(box[2] - box[0]) * (box[3] - box[1]) <= kFewPixels;
 }
 
+// Memory of plans that are gone, kept for later ones: the system would clear each new page.
+class PlanMemory {
+  public:
+    std::unique_ptr<Bytes> take() {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (idle_.empty()) return std::make_unique<Bytes>();
+        std::unique_ptr<Bytes> bytes = std::move(idle_.back());
+        idle_.pop_back();
+        bytes->set_size(0);
+        return bytes;
+    }
+    void give_back(std::unique_ptr<Bytes> bytes) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (idle_.size() < kMost && bytes->capacity() <= kMostBytes) idle_.push_back(std::move(bytes));
+    }
+
+  private:
+    static constexpr size_t kMost = 4, kMostBytes = size_t{64} << 20;
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Bytes>> idle_;
+};
+
+PlanMemory& plan_memory() {
+    static PlanMemory* const memory = new PlanMemory;  // never destroyed: arrays may be freed at exit
+    return *memory;
+}
+
 nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips, Bytes8 orientations,
                       Sizes32 image_sizes, Sizes32 output_sizes, int64_t max_pixels, std::optional<Ints32> first_rows) {
     const size_t count = nb::len(buffers);
@@ -55,7 +83,7 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
     std::vector<BufferView> files;
     files.reserve(count);
     for (nb::handle buffer : buffers) files.emplace_back(buffer);
-    auto plans = std::make_unique<Bytes>();
+    std::unique_ptr<Bytes> plans = plan_memory().take();
     auto places = std::make_unique<int64_t[]>(count + 1);
     bool has_memory = true;
     {
@@ -80,7 +108,7 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
                                   static_cast<int64_t>(job.image_height) * job.image_width <= max_pixels &&
                                   !is_for_exactness(view, height, width);
             if (is_usual) {
-                plan.begin(static_cast<uint32_t>(height), static_cast<uint32_t>(width));
+                plan.begin(static_cast<uint32_t>(height), static_cast<uint32_t>(width), plans.get());
                 if (plan.add(job)) has_memory = cuda::append_planned(plan, *plans);
             }
             places[i + 1] = static_cast<int64_t>(plans->size());
@@ -89,7 +117,7 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
     if (!has_memory) throw std::bad_alloc();
     const size_t bytes[1] = {plans->size()}, entries[1] = {count + 1};
     uint8_t* const data = plans->data();
-    nb::capsule plans_owner(plans.release(), [](void* p) noexcept { delete static_cast<Bytes*>(p); });
+    nb::capsule plans_owner(plans.release(), [](void* p) noexcept { plan_memory().give_back(std::unique_ptr<Bytes>(static_cast<Bytes*>(p))); });
     int64_t* const ends = places.release();
     nb::capsule places_owner(ends, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
     return nb::make_tuple(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, 1, bytes, plans_owner),

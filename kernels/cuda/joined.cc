@@ -14,26 +14,26 @@ constexpr size_t aligned(size_t at) { return (at + 255) / 256 * 256; }  // as me
 
 bool append_planned(const BatchPlan& plan, Bytes& out) {
     const ImageRow& image = plan.images().front();
-    const ByteSpan bytes = plan.bytes();
+    const size_t bytes = plan.byte_count();
     JoinedBatch::Head head{};
     head.magic = JoinedBatch::kMagic;
     head.height = plan.height();
     head.width = plan.width();
     head.segments = static_cast<uint32_t>(plan.segments().size());
     head.lines = static_cast<uint32_t>(plan.lines().size());
-    head.bytes = static_cast<uint32_t>((bytes.size() + 3) / 4 * 4);
+    head.bytes = static_cast<uint32_t>((bytes + 3) / 4 * 4);
     head.blocks = plan.block_count();
     head.weights = plan.weight_count();
     if (head.lines != 0) head.codebook = plan.codebook_id(image);
-    const size_t size = sizeof(head) + sizeof(image) + plan.segments().size_bytes() + plan.lines().size_bytes() + head.bytes;
-    if (out.size() + size > out.capacity() && !out.reserve(2 * (out.size() + size))) return false;
+    const size_t tables = sizeof(image) + plan.segments().size_bytes() + plan.lines().size_bytes() + sizeof(head);
+    const size_t size = out.size() + head.bytes - bytes + tables;
+    if (size > out.capacity() && !out.reserve(2 * size)) return false;
     const auto append = [&](const void* from, size_t count) { out.append(static_cast<const uint8_t*>(from), count); };
-    append(&head, sizeof(head));
+    for (size_t i = bytes; i < head.bytes; ++i) out.append(0);
     append(&image, sizeof(image));
     append(plan.segments().data(), plan.segments().size_bytes());
     append(plan.lines().data(), plan.lines().size_bytes());
-    append(bytes.data(), bytes.size());
-    while (out.size() % 4 != 0) out.append(0);
+    append(&head, sizeof(head));
     return true;
 }
 
@@ -41,7 +41,7 @@ bool JoinedBatch::add(ByteSpan planned) {
     Part part{planned, {}, 0};
     Head& head = part.head;
     if (planned.size() < sizeof(head) + sizeof(ImageRow)) return false;
-    std::memcpy(&head, planned.data(), sizeof(head));
+    std::memcpy(&head, planned.data() + planned.size() - sizeof(head), sizeof(head));
     const uint64_t size = sizeof(head) + sizeof(ImageRow) + uint64_t{head.segments} * sizeof(SegmentRow) +
                           uint64_t{head.lines} * sizeof(LineRow) + head.bytes;
     if (head.magic != kMagic || size != planned.size() || head.bytes % 4 != 0 || head.segments % Huffman::kThreads != 0)
@@ -91,11 +91,12 @@ void JoinedBatch::write(uint8_t* memory) const {
     uint32_t number = 0, bytes = 0, blocks = 0, weights = 0;
     for (const Part& part : parts_) {
         const Head& head = part.head;
-        const uint8_t* from = part.planned.data() + sizeof(Head);
+        const uint8_t* from = part.planned.data();
         const auto take = [&from](void* to, size_t count) {
             std::memcpy(to, from, count);
             from += count;
         };
+        take(memory + at.bytes + bytes, head.bytes);
         take(image, sizeof(ImageRow));
         for (uint32_t& first : image->first_block) first += blocks;
         image->end_block += blocks;
@@ -112,7 +113,6 @@ void JoinedBatch::write(uint8_t* memory) const {
             line->first_block += blocks;
             line->image = number;
         }
-        take(memory + at.bytes + bytes, head.bytes);
         ++image;
         ++number;
         bytes += head.bytes;

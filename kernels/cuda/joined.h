@@ -14,7 +14,8 @@
 
 namespace feeder::cuda {
 
-// Appends the only image of a plan to bytes. False: no memory.
+// Appends a plan of one image: bytes, padded to words, image, segments, lines and a head, which comes last as it says how long
+// they are. The plan's bytes went to `out` already, see BatchPlan::begin(). False: no memory.
 bool append_planned(const BatchPlan& plan, Bytes& out);
 
 // The batch's tables are those that BatchPlan would have made, with each image's numbers moved behind those before it.

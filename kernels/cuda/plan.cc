@@ -73,13 +73,15 @@ void BatchPlan::clear() {
     codebook_ids_.clear();
 }
 
-void BatchPlan::begin(uint32_t height, uint32_t width) {
+void BatchPlan::begin(uint32_t height, uint32_t width, Bytes* bytes) {
     height_ = height;
     width_ = width;
     images_.clear();
     segments_.clear();
     lines_.clear();
-    bytes_.set_size(0);
+    if (bytes == nullptr) own_bytes_.set_size(0);
+    bytes_ = bytes == nullptr ? &own_bytes_ : bytes;
+    base_ = bytes_->size();
     block_count_ = weight_count_ = 0;
 }
 
@@ -99,22 +101,22 @@ Batch BatchPlan::batch() const {
 }
 
 uint8_t* BatchPlan::add_bytes(size_t count) {
-    const size_t begin = bytes_.size(), end = begin + count;
-    if (end + kBytesPadding > UINT32_MAX) return nullptr;
-    if (end + kBytesPadding > bytes_.capacity() && !bytes_.reserve(2 * (end + kBytesPadding))) return nullptr;
-    bytes_.set_size(end);
-    std::memset(bytes_.data() + end, 0, kBytesPadding);
-    return bytes_.data() + begin;
+    const size_t begin = bytes_->size(), end = begin + count;
+    if (end - base_ + kBytesPadding > UINT32_MAX) return nullptr;
+    if (end + kBytesPadding > bytes_->capacity() && !bytes_->reserve(2 * (end + kBytesPadding))) return nullptr;
+    bytes_->set_size(end);
+    std::memset(bytes_->data() + end, 0, kBytesPadding);
+    return bytes_->data() + begin;
 }
 
 bool BatchPlan::add(const ImageJob& job) {
-    const size_t images = images_.size(), segments = segments_.size(), lines = lines_.size(), bytes = bytes_.size();
+    const size_t images = images_.size(), segments = segments_.size(), lines = lines_.size(), bytes = bytes_->size();
     const uint32_t blocks = block_count_, weights = weight_count_;
     if (add_image(job)) return true;
     images_.resize(images);
     segments_.resize(segments);
     lines_.resize(lines);
-    bytes_.set_size(bytes);
+    bytes_->set_size(bytes);
     block_count_ = blocks;
     weight_count_ = weights;
     return false;
@@ -268,7 +270,7 @@ bool BatchPlan::add_segments(const ImageJob& job, const JpegHeader& header, cons
         if (!touches(row, mcu, std::min(row.mcus, mcu + row.interval))) continue;
         const Segment& segment = found_[s - first];
         const size_t length = segment.end - segment.begin;
-        const uint32_t offset = static_cast<uint32_t>(bytes_.size());
+        const uint32_t offset = static_cast<uint32_t>(byte_count());
         uint8_t* const place = length == 0 ? nullptr : add_bytes(length);
         if (place == nullptr) return false;
         std::memcpy(place, job.file.data() + segment.begin, length);
@@ -295,7 +297,7 @@ bool BatchPlan::add_lines(const PackedFile& file, const ImageRow& row) {
         const uint8_t* const begin = packed_lines_.front().shapes;
         const PackedLine& last = packed_lines_.back();
         const uint8_t* const end = last.patches + kPatchBytes * static_cast<size_t>(last.patch_count);
-        const uint32_t offset = static_cast<uint32_t>(bytes_.size());
+        const uint32_t offset = static_cast<uint32_t>(byte_count());
         uint8_t* const place = add_bytes(static_cast<size_t>(end - begin));
         if (place == nullptr) return false;
         std::memcpy(place, begin, static_cast<size_t>(end - begin));

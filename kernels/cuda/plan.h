@@ -19,14 +19,17 @@ class BatchPlan {
   public:
     // Outputs are height x width.
     BatchPlan(uint32_t height, uint32_t width) : height_(height), width_(width) {}
+    BatchPlan(const BatchPlan&) = delete;
+    BatchPlan& operator=(const BatchPlan&) = delete;
 
     // Adds an image with one view, whose output says nothing. False, and no change: it is left to the CPU, and to the
     // CPU's verdict. These are files of kinds that the kernels lack, and files that are not perfect as far as the host
     // looks: it reads headers, finds markers and sums up lengths, but decodes nothing.
     bool add(const ImageJob& job);
     void clear();
-    // Begins another batch, of outputs of another size, and keeps the codebooks.
-    void begin(uint32_t height, uint32_t width);
+    // Begins another batch, of outputs of another size, and keeps the codebooks. Its bytes go behind what `bytes` has; null:
+    // to memory of the plan's own.
+    void begin(uint32_t height, uint32_t width, Bytes* bytes = nullptr);
 
     std::span<const ImageRow> images() const { return images_; }
     std::span<const SegmentRow> segments() const { return segments_; }  // a multiple of Huffman::kThreads
@@ -34,9 +37,10 @@ class BatchPlan {
     std::span<const CodebookRow> codebooks() const { return codebooks_; }
     // The bytes, four in each word, and padding.
     std::span<const uint32_t> words() const {
-        return {reinterpret_cast<const uint32_t*>(bytes_.data()), bytes_.size() == 0 ? 0 : (bytes_.size() + kBytesPadding) / 4};
+        const size_t size = bytes_->size() - base_;
+        return {reinterpret_cast<const uint32_t*>(bytes_->data() + base_), size == 0 ? 0 : (size + kBytesPadding) / 4};
     }
-    ByteSpan bytes() const { return bytes_.span(); }
+    size_t byte_count() const { return bytes_->size() - base_; }
     // The codebook of an image that was packed.
     const CodebookId& codebook_id(const ImageRow& image) const { return codebook_ids_[image.codebook]; }
     uint32_t height() const { return height_; }
@@ -63,7 +67,9 @@ class BatchPlan {
     std::vector<LineRow> lines_;
     std::vector<CodebookRow> codebooks_;
     std::vector<CodebookId> codebook_ids_;
-    Bytes bytes_;
+    Bytes own_bytes_;
+    Bytes* bytes_ = &own_bytes_;
+    size_t base_ = 0;  // where the batch's bytes begin
     uint32_t block_count_ = 0;
     uint32_t weight_count_ = 0;
 

@@ -22,6 +22,7 @@ from feeder.decoders.staged.staged import Kind, Staged
 from feeder.errors import ArgumentError, BackendError
 from tests.support import conformance, cuda_driver, jpegs
 from tests.support.conformance import MEAN, STD
+from tests.support.cuda_checks import check_damaged
 from tests.support.cuda_driver import FakeDriver
 from tests.support.packed import packed
 
@@ -125,6 +126,10 @@ def test_an_image_that_a_kernel_finds_damaged_gets_the_cpus_verdict() -> None:
     assert [error is None for error in errors] == [True, False, True]
     assert np.array_equal(found[[0, 2]], expected[[0, 2]])
     assert decoder.redone_images == 2
+
+
+def test_damage_anywhere_gets_the_cpus_verdict() -> None:
+    check_damaged(CudaDecoder(), 40)
 
 
 def test_batches_are_started_ahead_and_finished_in_any_order_or_dropped(fake: FakeDriver) -> None:
@@ -238,7 +243,7 @@ def test_a_plan_is_left_out_for_what_the_kernels_or_the_host_refuse() -> None:
 
 def test_bytes_that_are_no_plan_are_refused() -> None:
     plans, _ = plan([jpeg()])
-    for wrong in (b"", bytes(plans[:-4]), bytes(4) + bytes(plans[4:])):
+    for wrong in (b"", bytes(plans[:-4]), bytes(plans[4:]), bytes(plans[:-40]) + bytes(40)):
         with pytest.raises(ValueError, match="entry 1 is no plan"):
             native.CudaBatch([plans, wrong])
     with pytest.raises(ValueError, match="at least one"):
