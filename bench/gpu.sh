@@ -16,23 +16,24 @@
 #   for feeder     nothing where it is installed or the checkout is built; else cmake, ninja, nanobind and a C++20 compiler
 # Or an image of the Dockerfile, which has all but pytest: see bench/README.md.
 set -euo pipefail
-parts=(tests tests-rest sanitizer data parity kernels transfer feed-4 feed-8 feed-16 train ladder lessons)
+parts=(tests tests-rest sanitizer data parity kernels cuda transfer feed-4 feed-8 feed-16 train ladder lessons)
 # Seconds after which a part's steps are ended; their results so far are kept.
 declare -A limit_s=(
-    [tests]=560 [tests-rest]=560 [sanitizer]=400 [data]=480 [parity]=560 [kernels]=200 [transfer]=120 [feed-4]=560
+    [tests]=560 [tests-rest]=560 [sanitizer]=400 [data]=480 [parity]=560 [kernels]=200 [cuda]=360 [transfer]=120 [feed-4]=560
     [feed-8]=560 [feed-16]=560 [train]=400 [ladder]=560 [lessons]=400
 )
 declare -A what=(
     [tests]="the kernels' tests, on the GPU" [tests-rest]="all other tests that need a GPU"
     [sanitizer]="memory errors and races in the fused kernels"
     [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, and views, masks, boxes and keypoints"
+    [cuda]="feeder's own JPEG decoder: first whether it is right, then images/s beside plain DALI"
     [kernels]="the fused kernels beside a plain copy" [transfer]="copies to the GPU, and how much of them is hidden"
     [feed-4]="images/s with 4 workers beside plain DALI and torch" [feed-8]="with 8" [feed-16]="with 16"
     [train]="ResNet-50 beside one resident batch" [ladder]="from a naive loop to a busy GPU, step by step"
     [lessons]="when a GPU pays, what a copy and a wait cost"
 )
 # Parts that have goals, and then the others, by importance when time is short.
-first=(data kernels transfer feed-4 train) later=(parity tests-rest sanitizer feed-8 feed-16 tests ladder lessons)
+first=(data kernels transfer feed-4 train) later=(cuda parity tests-rest sanitizer feed-8 feed-16 tests ladder lessons)
 usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 wrong() {
     usage >&2
@@ -232,7 +233,7 @@ if wanted sanitizer && [ $gpu = yes ]; then
 fi
 
 data="$out/data" images="$out/data/images"
-seekable="$data/seekable" keep="$data/keep"
+seekable="$data/seekable" keep="$data/keep" packed="$data/packed"
 # 60,000 images at least, by links to fewer. Between epochs loaders drain and fill again, which takes a batch's time or
 # two, and plain DALI's reader does not: of ImageNet that is nothing, of a few thousand images some percent. The class
 # folders then lie in folders, one a copy, which are the classes.
@@ -274,13 +275,15 @@ prepare() {
         fi
     fi
     [ -e "$seekable/index.bin" ] ||
-        step shard-seekable $((limit_s[data] * 3 / 5)) "$python" -m feeder shard "$images" --out "$seekable" -q
+        step shard-seekable $((limit_s[data] * 2 / 5)) "$python" -m feeder shard "$images" --out "$seekable" -q
     [ -e "$keep/index.bin" ] ||
-        step shard-keep $((limit_s[data] * 2 / 5)) "$python" -m feeder shard "$images" --out "$keep" --encode keep \
+        step shard-keep $((limit_s[data] / 5)) "$python" -m feeder shard "$images" --out "$keep" --encode keep \
             --dali-index -q
+    ! wanted cuda || [ -e "$packed/index.bin" ] ||
+        step shard-packed $((limit_s[data] * 2 / 5)) "$python" -m feeder shard "$images" --out "$packed" --encode packed -q
 }
 needed=no
-for part in data parity transfer feed-4 feed-8 feed-16 train ladder; do
+for part in data parity cuda transfer feed-4 feed-8 feed-16 train ladder; do
     if wanted $part; then needed=yes; fi
 done
 [ $needed = no ] || prepare
@@ -311,6 +314,26 @@ bench() { # PART MODULE ARGUMENTS...
     step "gpu-$1" "${limit_s[$1]}" "$python" -m "${@:2}" --json "$out/gpu-$1.json"
 }
 bench kernels bench.gpu.kernels
+# The kernels of kernels/cuda: their tests, one of them under the sanitizer, and then their speed.
+if wanted cuda && [ $gpu = yes ]; then
+    if "$python" -c 'import pytest' 2>/dev/null; then
+        run_tests tests-cuda $((limit_s[cuda] / 3)) -m gpu tests/gpu/test_cuda_decoder.py
+        if command -v compute-sanitizer >/dev/null; then
+            step sanitizer-cuda $((limit_s[cuda] / 6)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+                compute-sanitizer --error-exitcode 9 --report-api-errors no "$python" -m pytest -q -p no:cacheprovider \
+                -o addopts= -k all_kinds tests/gpu/test_cuda_decoder.py
+        else
+            say "compute-sanitizer is not on the path: the CUDA kernels run without it"
+        fi
+    else
+        say "pytest is not installed: the tests are skipped"
+    fi
+fi
+if wanted cuda; then
+    rm -f "$out/gpu-cuda.json"
+    step gpu-cuda $((limit_s[cuda] / 2)) "$python" -m bench.gpu.cuda --json "$out/gpu-cuda.json" --seekable "$seekable" \
+        --packed "$packed" --keep "$keep" --workers 16 --seconds "$seconds" --repeats "$repeats"
+fi
 bench transfer bench.gpu.transfer --seekable "$seekable"
 for workers in 4 8 16; do
     bench feed-$workers bench.gpu.feed --images "$images" --seekable "$seekable" --keep "$keep" \

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import common, feed, summary, train
+from bench.gpu import common, cuda, feed, summary, train
 from feeder._gpu import dispatch
 from tests.support import ROOT
 
@@ -129,6 +129,23 @@ def test_goals_are_of_the_rows_that_there_are_and_name_plain_dalis_decoder() -> 
         "plain DALI (whole images, as image_random_crop fails, up to 8 or 16 threads)"
     ]
     assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
+
+
+def test_goals_of_the_cuda_decoder_are_of_the_rows_that_there_are() -> None:
+    rows = {
+        "feeder cuda, seekable": {"images_per_s": 60_000.0, "cores_per_1000_images_per_s": 0.05},
+        "plain DALI (whole images, up to 16 threads)": {"images_per_s": 10_000.0, "cores_per_1000_images_per_s": 1.0},
+        "plain DALI (whole images, up to 32 threads)": {"images_per_s": 12_000.0, "cores_per_1000_images_per_s": 2.0},
+    }
+    assert cuda.goals(rows) == {
+        "seekable, images/s (50000)": 60_000.0,
+        "seekable, CPU us an image, at most (60)": 50.0,
+        "seekable / plain DALI (4.0)": 5.0,
+    }
+    assert cuda.goals({"feeder cuda, packed": rows["feeder cuda, seekable"]}).keys() == {
+        "packed, images/s (50000)",
+        "packed, CPU us an image, at most (60)",
+    }
 
 
 def test_training_is_held_against_the_resident_batch_where_both_were_measured() -> None:

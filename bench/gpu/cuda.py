@@ -1,0 +1,106 @@
+"""images/s of feeder's own JPEG decoder on one GPU: the task of bench.gpu.feed, RandomResizedCrop(224) to float16.
+
+Nothing is timed unless the batches of ``backend="cuda"`` are those of ``backend="cpu"`` to the bit, on the seekable and
+on the packed set. Rows: both sets with N worker processes; and a plain DALI pipeline on ordinary JPEGs, at the best of
+several settings, with at most 2 N threads. Equal: the images, the work, the batch, float16 channels_last, and that each
+batch ends up in its own memory on the GPU.
+Goals: on seekable shards 50,000 images/s, 4 times plain DALI, and at most 60 us of CPU an image.
+
+    python -m bench.gpu.cuda --seekable SHARDS --packed SHARDS --keep SHARDS --json OUT [--workers 16] [--seconds 5]
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import torch
+
+import feeder
+from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, recipe
+from bench.gpu.feed import BATCH, best_plain, plain_dali
+from feeder.tools.terminal import table
+
+CHECKED = 4  # batches
+
+
+def check(shards: str, workers: int) -> None:
+    """Compares batches with the CPU backend's.
+
+    Raises:
+        RuntimeError: if one differs, or if the CPU made any in the GPU's place.
+    """
+    dataset = feeder.ShardDataset(shards, transform=recipe())
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": workers}
+    ours = feeder.DataLoader(dataset, backend="cuda", device="cuda", **options)
+    theirs = feeder.DataLoader(dataset, backend="cpu", **options)
+    try:
+        for step, ((found, _), (expected, _)) in enumerate(itertools.islice(zip(ours, theirs, strict=True), CHECKED)):
+            wrong = int((found.cpu() != expected).flatten(1).any(1).sum())
+            if wrong:
+                raise RuntimeError(f"{wrong} of {len(found)} images of batch {step} of {shards} are not the CPU's")
+        stats = ours.stats()
+        if stats["redone_images"] or stats["cuda_images"] < 0.9 * stats["samples"]:
+            raise RuntimeError(f"the GPU decoded {stats['cuda_images']} of {stats['samples']} images of {shards}")
+    finally:
+        ours.close()
+        theirs.close()
+
+
+def goals(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the figures with goals, of the rows that could be measured."""
+    found = {}
+    plain = [row["images_per_s"] for name, row in rows.items() if name.startswith("plain DALI")]
+    for kind in ("seekable", "packed"):
+        row = rows.get(f"feeder cuda, {kind}")
+        if row is None:
+            continue
+        found[f"{kind}, images/s (50000)"] = row["images_per_s"]
+        found[f"{kind}, CPU us an image, at most (60)"] = 1000 * row["cores_per_1000_images_per_s"]
+        if plain:
+            found[f"{kind} / plain DALI (4.0)"] = row["images_per_s"] / max(plain)
+    return found
+
+
+def measure(options: Any, result: Result) -> None:
+    workers = options.workers
+    result.add(batch=BATCH, seconds=options.seconds, workers=workers)
+    feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {}
+    for kind, shards in (("seekable", options.seekable), ("packed", options.packed)):
+        try:
+            check(shards, workers)
+        except Exception as error:
+            result.failed(f"feeder cuda, {kind}", error)
+            continue
+        feeds[f"feeder cuda, {kind}"] = lambda shards=shards: loader_feed(  # type: ignore[misc]
+            shards, "cuda", workers, BATCH
+        )
+    result.add(pixels="those of the CPU backend, to the bit", checked=[*feeds])
+    try:
+        plain = best_plain(options.keep, workers, min(1.0, options.seconds), result)
+    except Exception as error:
+        result.failed("plain DALI", error)
+        plain = {}
+    for name, settings in plain.items():
+        feeds[name] = lambda settings=settings: plain_dali(options.keep, *settings)  # type: ignore[misc]
+
+    def run(name: str) -> Row:
+        return rate(feeds[name](), options.seconds, workers)
+
+    rivals = {name: (lambda name=name: run(name)) for name in feeds}
+    middle = interleaved(rivals, options.repeats, result, lambda found: {"goals": goals(found)})
+    rows = [[f"{workers} workers", "images/s", "CPU us an image"]]
+    for name, row in middle.items():
+        rows.append([name, f"{row['images_per_s']:,.0f}", f"{1000 * row['cores_per_1000_images_per_s']:.0f}"])
+    print(table(rows))
+
+
+def main() -> int:
+    options = arguments(__doc__, seekable=None, packed=None, keep=None, workers=16, seconds=5.0, repeats=3)
+    return on_gpu("gpu-cuda", options.json, lambda result: measure(options, result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

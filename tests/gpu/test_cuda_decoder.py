@@ -1,0 +1,146 @@
+"""On a GPU: the kernels of kernels/cuda beside the CPU's, to the bit."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from feeder import DataLoader, ShardDataset
+from feeder import _native as native
+from feeder import transforms as T
+from feeder.decoders.cuda.decoder import CudaDecoder
+from feeder.decoders.native import CpuDecoder
+from feeder.decoders.staged.staged import Staged
+from feeder.errors import BackendError
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+from tests.support import jpegs
+from tests.support.conformance import MEAN, STD
+from tests.support.cuda_checks import check_damaged
+from tests.support.packed import packed
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SIZE = (231, 300)
+BASE = (T.RandomResizedCrop(64), T.RandomHorizontalFlip())
+HALF = T.Recipe.of([*BASE, T.Normalize(MEAN, STD), T.ToDtype("float16")])
+
+
+@pytest.fixture(scope="module")
+def decoder() -> CudaDecoder:
+    try:
+        return CudaDecoder(device="cuda")
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+def buffers(count: int) -> list[bytes]:
+    kinds = ("4:2:0", "4:4:4", "gray", "4:2:2", "rgb", "4:4:0")
+    made = []
+    for k in range(count):
+        data = native.transcode(jpegs.jpeg(kinds[k % 6], SIZE[::-1], k), keep_metadata=False, segment_px=32)
+        made.append(packed(data) if k % 4 == 3 else data)
+    return made
+
+
+def draw(recipe: T.Recipe, count: int, epoch: int = 0) -> T.Draws:
+    return recipe.draw(1, epoch, np.arange(count), [SIZE] * count)
+
+
+def of_the_cpu(files: list[bytes], recipe: T.Recipe, epoch: int = 0) -> npt.NDArray[Any]:
+    assert recipe.output_size is not None
+    out = np.zeros((len(files), 3, *recipe.output_size), recipe.storage_dtype)
+    draws = draw(recipe, len(files), epoch)
+    assert CpuDecoder().decode(files, np.ones(len(files), np.uint8), recipe, draws, out) == [None] * len(files)
+    return out
+
+
+def staged(decoder: CudaDecoder, files: list[bytes], recipe: T.Recipe, epoch: int = 0) -> Staged:
+    draws = draw(recipe, len(files), epoch)
+    return decoder.stager.stage(files, np.ones(len(files), np.uint8), recipe, draws)[0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
+def test_all_kinds_have_the_cpus_pixels(decoder: CudaDecoder, dtype: str) -> None:
+    affine = () if dtype == "uint8" else (T.Normalize(MEAN, STD), T.ToDtype(dtype))
+    recipe, files = T.Recipe.of([*BASE, *affine]), buffers(24)
+    batch = staged(decoder, files, recipe)
+    for channels_last in (False, True):
+        images, errors = decoder.finish(batch, recipe, (), channels_last=channels_last)
+        assert errors == [None] * len(files)
+        found = images.cpu().contiguous()
+        stored = found.view(torch.uint16) if dtype == "bfloat16" else found
+        assert stored.numpy().tobytes() == of_the_cpu(files, recipe).tobytes()
+
+
+def test_held_batches_stay_as_they_are_on_several_streams(decoder: CudaDecoder) -> None:
+    """200 batches, some of them started ahead, on four streams of which some lag behind."""
+    files, streams = buffers(32), [torch.cuda.Stream() for _ in range(4)]
+    expected = [torch.from_numpy(of_the_cpu(files, HALF, epoch)) for epoch in range(8)]
+    batches = [staged(decoder, files, HALF, epoch) for epoch in range(8)]
+    kept: list[tuple[int, torch.Tensor]] = []
+    for iteration in range(200):
+        epoch = iteration % 8
+        if iteration % 2:
+            with torch.cuda.stream(streams[(iteration + 1) % 4]):
+                decoder.start(batches[epoch])
+        with torch.cuda.stream(streams[iteration % 4]):
+            if iteration % 3 == 0:
+                torch.cuda._sleep(20_000_000)
+            images, errors = decoder.finish(batches[epoch], HALF, (), channels_last=True)
+        assert errors == [None] * len(files)
+        kept = [*kept[-15:], (epoch, images)]
+        if iteration % 16 == 15:
+            torch.cuda.synchronize()
+            for number, held in kept:
+                assert torch.equal(held.cpu(), expected[number]), iteration
+
+
+def test_damage_gets_the_cpus_verdict(decoder: CudaDecoder) -> None:
+    check_damaged(decoder, 2)
+
+
+def test_memory_on_the_gpu_stays_flat(decoder: CudaDecoder) -> None:
+    batch, free = staged(decoder, buffers(32), HALF), []
+    for _ in range(60):
+        decoder.finish(batch, HALF, ())
+        torch.cuda.synchronize()
+        free.append(torch.cuda.mem_get_info()[0])
+    assert free[19] - free[59] <= 8 << 20
+
+
+def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(decoder: CudaDecoder, tmp_path: Path) -> None:
+    for i in range(96):
+        path = tmp_path / "images" / f"{i % 3}" / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpegs.jpeg("4:2:0", (300, 220), i))
+    shard(str(tmp_path / "images"), str(tmp_path / "set"), ShardOptions())
+    dataset = ShardDataset(tmp_path / "set", HALF)
+    options: dict[str, Any] = {"batch_size": 16, "shuffle": True}
+    loader = DataLoader(dataset, backend="cuda", device="cuda", num_workers=2, channels_last=True, **options)
+    host = DataLoader(dataset, backend="cpu", **options)
+    held = []
+    try:
+        for number, (images, labels) in enumerate(itertools.chain(loader, loader)):
+            if number == 6:  # memory is there
+                torch.cuda.set_sync_debug_mode("error")
+            torch.cuda._sleep(20_000_000)
+            held.append((images, labels))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for (images, labels), (expected, wanted) in zip(held, itertools.chain(host, host), strict=True):
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images.cpu(), expected)
+        assert torch.equal(labels.cpu(), wanted)
+    stats = loader.stats()
+    assert (stats["cuda_images"], stats["cpu_images"], stats["redone_images"]) == (192, 0, 0)
+    loader.close()
