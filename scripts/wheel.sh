@@ -15,9 +15,13 @@ target="-target $machine-linux-gnu.2.28 -mcpu=baseline -fno-sanitize=all"
 
 root="$PWD/build/wheel"
 tools="$root/tools"
-mkdir -p "$root" dist
 say() { printf 'feeder: %s\n' "$*" >&2; }
 stop() { say "$@" && exit 1; }
+cuda="$(tr '[:lower:]' '[:upper:]' <<<"${FEEDER_CUDA:-on}")"
+[ "$cuda" = ON ] || [ "$cuda" = OFF ] || stop "FEEDER_CUDA must be on or off, not $FEEDER_CUDA"
+[ "$cuda" = OFF ] || command -v nvcc >/dev/null ||
+    stop "nvcc is missing, which compiles the backend \"cuda\": put that of CUDA 13.0 on the path, or set FEEDER_CUDA=off to leave it out"
+mkdir -p "$root" dist
 export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 # environment DIR PYTHON PACKAGE...: a virtualenv with the packages, made once.
@@ -40,10 +44,6 @@ if ! command -v nasm >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/de
     { apt-get install -y -q nasm || { apt-get update -q && apt-get install -y -q nasm; }; } </dev/null >/dev/null
 fi
 [ "$machine" != x86_64 ] || command -v nasm >/dev/null || stop "nasm is missing: sudo apt-get install nasm"
-cuda="$(tr '[:lower:]' '[:upper:]' <<<"${FEEDER_CUDA:-on}")"
-[ "$cuda" = ON ] || [ "$cuda" = OFF ] || stop "FEEDER_CUDA must be on or off, not $FEEDER_CUDA"
-[ "$cuda" = OFF ] || command -v nvcc >/dev/null ||
-    stop "nvcc is missing, which compiles the backend \"cuda\": put that of CUDA 13.0 on the path, or set FEEDER_CUDA=off to leave it out"
 # By name, as CMake takes a command apart at spaces, which this folder's path may have.
 export PATH="$tools/bin:$PATH" CC="python-zig cc $target" CXX="python-zig c++ $target"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -53,6 +54,22 @@ def test_a_wheel_without_the_cuda_kernels_is_refused_unless_they_were_left_out(t
     assert run("check_wheel.py", path, *OPTIONS).stderr.endswith("lacks the CUDA kernels\n")
     assert run("check_wheel.py", path, *OPTIONS[:-1], "off").returncode == 0
     assert "has the CUDA kernels" in run("check_wheel.py", wheel(tmp_path, LICENCES), *OPTIONS[:-1], "off").stderr
+
+
+def test_wheels_are_not_built_without_nvcc_unless_the_cuda_kernels_are_left_out(tmp_path: Path) -> None:
+    for tool in ("dirname", "tr", "uname"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    for given, message in (({}, "nvcc is missing"), ({"FEEDER_CUDA": "maybe"}, "must be on or off, not maybe")):
+        done = subprocess.run(
+            [shutil.which("bash") or "bash", ROOT / "scripts/wheel.sh"],
+            env={"PATH": str(tmp_path), **given},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 1
+        assert message in done.stderr
 
 
 def test_a_wheel_without_simd_or_with_another_libjpeg_turbo_is_refused(
