@@ -6,8 +6,9 @@ first-epoch  Images/s of the first epoch from the store, with an empty cache, be
 bytes        Bytes that the store sent, in shares of the set's size: in a first epoch; in a second one with everything
              in the cache, with a cache of half the set, and with one that keeps half of it beside the shards that the
              order reads from at a time; for one of two ranks; and for two ranks of one host.
-faults       Seconds of a first epoch with 1 % of the requests failing (each kind of fault equally often), beside one
-             without faults, both by way of the same proxy.
+faults       Seconds of first epochs with 1 % of the requests failing (each kind of fault equally often), beside others
+             without faults, both by way of the same proxy. An epoch has few requests, so turns go on until ten failed,
+             or four times --repeats; the ratio is that of all turns together.
 resume       Seconds from the start in the middle of an epoch to the first batch, with an empty cache, beside the time
              of two ranges of 8 MiB one after the other, both by way of a proxy with --latency (s) and --bandwidth
              (MB/s); and the same from the local disk, where workers take most of it to start.
@@ -15,12 +16,13 @@ rivals       Seconds of a first epoch beside a second one from the cache, and CP
              LitData and webdataset over the same server, for the same consumer. They give the encoded bytes: only what
              lies before decoding is compared. --rivals names a Python that has them.
 
-The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed. It is on the same
-machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a trainer.
+The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed and with --smoke. It is
+on the same machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a
+trainer.
 Equal: images, recipe (RandomResizedCrop(224), flip), order, batch size, workers, consumer. The first run compares all
 pixels with the local ones'. Every run is a process of its own; rivals take turns.
 
-    python -m bench.remote --shards SHARDS [--only first-epoch,...] [--rivals PYTHON] [--repeats 5] [--json OUT]
+    python -m bench.remote --shards SHARDS [--only first-epoch,faults] [--rivals PYTHON] [--repeats 5] [--json OUT]
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ BUCKET, PREFIX = "feeder-bench", "set"
 URL = f"s3://{BUCKET}/{PREFIX}"
 RANGE_BYTES = 8 << 20
 KINDS = ("503", "reset", "drop", "cut", "stall", "flip")
-FAULTS = 0.01
+FAULTS, LEAST_FAULTS = 0.01, 10
 # By parts of a figure's name, as the table shows it.
 GOALS = {
     ("first-epoch", "ratio", "http"): ">= 0.95",
@@ -182,7 +184,7 @@ class Bench:
                 "local": lambda: self.epoch(self._options.shards),
                 "http": self.epoch,
             }
-            if haproxy_is_installed():
+            if haproxy_is_installed() and not self._options.smoke:
                 folder = Path(tempfile.mkdtemp(dir=self._folder))
                 tls = TlsProxy(folder, self._server.port)
                 stack.callback(tls.close)
@@ -261,16 +263,20 @@ class Bench:
         counts: dict[str, int] = {}
         with self.proxy() as proxy:
 
-            def run(name: str) -> float:
-                proxy.set(spoiled if name == "faults" else Faults())
-                seconds: float = self.epoch(URL, proxy.endpoint)["seconds"]
-                return seconds
-
-            found = interleave({name: partial(run, name) for name in ("clean", "faults")}, self._options.repeats)
-            counts, requests = proxy.counts(), len(proxy.requests())
+            found: dict[str, list[float]] = {"clean": [], "faults": []}
+            requests, turns, least = 0, self._options.repeats, 0 if self._options.smoke else LEAST_FAULTS
+            most = 4 * turns
+            while len(found["clean"]) < turns or (sum(counts.values()) < least and len(found["clean"]) < most):
+                for name, seconds in found.items():
+                    proxy.set(spoiled if name == "faults" else Faults())
+                    before = len(proxy.requests())
+                    seconds.append(self.epoch(URL, proxy.endpoint)["seconds"])
+                    requests += len(proxy.requests()) - before if name == "faults" else 0
+                counts = proxy.counts()
         return {
             "seconds": {name: spread(values) for name, values in found.items()},
-            "ratio": spread(_ratios(found["faults"], found["clean"])),
+            "ratio": spread([sum(found["faults"]) / sum(found["clean"])]),
+            "ratio_by_turn": spread(_ratios(found["faults"], found["clean"])),
             "faults": counts,
             "requests": requests,
             "goals": {"ratio": 1.1},
@@ -408,7 +414,7 @@ def _rows(value: Any, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
 
 def main() -> None:
     smoke = {
-        "only": "first-epoch,resume",
+        "only": "first-epoch,faults",
         "repeats": 1,
         "batch_size": 8,
         "image_size": 32,
@@ -422,16 +428,19 @@ def main() -> None:
         __doc__, "remote", smoke, shards=None, only="", rivals="", repeats=5, rate=500.0, batch_size=64, workers=2,
         image_size=224, lanes=4, window=256, latency=0.02, bandwidth=100.0,
     )  # fmt: skip
+    options.shards = os.path.abspath(options.shards)  # runs start in the repository's root
     if options.rivals:
+        options.rivals = os.path.abspath(options.rivals)
         questions["rivals"] = "rivals"
     names = options.only.split(",") if options.only else list(questions)
     with tempfile.TemporaryDirectory(prefix="feeder-remote-") as made:
         (folder := Path(made) / "s3").mkdir()
-        server = S3Server(folder, memory_bytes=8 << 30)
+        server = S3Server(folder, memory_bytes=8 << 30, ceph=not options.smoke)
         _make_low(server.pids())
         try:
             bench = Bench(options, server, Path(made))
-            bench.check()
+            if not options.smoke:
+                bench.check()
             result: dict[str, Any] = {"server": "Ceph" if server.is_real else "moto", "size_bytes": bench.size_bytes}
             for name in names:
                 print(name, flush=True)

@@ -1,8 +1,9 @@
 """Loads epochs from a store that fails again and again, and compares every batch with the local copy's.
 
-The store is Ceph's gateway, or moto's server where Ceph is not installed, behind a proxy that spoils --rate of the
-requests by each kind of fault: answers 503, resets, requests that are never answered, connections cut in the middle of
-an answer or silent from there on, and flipped bytes. The cache holds half of the set, so that every epoch downloads.
+The store is Ceph's gateway, or moto's server where Ceph is not installed and with --smoke, behind a proxy that spoils
+--rate of the requests by each kind of fault: answers 503, resets, requests that are never answered, connections cut in
+the middle of an answer or silent from there on, and flipped bytes. The cache holds half of the set, so that every epoch
+downloads.
 Fails on a wrong batch, and if a kind of fault was made fewer than --least times.
 
     python -m bench.remote_faults --shards SHARDS [--epochs 10] [--rate 0.05] [--json OUT]
@@ -32,7 +33,7 @@ def main() -> None:
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="feeder-faults-") as made:
         (folder := Path(made) / "s3").mkdir()
-        server = S3Server(folder, memory_bytes=8 << 30)
+        server = S3Server(folder, memory_bytes=8 << 30, ceph=not options.smoke)
         proxy = FaultProxy(server.port)
         try:
             size_bytes = server.upload(Path(options.shards), BUCKET, "set")

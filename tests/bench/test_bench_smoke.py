@@ -42,12 +42,17 @@ def test_what_is_wrong_with_a_result_is_named(change: dict[str, Any], message: s
     assert any(message in what for what in check({**good(), **change}))
 
 
+def test_a_difference_may_be_negative():
+    assert check({**good(), "cpu_ms_above_local": {"http": spread([-0.1, 0.2])}}) == []
+
+
 def test_scripts_that_know_the_flag_are_found(tmp_path: Path):
     (tmp_path / "one.py").write_text('parser.add_argument("--smoke")')
     (tmp_path / "two.py").write_text("from bench.smoke import arguments")
     (tmp_path / "three.py").write_text("")
-    assert scripts(tmp_path) == ["one", "two"]
-    assert {"resume", "shard", "size"} <= set(scripts())
+    (tmp_path / "two_names.py").write_text("from bench.smoke import ROOT, arguments")
+    assert scripts(tmp_path) == ["one", "two", "two_names"]
+    assert {"remote", "remote_faults", "resume", "shard", "size"} <= set(scripts())
 
 
 def test_a_benchmark_says_what_it_needs():
