@@ -262,7 +262,6 @@ class Bench:
         spoiled = Faults(dict.fromkeys(KINDS, FAULTS / len(KINDS)), only=f"{PREFIX}/")
         counts: dict[str, int] = {}
         with self.proxy() as proxy:
-
             found: dict[str, list[float]] = {"clean": [], "faults": []}
             requests, turns, least = 0, self._options.repeats, 0 if self._options.smoke else LEAST_FAULTS
             most = 4 * turns

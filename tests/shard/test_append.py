@@ -28,8 +28,9 @@ from feeder.tools.export import export
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support.images import encode, make_tree, pixels
+from tests.support.interrupted_runs import append_killed_at
 from tests.support.remote import Bucket
-from tests.support.shard_sets import StopAtOnce, contents, kept, samples_of, to_version_1
+from tests.support.shard_sets import contents, kept, samples_of, to_version_1
 
 RECIPE = Compose([Resize((8, 8))])
 
@@ -127,14 +128,78 @@ def test_a_pickled_dataset_opens_the_version_that_it_had(folder: Path, tmp_path:
     assert len(pickle.loads(pickle.dumps(ShardDataset(folder)))) == 13
 
 
-def test_an_interrupted_run_leaves_the_set_as_it_was(folder: Path, tmp_path: Path) -> None:
-    images(tmp_path / "more" / "b", 20, 9)
+class StopAfterTwoShards(OutputFolder):
+    """Interrupts a run once it has finished two shards."""
+
+    left = 2
+
+    def publish(self, *paths: str) -> None:
+        super().publish(*paths)
+        if paths[-1].endswith(".tar"):
+            type(self).left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, folder: Path, more: Path) -> None:
+    StopAfterTwoShards.left = 2
+    with monkeypatch.context() as patch:
+        patch.setattr("feeder.shard.write.store_output.OutputFolder", StopAfterTwoShards)
+        with pytest.raises(KeyboardInterrupt):
+            append(str(folder), str(more), ShardOptions(workers=1))
+
+
+def test_an_interrupted_run_leaves_the_set_as_it_was_and_resumes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = images(tmp_path / "more" / "b", 20, 15)
     before = contents(folder)
-    with pytest.raises(KeyboardInterrupt):
-        append(str(folder), str(tmp_path / "more"), ShardOptions(), progress=StopAtOnce())
-    assert contents(folder) == before
-    append(str(folder), str(tmp_path / "more"), ShardOptions())
-    assert len(ShardDataset(folder)) == 19
+    shutil.copytree(folder, tmp_path / "whole")
+    append(str(tmp_path / "whole"), str(more), ShardOptions())
+    interrupt(monkeypatch, folder, more)
+    assert len(ShardDataset(folder)) == 10
+    assert before.items() <= contents(folder).items()
+    assert not verify(str(folder))
+    kept_shards = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*.tar")}
+    assert len(kept_shards) == 3 + 2
+    summary = append(str(folder), str(more), ShardOptions())
+    assert (summary.samples, summary.written_shards) == (25, 4)
+    assert kept_shards.items() <= {path: path.stat().st_mtime_ns for path in folder.glob("shard-*.tar")}.items()
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+def test_what_an_interrupted_run_has_left_goes_with_the_next_one_of_other_samples(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, other = images(tmp_path / "more" / "b", 20, 15), images(tmp_path / "other" / "b", 50, 2)
+    shutil.copytree(folder, tmp_path / "whole")
+    append(str(tmp_path / "whole"), str(other), ShardOptions())
+    interrupt(monkeypatch, folder, more)
+    append(str(folder), str(other), ShardOptions())
+    assert contents(folder) == contents(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_at_any_moment_leaves_a_whole_set_and_resumes(folder: Path, tmp_path: Path) -> None:
+    more = images(tmp_path / "more" / "new", 20, 9)
+    shutil.copytree(folder, tmp_path / "whole")
+    append(str(tmp_path / "whole"), str(more), ShardOptions())
+    outcomes = set()
+    for step in range(1, 200, 5):
+        out = tmp_path / f"killed {step}"
+        shutil.copytree(folder, out)
+        was_killed = append_killed_at(step, more, out)
+        dataset = ShardDataset(out, RECIPE)
+        outcomes.add(len(dataset))
+        assert len({dataset[i][0].numpy().tobytes() for i in range(len(dataset))}) == len(dataset)
+        assert not verify(str(out)) or len(dataset) == 19  # of which the manifest may still come
+        is_done = not (out / ".work" / "plan.json").exists() and len(dataset) == 19
+        assert append(str(out), str(more), ShardOptions()).samples == (28 if is_done else 19)
+        if not was_killed:
+            break
+        assert is_done or contents(out) == contents(tmp_path / "whole")
+    assert outcomes == {10, 19}
+    assert not was_killed
 
 
 def test_what_a_killed_run_left_does_no_harm(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

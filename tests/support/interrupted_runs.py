@@ -9,7 +9,7 @@ from pathlib import Path
 
 from feeder.system.progress import Progress
 
-__all__ = ["StopAfter", "killed_at"]
+__all__ = ["StopAfter", "append_killed_at", "killed_at"]
 
 
 class StopAfter(Progress):
@@ -39,8 +39,14 @@ def wrap(name):
     return call
 for name in real:
     setattr(os, name, wrap(name))
+"""
+_SHARD = """
 options = feeder.shard.ShardOptions(samples_per_shard=20, workers=1, max_bad=1)
 feeder.shard.shard(sys.argv[1], sys.argv[2], options, force=len(sys.argv) > 4)
+"""
+_APPEND = """
+from feeder.shard.write.append import append
+append(sys.argv[2], sys.argv[1], feeder.shard.ShardOptions(workers=1))
 """
 
 
@@ -50,7 +56,15 @@ def killed_at(step: int, source: Path, out: Path, *, force: bool = False) -> boo
     Returns:
         False if the process came to its end before.
     """
-    command = [sys.executable, "-c", _KILLED, str(source), str(out), str(step), *(["force"] if force else [])]
-    status = subprocess.run(command, check=False).returncode
+    return _is_killed(_SHARD, [str(source), str(out), str(step), *(["force"] if force else [])])
+
+
+def append_killed_at(step: int, source: Path, out: Path) -> bool:
+    """Adds a source to a set in another process, as :func:`killed_at`."""
+    return _is_killed(_APPEND, [str(source), str(out), str(step)])
+
+
+def _is_killed(work: str, arguments: list[str]) -> bool:
+    status = subprocess.run([sys.executable, "-c", _KILLED + work, *arguments], check=False).returncode
     assert status in (0, -signal.SIGKILL)
     return status != 0

@@ -22,9 +22,9 @@ from feeder.shard.store.url import local_path
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.plan import plan_shards, shard_name
+from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run, total
-from feeder.shard.write.set_writer import HashedShard, extend_set, index_path
+from feeder.shard.write.set_writer import HashedShard, extend_set
 from feeder.shard.write.shard_job import WrittenShard
 from feeder.shard.write.store_output import locked_output
 from feeder.system.files import atomic_file, file_sha256, open_regular
@@ -39,7 +39,8 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     """Adds the samples of a source to a shard set that ``feeder shard`` made, as a new version of the set.
 
     The set's shards stay as they are, and runs that use the set go on with the version that they were started with.
-    New classes are numbered after the set's. A run that is interrupted leaves the set as it was.
+    New classes are numbered after the set's. A run that is interrupted leaves the set as it was, and beside it the
+    shards that it has finished: the same call resumes it, and a call with another source removes them.
 
     Args:
         path: The set's folder, or its URL in a store.
@@ -81,7 +82,7 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     except OSError as error:
         raise ShardError(
             f"{error.filename or path}: {error.strerror or error}; the set is as it was: fix this and run the same "
-            "command again"
+            "command again, which resumes"
         ) from error
 
 
@@ -116,15 +117,24 @@ class _Append:
             codebook=next(iter(self._index.codebooks), None),
         )
         plan = plan_shards(source, self._options)
+        folder, version, shards = self._folder, self._index.version, len(manifest.shards)
+        begun = folder.begin_append(self._options.settings(), source, version, shards)
+        if begun is not None and begun < version:
+            self._progress.note("the same run was interrupted when these samples were part of the set already")
+            folder.finish()
+            return self._summary(manifest, [], classes)
+        if begun is not None:
+            self._progress.note(f"resuming the unfinished run in {folder.shown}")
+        done = {} if begun is None else run.finished(plan)
         try:
-            written = [found for _, found in sorted(run.write_shards(plan, {}).items())]
+            written = [found for _, found in sorted(run.write_shards(plan, done).items())]
             if not any(each.record.samples for each in written):
                 raise SourceError(f"{source.root}: no sample could be sharded")
-            return self._finish(written, classes)
-        except BaseException:
-            if not self._is_finished():
-                self._remove_shards(len(plan))
+        except (FormatError, SourceError):  # it would fail again
+            folder.remove_after(shards)
+            folder.finish()
             raise
+        return self._finish(written, classes)
 
     def _join_classes(self) -> list[str] | None:
         """Numbers the source's classes as the set does, new ones after the set's; returns all names."""
@@ -195,14 +205,18 @@ class _Append:
         folder.publish(header)
         _complete(folder)
         folder.finish()
-        bad = sum(r.bad for r in rejected)
+        return self._summary(manifest, written, classes)
+
+    def _summary(self, manifest: Manifest, written: list[WrittenShard], classes: list[str] | None) -> ShardSummary:
+        source = self._source
+        rejected = [*source.rejected, *(r for each in written for r in each.rejected)]
         return ShardSummary(
-            out=folder.shown,
+            out=self._folder.shown,
             kind=source.kind,
             inputs=manifest.inputs,
             samples=manifest.samples,
             rejected=len(rejected),
-            bad=bad,
+            bad=sum(r.bad for r in rejected),
             unreadable_folders=source.unreadable_folders,
             encoded=manifest.encoded,
             clipped=sum(each.clipped for each in written),
@@ -210,24 +224,11 @@ class _Append:
             bytes=sum(s.size_bytes for s in manifest.shards),
             classes=len(classes or ()),
             written_shards=len(written),
-            written_samples=samples,
+            written_samples=sum(each.record.samples for each in written),
             seconds=time.monotonic() - self._started,
             max_bad=self._options.max_bad,
             notes=source.notes,
         )
-
-    def _is_finished(self) -> bool:
-        """Returns whether the samples are part of the set."""
-        try:
-            return open_index(self._folder.file(INDEX_NAME)).version > self._index.version
-        except FormatError:
-            return True  # nothing is removed in doubt
-
-    def _remove_shards(self, count: int) -> None:
-        """Removes the shards that were written, which are no part of the set."""
-        names = [shard_name(len(self._manifest.shards) + number) for number in range(count)]
-        paths = [path for name in names for path in (self._folder.file(name), index_path(self._folder.path, name))]
-        self._folder.remove(*(path for path in paths if os.path.exists(path)))
 
 
 def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:

@@ -5,6 +5,9 @@ While a run is unfinished, ``.work`` holds its plan (settings, and the list of i
 record for each finished shard. A shard is renamed into place after its index and this record are written, so a shard
 that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
+A run that adds samples to a finished set has its plan and records there, too. The set's header does not name its shards
+until all are written, so that a killed run leaves the set as it was.
+
 When a set is replaced, its parts and shards are removed first, and its manifest once the new plan is written. So the
 folder always holds a manifest or a plan, and a killed run does not make it look like a foreign folder.
 """
@@ -17,10 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from typing import Any, BinaryIO
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from feeder.errors import ShardError
 from feeder.shard.format.index_file import INDEX_NAME
@@ -29,6 +29,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
 from feeder.shard.write.options import REJECTED_NAME
+from feeder.shard.write.run_plan import first_difference, load_inputs, plan_of, save_inputs
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_job import record_name
 from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
@@ -39,8 +40,7 @@ __all__ = ["OutputFolder"]
 _LOCK = ".lock"
 _ATTEMPTS = "attempts-"
 _WORK = os.path.dirname(PLAN_NAME)
-_COLUMNS = ("path_starts", "paths", "sizes", "mtimes", "labels")
-_SHARD = re.compile(r"shard-\d+\.(tar|idx|fidx)")
+_SHARD = re.compile(r"shard-(\d+)\.(tar|idx|fidx)")
 _OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")  # an earlier version, or one for another image field
 _RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME)
 
@@ -220,14 +220,7 @@ class OutputFolder:
         Raises:
             ShardError: if the unfinished run had other settings or inputs; names the first difference.
         """
-        plan = {
-            "settings": settings,
-            "kind": source.kind,
-            "image_field": ";".join(source.image_fields) or None,
-            "containers": [[c.path, c.size_bytes, c.mtime_ns] for c in source.containers],
-            "rejected": sorted([r.path, r.reason] for r in source.rejected),
-            "targets": list(source.table.targets),
-        }
+        plan = plan_of(settings, source)
         replaced = os.path.exists(self.file(MANIFEST_NAME))  # only with force: a run over a finished set does not begin
         if os.path.exists(self._plan_path) and not replaced:
             try:
@@ -238,15 +231,49 @@ class OutputFolder:
                     raise
         if self.force:
             self._remove_all_but(MANIFEST_NAME, _LOCK, _WORK)
-        with atomic_file(self._inputs_path) as file:
-            for name in _COLUMNS:
-                _save(file, source.table.columns()[name])
-        with atomic_file(self._plan_path) as file:
-            file.write(json.dumps(plan).encode())
-        self.publish(self._inputs_path, self._plan_path)
+        self._record(plan, source)
         if replaced:
             self.remove(self.file(MANIFEST_NAME))
         return False
+
+    def begin_append(self, settings: dict[str, Any], source: Source, version: int, shards: int) -> int | None:
+        """Records the plan of a run that adds samples to the set, unless it is that of an unfinished one.
+
+        Shards that an unfinished run over other inputs has left are removed.
+
+        Args:
+            settings: The settings of the run.
+            source: The samples.
+            version: Number of the set's version.
+            shards: Number of its shards.
+
+        Returns:
+            The version that the unfinished run with this plan was begun with; None if there is none.
+        """
+        plan = plan_of(settings, source)
+        if os.path.exists(self._plan_path):
+            with contextlib.suppress(ShardError):
+                begun = self._compare_plan(plan, source).get("version")
+                if begun in (version, version - 1):
+                    return int(begun)
+        self.remove_after(shards)
+        self._record(plan | {"version": version}, source)
+        return None
+
+    def remove_after(self, shards: int) -> None:
+        """Removes shards that are none of the set's first ones, with their records."""
+        for folder in (self.work, self.path):
+            for name in sorted(os.listdir(folder)):
+                found = _SHARD.match(name)
+                if found is not None and int(found[1]) >= shards:
+                    self.remove(os.path.join(folder, name))
+
+    def _record(self, plan: dict[str, Any], source: Source) -> None:
+        with atomic_file(self._inputs_path) as file:
+            save_inputs(file, source)
+        with atomic_file(self._plan_path) as file:
+            file.write(json.dumps(plan).encode())
+        self.publish(self._inputs_path, self._plan_path)
 
     def discard(self) -> None:
         """Removes all files that the run has written."""
@@ -257,13 +284,13 @@ class OutputFolder:
         """Removes the files that only an unfinished run needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def _compare_plan(self, plan: dict[str, Any], source: Source) -> None:
-        """Raises ShardError unless the unfinished run has this plan."""
+    def _compare_plan(self, plan: dict[str, Any], source: Source) -> dict[str, Any]:
+        """Returns the plan of the unfinished run; raises ShardError unless it is this one."""
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file)
             with open(self._inputs_path, "rb", opener=open_regular) as inputs:
-                before = {name: np.load(inputs, allow_pickle=False) for name in _COLUMNS}
+                before = load_inputs(inputs)
         except (ValueError, EOFError, FileNotFoundError) as error:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
@@ -280,12 +307,14 @@ class OutputFolder:
                 f"{self.shown}: holds an unfinished run of an older feeder, which chose the image field for each "
                 "sample separately, so it can't be resumed; start again with --force"
             )
-        changed = _first_difference(recorded, plan, before, source.table.columns())
+        changed = first_difference(recorded, plan, before, source.table.columns())
         if changed:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
                 "restore the source, or start again with --force"
             )
+        found: dict[str, Any] = recorded
+        return found
 
     def _remove_all_but(self, *kept: str) -> None:
         """Removes the set's files, and the records of finished shards."""
@@ -333,66 +362,3 @@ def _remove_empty(folders: list[str]) -> None:
     with contextlib.suppress(OSError):
         for folder in folders:
             os.rmdir(folder)
-
-
-def _save(file: BinaryIO, column: npt.NDArray[Any]) -> None:
-    """Writes an array as ``numpy.save`` does, through the file's own buffer; see :func:`atomic_file`."""
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(column))
-    file.write(np.ascontiguousarray(column).data)
-
-
-def _first_difference(
-    old_plan: dict[str, Any],
-    new_plan: dict[str, Any],
-    old: dict[str, npt.NDArray[Any]],
-    new: dict[str, npt.NDArray[Any]],
-) -> str | None:
-    if old_plan["kind"] != new_plan["kind"]:
-        return f"the source was {old_plan['kind']}, is {new_plan['kind']}"
-    before_targets, targets = (", ".join(plan.get("targets", ())) or "none" for plan in (old_plan, new_plan))
-    if before_targets != targets:
-        return f"the targets were {before_targets}, are {targets}"
-    for before, after in zip(old_plan["containers"], new_plan["containers"], strict=False):
-        if before != after:
-            return f"{before[0]} had {before[1]} bytes, {after[0]} has {after[1]}, or their times differ"
-    row = _first_difference_row(old, new)
-    if row is not None:
-        return row
-    then, now = ({(path, reason) for path, reason in plan["rejected"]} for plan in (old_plan, new_plan))
-    for differing, when in ((then - now, "then, not now"), (now - then, "now, not then")):
-        if differing:
-            path, reason = min(differing)
-            return f"{path!r} was rejected {when} ({reason})"
-    return None
-
-
-def _first_difference_row(old: dict[str, npt.NDArray[Any]], new: dict[str, npt.NDArray[Any]]) -> str | None:
-    def path(columns: dict[str, npt.NDArray[Any]], i: int) -> str:
-        start, end = columns["path_starts"][i : i + 2]
-        return os.fsdecode(columns["paths"][start:end].tobytes())
-
-    counts = len(old["sizes"]), len(new["sizes"])
-    common = min(counts)
-    # The first sample whose path differs in its bytes or its start.
-    starts = np.flatnonzero(old["path_starts"][: common + 1] != new["path_starts"][: common + 1])
-    texts = min(len(old["paths"]), len(new["paths"]))
-    bytes_ = np.flatnonzero(old["paths"][:texts] != new["paths"][:texts])
-    candidates = [int(starts[0]) - 1] if len(starts) else []
-    if len(bytes_):
-        candidates.append(int(np.searchsorted(old["path_starts"], bytes_[0], side="right")) - 1)
-    first_path = min(candidates, default=common)
-    for name, what in (("sizes", "size in bytes"), ("mtimes", "modification time (ns)"), ("labels", "label")):
-        differ = np.flatnonzero(old[name][:common] != new[name][:common])
-        if len(differ) and differ[0] < first_path:
-            i = int(differ[0])
-            return f"{path(old, i)}: {what} was {old[name][i]}, is {new[name][i]}"
-    if first_path < common:
-        return (
-            f"input {first_path} was {path(old, first_path)!r}, is {path(new, first_path)!r} "
-            f"({counts[0]} inputs then, {counts[1]} now)"
-        )
-    if counts[0] > common:
-        return f"{path(old, common)!r} is gone ({counts[0]} inputs then, {counts[1]} now)"
-    if counts[1] > common:
-        return f"{path(new, common)!r} is new ({counts[0]} inputs then, {counts[1]} now)"
-    return None

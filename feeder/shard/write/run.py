@@ -84,7 +84,7 @@ class Run:
         if folder.begin(settings, source):
             self._progress.note(f"resuming the unfinished run in {folder.shown}")
         plan = plan_shards(source, self._options)
-        done = {number: written for number in range(len(plan)) if (written := self._finished(number))}
+        done = self.finished(plan)
         results = self.write_shards(plan, done)
         if not any(written.record.samples for written in results.values()):
             folder.discard()
@@ -96,9 +96,13 @@ class Run:
             source.notes.append(advice)
         return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
 
+    def finished(self, plan: list[range]) -> dict[int, WrittenShard]:
+        """Returns the records of a plan's shards that an earlier run finished, by their numbers in it."""
+        return {number: written for number in range(len(plan)) if (written := self._finished(number))}
+
     def _finished(self, number: int) -> WrittenShard | None:
         """Returns the record of a shard that an earlier run finished; None if it must be written."""
-        name = shard_name(number)
+        name = shard_name(self._first_shard + number)
         try:
             size = os.stat(self._folder.file(name)).st_size
             with open(self._folder.part(record_name(name)), "rb", opener=open_regular) as file:
