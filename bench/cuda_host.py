@@ -60,7 +60,7 @@ class Host:
         self._work = Work(reader, dataset.recipe, "cuda")
         self._work.stager = PlanStager()
         known = reader.peek(planning_sample(len(reader), in_shards=True))
-        self._work.share_bytes = plan_capacity(known, SIZE, PART).share_bytes
+        self._work.share_bytes = plan_capacity(known, [SIZE], PART).share_bytes
         self._upload = np.zeros(0, np.uint8)
 
     def run(self, epoch: int) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Host:
             began = time.thread_time_ns()
             report = work.run(epoch, view)
             spent_ns[0] += time.thread_time_ns() - began
-            left_over = {row: data for (_, row), data in report.left_over.items()}
+            left_over = {row: data for (_, row, _), data in report.left_over.items()}
             began = time.thread_time_ns()
             staged = Staged.unpack(view.images[0].reshape(-1), len(ids), left_over)
             plans: list[Any] = [

@@ -14,7 +14,7 @@ from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox
 from feeder.dataset.extras import Extra, MemberField, NamedField
-from feeder.dataset.further_images import images_in, key_rows
+from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader, check_fields
 from feeder.dataset.sample_numbers import sample_numbers
@@ -107,7 +107,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         return samples
 
     def _recipes(self) -> tuple[Recipe, ...]:
-        return *self.recipe.views, *(image.recipe for image in images_in(self.extras))
+        return *self.recipe.views, *further_recipes(images_in(self.extras))
 
     def _samples(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
         size = len(self)

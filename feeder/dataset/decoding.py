@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
-from feeder.dataset.further_images import FurtherImage
+from feeder.dataset.further_images import FurtherImage, by_image, further_recipes, images_in
 from feeder.dataset.reader import Reader
 from feeder.dataset.targets import boxes_of
 from feeder.decoders.decoder import View
@@ -65,8 +65,7 @@ class SampleDecoder:
 
     def __init__(self, reader: Reader, recipe: Recipe | Views, extras: Sequence[Extra]) -> None:
         self._reader, self._recipe, self._extras = reader, recipe, extras
-        further = (extra.recipe for extra in extras if isinstance(extra, FurtherImage))
-        self._decoder = get_decoder("auto", (*recipe.views, *further))
+        self._decoder = get_decoder("auto", (*recipe.views, *further_recipes(images_in(extras))))
         self._has_warned = False
 
     def decode(
@@ -113,7 +112,7 @@ class SampleDecoder:
                 try:
                     if isinstance(extra, FurtherImage):
                         size, own = encoded.sizes[row : row + 1], keys[:, row : row + 1]
-                        found[row] = self._further(extra, found[row], views[0].draws, own, size)
+                        found[row] = self._further(extra, found[row], [view.draws for view in views], own, size)
                         self._count(counts, i)
                     else:
                         found[row] = extra.sample(extra.finish_views(found[row], [view.draws for view in views], 0))
@@ -125,24 +124,27 @@ class SampleDecoder:
         self,
         image: FurtherImage,
         data: bytes,
-        first: Draws,
+        first: Sequence[Draws],
         keys: npt.NDArray[np.int64],
         size: npt.NDArray[np.int32],
     ) -> Any:
-        """Decodes a further image of one sample to a tensor [C, H, W]; see :class:`FurtherImage`."""
+        """Decodes a further image of one sample to a tensor [C, H, W], or a list of views; see
+        :class:`FurtherImage`."""
         from feeder._gpu.tensors import as_tensor
 
         encoded = image.encoded([data], size)
         problem = encoded.errors[0]
         if problem is not None:
             raise problem
-        recipe = image.recipe.at(None, first.epoch)
-        draws = image.draw(recipe, first, list(keys), encoded.sizes)
-        out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
-        problem = self._decoder.decode(encoded.buffers, encoded.orientations, recipe, draws, out)[0]
+        recipes = image.recipe.at(None, first[0].epoch).views
+        views = []
+        for recipe, draws in zip(recipes, image.draw(recipes, first, list(keys), encoded.sizes), strict=True):
+            out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+            views.append(View(recipe, draws, out))
+        problem = self._decoder.decode_views(encoded.buffers, encoded.orientations, views)[0]
         if problem is not None:
             raise image.named(problem)
-        return as_tensor(out[0], recipe.output_dtype)
+        return by_image([image], [as_tensor(view.out[0], view.recipe.output_dtype) for view in views])[0]
 
     def _count(self, counts: DecodeCounts | None, i: int) -> None:
         """Counts the last decoded image, of sample ``i``, if it was clipped or slow; or warns."""

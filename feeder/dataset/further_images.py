@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from feeder import transforms as T
 from feeder.dataset.extras import Extra
 from feeder.dataset.reader import Encoded
 from feeder.decoders.image_header import image_info
@@ -18,31 +18,24 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms.choice import Branches
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.targets import Image, check_targets
+from feeder.transforms.views import Views
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws, Views
+    from feeder.transforms import Draws
 
-__all__ = ["FurtherImage", "further_image", "images_in", "in_order", "key_rows", "values_in"]
+__all__ = [
+    "FurtherImage",
+    "by_image",
+    "further_image",
+    "further_recipes",
+    "images_in",
+    "in_order",
+    "key_rows",
+    "values_in",
+]
 
 _T = TypeVar("_T")
-
-# Ops whose draws depend on the image's size: torchvision v2 refuses them for images of different sizes in one call.
-_SIZED = (
-    T.AugMix,
-    T.AutoAugment,
-    T.RandAugment,
-    T.RandomAffine,
-    T.RandomCrop,
-    T.RandomErasing,
-    T.RandomIoUCrop,
-    T.RandomPerspective,
-    T.RandomResizedCrop,
-    T.RandomShortestSize,
-    T.RandomZoomOut,
-    T.ScaleJitter,
-    T.TrivialAugmentWide,
-)
 
 
 @dataclass(frozen=True)
@@ -52,16 +45,22 @@ class FurtherImage(Extra):
     Args:
         name: The member's name.
         target: The declaration.
-        recipe: The ops on it.
-        number: Row of the keys that it is drawn by, see :func:`key_rows`; 0 for those of the sample's image.
+        recipe: The ops on it, or its views.
+        number: First row of the keys that its views are drawn by, see :func:`key_rows`; 0 for those of the sample's
+            image.
         exif: Whether EXIF orientation is applied.
     """
 
     name: str
     target: Image
-    recipe: Recipe
+    recipe: Recipe | Views
     number: int
     exif: bool = True
+
+    @property
+    def end(self) -> int:
+        """The row after those of the keys that its views are drawn by."""
+        return self.number + len(self.recipe.views)
 
     def read(self, reader: Reader, i: int) -> bytes:
         data = reader.member(i, self.name)
@@ -95,20 +94,25 @@ class FurtherImage(Extra):
         return found
 
     def draw(
-        self, recipe: Recipe, first: Draws, keys: Sequence[npt.NDArray[np.int64]], sizes: npt.NDArray[np.int32]
-    ) -> Draws:
-        """Returns the draws of N images.
+        self,
+        recipes: Sequence[Recipe],
+        first: Sequence[Draws],
+        keys: Sequence[npt.NDArray[np.int64]],
+        sizes: npt.NDArray[np.int32],
+    ) -> tuple[Draws, ...]:
+        """Returns the draws of N images for each view.
 
         Args:
-            recipe: The ops on them, at the sizes of their batch.
-            first: Those of the samples' images.
+            recipes: The ops of the views, at the sizes of their batch.
+            first: Draws of the samples' images for each of their views.
             keys: int64 [N] in each of the rows of :func:`key_rows`.
             sizes: int32 [N, 2], upright (height, width) of these images.
         """
         is_first = self.target.draws == "same" and self.target.recipe is None
-        if is_first and (self._sized is not None or np.array_equal(sizes, first.image_size)):
-            return first
-        return recipe.draw(first.seed, first.epoch, keys[self.number], sizes)
+        if is_first and (self._sized is not None or np.array_equal(sizes, first[0].image_size)):
+            return tuple(first)
+        seed, epoch, rows = first[0].seed, first[0].epoch, keys[self.number : self.end]
+        return tuple(recipe.draw(seed, epoch, row, sizes) for recipe, row in zip(recipes, rows, strict=True))
 
     def named(self, error: DecodeError) -> DecodeError:
         """Returns a decoder's error with the member's name."""
@@ -117,9 +121,10 @@ class FurtherImage(Extra):
     @cached_property
     def _sized(self) -> str | None:
         """The op because of which images with the same draws must have one size; None if they need not."""
-        for op in self.recipe.ops if self.target.draws == "same" else ():
+        views = self.recipe.views if self.target.draws == "same" else ()
+        for op in itertools.chain.from_iterable(recipe.ops for recipe in views):
             for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
-                if isinstance(each, _SIZED):
+                if each.draws_from_size:
                     return type(each).__name__
         return None
 
@@ -135,32 +140,58 @@ class FurtherImage(Extra):
         return DecodeError(f"target {self.name!r}: {reason}")
 
 
-def further_image(name: str, target: Image, recipe: Recipe, number: int, *, exif: bool) -> FurtherImage:
+def further_image(name: str, target: Image, recipe: Recipe | Views, number: int, *, exif: bool) -> FurtherImage:
     """Returns a dataset's further image; see :class:`FurtherImage`.
 
     Args:
         name, target, exif: See :class:`FurtherImage`.
-        recipe: The ops on the samples' images.
-        number: Row of the keys that it is drawn by.
+        recipe: The ops on the samples' images, or their views.
+        number: First row of the keys that it is drawn by.
 
     Raises:
         ArgumentError: for a recipe that is not for it.
     """
     own = recipe if target.recipe is None else target.recipe
     is_first = own is recipe and target.draws == "same"
-    if own.draws_from_boxes and not is_first:
+    if target.draws == "same" and len(own.views) != len(recipe.views):
+        given, made = ("views" if isinstance(each, Views) else "view" for each in (own, recipe))
         raise ArgumentError(
-            f"target {name!r} can't be cropped by RandomIoUCrop, which draws from the boxes of the sample's image: "
-            "give T.Image(draws='same'), or a transform of its own without RandomIoUCrop"
+            f"the transform of target {name!r} makes {len(own.views)} {given}, and the dataset's {len(recipe.views)} "
+            f"{made}, with whose draws it is made: give T.Views of {len(recipe.views)} recipes, or "
+            "T.Image(draws='own', ...)"
         )
-    if target.recipe is not None:
-        check_targets(target.recipe, ())
+    for view in own.views:
+        if view.draws_from_boxes and not is_first:
+            raise ArgumentError(
+                f"target {name!r} can't be cropped by RandomIoUCrop, which draws from the boxes of the sample's image: "
+                "give T.Image(draws='same'), or a transform of its own without RandomIoUCrop"
+            )
+        if target.recipe is not None:
+            check_targets(view, ())
     if own.has_bucket and not recipe.has_bucket:
         raise ArgumentError(
             f"the transform of target {name!r} has T.BUCKET, which is the size of the sample's image, and the "
             "dataset's transform has not; give a number"
         )
     return FurtherImage(name, target, own, number, exif)
+
+
+def further_recipes(images: Iterable[FurtherImage]) -> Iterator[Recipe]:
+    """Yields the recipes of all views of further images."""
+    for image in images:
+        yield from image.recipe.views
+
+
+def by_image(images: Iterable[FurtherImage], made: Sequence[_T]) -> list[_T | list[_T]]:
+    """Returns the views of further images by image: one, or a list of them where the image has Views.
+
+    Args:
+        images: The further images.
+        made: All their views, in the order of :func:`further_recipes`.
+    """
+    views = iter(made)
+    found = ((image.recipe, [next(views) for _ in image.recipe.views]) for image in images)
+    return [each if isinstance(recipe, Views) else each[0] for recipe, each in found]
 
 
 def images_in(extras: Sequence[Extra]) -> tuple[FurtherImage, ...]:
@@ -180,6 +211,6 @@ def in_order(extras: Sequence[Extra], images: Iterable[_T], values: Iterable[_T]
 
 
 def key_rows(recipe: Recipe | Views, extras: Sequence[Extra]) -> int:
-    """Returns the number of keys that each sample is drawn by: one for each view or the image, and one for each further
-    image with draws of its own."""
-    return len(recipe.views) + sum(image.number > 0 for image in images_in(extras))
+    """Returns the number of keys that each sample is drawn by: one for each view or the image, and for each view of a
+    further image with draws of its own."""
+    return max([len(recipe.views), *(image.end for image in images_in(extras))])

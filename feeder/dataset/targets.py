@@ -221,21 +221,16 @@ def target_values(
             raise ArgumentError(
                 f"target {name!r} has canvas='upright', and exif_orientation='ignore' leaves images as they are stored"
             )
-        if isinstance(target, Image) and isinstance(recipe, Views):
-            raise ArgumentError(
-                f"target {name!r} is one more image of each sample, and Views makes several of one: leave it out, or "
-                "give the recipe of one image"
-            )
     for view in recipe.views:
         check_targets(view, tuple(target for target in targets.values() if not isinstance(target, Image)))
     values: list[TargetExtra] = []
-    numbers = itertools.count(1)
+    key_row = len(recipe.views)
     for name in names:
         target = targets[name]
         if isinstance(target, Image):
-            assert isinstance(recipe, Recipe)
-            number = next(numbers) if target.draws == "own" else 0
-            values.append(further_image(name, target, recipe, number, exif=exif))
+            image = further_image(name, target, recipe, key_row if target.draws == "own" else 0, exif=exif)
+            key_row = max(key_row, image.end)
+            values.append(image)
             continue
         views = tuple(_VALUES[type(target)](name, target, view) for view in recipe.views)
         values.append(ViewsTarget(name, target, views) if isinstance(recipe, Views) else views[0])

@@ -27,6 +27,7 @@ __all__ = [
     "Decoder",
     "LeftToCpu",
     "Padding",
+    "StagedView",
     "TrainerDecoder",
     "View",
     "ViewsDecoder",
@@ -77,6 +78,23 @@ class Padding(NamedTuple):
     sizes: npt.NDArray[np.int32]
     size: tuple[int, int]
     value: float
+
+
+class StagedView(NamedTuple):
+    """An output that is made of each of N staged images.
+
+    Attributes:
+        recipe: The ops for every image; without ``padding`` its output size must be fixed.
+        rest: Drawn parameters of the ops after the base path, N rows each.
+        mix: The partner of each sample, if samples are mixed. If any image can't be decoded, none is mixed: it must be
+            replaced first.
+        padding: Pads the images to one size; given only where the loader has ``pad=``.
+    """
+
+    recipe: Recipe
+    rest: Sequence[Params]
+    mix: Mix | None = None
+    padding: Padding | None = None
 
 
 class Decoder(Protocol):
@@ -223,29 +241,18 @@ class TrainerDecoder(Decoder, Protocol):
         """Forgets a batch that was started."""
 
     def finish(
-        self,
-        staged: Staged,
-        recipe: Recipe,
-        rest: Sequence[Params],
-        *,
-        channels_last: bool = False,
-        mix: Mix | None = None,
-        padding: Padding | None = None,
-    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes and augments a batch, started or not.
 
         Args:
             staged: N samples, at least one.
-            recipe: The ops for every image; without ``padding`` its output size must be fixed.
-            rest: Drawn parameters of the ops after the base path, N rows each.
-            channels_last: Memory format of the output.
-            mix: The partner of each sample, if samples are mixed. If any image can't be decoded, none is mixed: it
-                must be replaced first.
-            padding: Pads the images to one size; given only where the loader has ``pad=``.
+            views: The outputs, one for each view of the staged batch.
+            channels_last: Memory format of the outputs.
 
         Returns:
-            [N, 3, H, W] of the recipe's output dtype, owned by the caller, and for each image None or why it could
-            not be decoded; an image with :class:`LeftToCpu` is to be staged again by ``stager.on_cpu()``.
+            For each view [N, 3, H, W] of its recipe's output dtype, owned by the caller; and for each sample None or
+            why it could not be decoded. One with :class:`LeftToCpu` is to be staged again by ``stager.on_cpu()``.
         """
         ...
 

@@ -166,7 +166,7 @@ def _sizeless(source: FeederDataset, sizes: bool) -> str | None:
     if source.recipe.views[0].output_size is None and not sizes:
         return "images"
     for image in images_in(source.extras):
-        if image.recipe.output_size is None and not (sizes and image.recipe.has_bucket):
+        if any(view.output_size is None and not (sizes and view.has_bucket) for view in image.recipe.views):
             return f"the images of target {image.name!r}"
     return None
 

@@ -52,6 +52,8 @@ class RandAugment(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     num_ops: int
     magnitude: int
     num_magnitude_bins: int
@@ -100,6 +102,8 @@ class TrivialAugmentWide(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
+
+    draws_from_size = True
 
     num_magnitude_bins: int
     interpolation: str

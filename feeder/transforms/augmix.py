@@ -41,6 +41,8 @@ class AugMix(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     severity: int
     mixture_width: int
     chain_depth: int

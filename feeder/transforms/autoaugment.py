@@ -144,6 +144,8 @@ class AutoAugment(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     policy: str
     interpolation: str
     fill: tuple[int, int, int]

@@ -84,6 +84,8 @@ class RandomApply(Branches):
         ArgumentError: for another op, or if ``p`` is no probability.
     """
 
+    draws_from_size = False
+
     transforms: tuple[Op, ...]
     p: float
 
@@ -113,6 +115,8 @@ class RandomChoice(Branches):
     Raises:
         ArgumentError: for another op, or if ``p`` is not a number of 0 or more for each, with one above 0.
     """
+
+    draws_from_size = False
 
     transforms: tuple[tuple[Op, ...], ...]
     p: tuple[float, ...]

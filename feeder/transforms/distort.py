@@ -30,6 +30,8 @@ class RandomRotation(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = False
+
     degrees: tuple[float, float]
     interpolation: str
     expand: bool
@@ -95,6 +97,8 @@ class RandomAffine(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
+
+    draws_from_size = True
 
     degrees: tuple[float, float]
     translate: tuple[float, float] | None
@@ -162,6 +166,8 @@ class RandomPerspective(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
+
+    draws_from_size = True
 
     distortion_scale: float
     p: float

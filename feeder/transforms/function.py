@@ -32,6 +32,7 @@ class Lambda(Op):
 
     lambd: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
     on_arrays = True
+    draws_from_size = False
 
     def __init__(self, lambd: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> None:
         if not callable(lambd):

@@ -52,6 +52,8 @@ class RandomResizedCrop(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     size: tuple[int, int]
     scale: tuple[float, float]
     ratio: tuple[float, float]
@@ -152,6 +154,8 @@ class Resize(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
+
+    draws_from_size = False
 
     size: tuple[int, ...] | None
     interpolation: str
@@ -259,6 +263,8 @@ class CenterCrop(Op):
         ArgumentError: if ``size`` is no size.
     """
 
+    draws_from_size = False
+
     size: tuple[int, int]
 
     def __init__(self, size: int | Sequence[int] | ByEpoch) -> None:
@@ -326,6 +332,8 @@ class RandomCrop(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
+
+    draws_from_size = True
 
     size: tuple[int, int]
     padding: tuple[int, int, int, int] | None

@@ -39,6 +39,8 @@ class RandomIoUCrop(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     min_scale: float
     max_scale: float
     min_aspect_ratio: float

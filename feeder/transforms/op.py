@@ -80,10 +80,13 @@ class Op:
     Class attributes:
         on_images: True if the op may stand before ``ToDtype`` and ``Normalize``, where images are uint8.
         on_arrays: True if the op may stand after them, where images are floats.
+        draws_from_size: True if the random parameters depend on the image's size: torchvision v2 refuses such an op for
+            images of different sizes in one call. An op with a draw of its own says it.
     """
 
     on_images = True
     on_arrays = False
+    draws_from_size = False
 
     def _set(self, **fields: object) -> None:
         """Sets the fields of a frozen dataclass while it is made."""
@@ -139,6 +142,8 @@ class ProbabilityOp(Op):
     Class attributes:
         drawn_name: Name of the drawn parameter: bool [N], True where the image is changed.
     """
+
+    draws_from_size = False
 
     p: float
     drawn_name: ClassVar[str] = "change"

@@ -26,6 +26,8 @@ class Pad(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = False
+
     padding: tuple[int, int, int, int]
     fill: tuple[int, int, int]
     padding_mode: str
@@ -56,6 +58,8 @@ class RandomZoomOut(Op):
     Raises:
         ArgumentError: for an argument outside its range.
     """
+
+    draws_from_size = True
 
     fill: tuple[int, int, int]
     side_range: tuple[float, float]

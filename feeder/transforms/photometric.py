@@ -35,6 +35,8 @@ class ColorJitter(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = False
+
     brightness: tuple[float, float] | None
     contrast: tuple[float, float] | None
     saturation: tuple[float, float] | None
@@ -105,6 +107,8 @@ class GaussianBlur(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = False
+
     kernel_size: tuple[int, int]
     sigma: tuple[float, float]
 
@@ -145,6 +149,7 @@ class RandomErasing(Op):
     value: tuple[float, float, float] | None
     inplace: bool
     on_arrays = True
+    draws_from_size = True
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class ScaleJitter(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     target_size: tuple[int, int]
     scale_range: tuple[float, float]
     interpolation: str

@@ -30,6 +30,8 @@ class RandomShortestSize(Op):
         ArgumentError: for an argument outside its range.
     """
 
+    draws_from_size = True
+
     min_size: tuple[int, ...]
     max_size: int | None
     interpolation: str

@@ -13,6 +13,7 @@ from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.target_ops import SanitizeBoundingBoxes, SanitizeKeyPoints
+from feeder.transforms.views import Views, recipe_or_views
 
 __all__ = ["BoundingBoxes", "Image", "KeyPoints", "Mask", "Target", "check_targets"]
 
@@ -75,29 +76,30 @@ class Mask(Target):
 class Image(Target):
     """Another image of each sample: the right one of a stereo pair, the next frame of a video.
 
-    It is decoded as the sample's image is, by the same backend. A batch has it as a tensor [N, 3, H, W].
+    It is decoded as the sample's image is, by the same backend. A batch has it as a tensor [N, 3, H, W]; with
+    :class:`Views` as a list of these, one for each view, as it has the samples' images.
 
     Args:
         draws: "same" does to it what is drawn for the sample's image, on colors too; for ops whose draws depend on the
             size, such as crops, both must have one size. "own" draws for it anew.
-        transform: The ops on it; None for those on the sample's image. With the same draws, each op draws the random
-            numbers of the op in the same place of the dataset's transform: a ``RandomResizedCrop`` that differs in its
-            size alone cuts the same window.
+        transform: The ops on it, or its views; None for those on the sample's image. With the same draws, each op draws
+            the random numbers of the op in the same place of the dataset's transform, view by view of as many: a
+            ``RandomResizedCrop`` that differs in its size alone cuts the same window.
 
     Attributes:
-        recipe: The checked ops; None for those on the sample's image.
+        recipe: The checked ops or views; None for those on the sample's image.
 
     Raises:
         ArgumentError: for other draws, or a transform that is none.
     """
 
     draws: str
-    recipe: Recipe | None
+    recipe: Recipe | Views | None
 
     def __init__(self, draws: str = "same", transform: object = None) -> None:
         if draws not in ("same", "own"):
             raise ArgumentError(f"draws must be 'same' or 'own', got {draws!r}")
-        recipe = None if transform is None else Recipe.of(transform)  # type: ignore[arg-type]
+        recipe = None if transform is None else recipe_or_views(transform)
         self._set(draws=draws, recipe=recipe, canvas=None)
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ from tests.support import conformance, cuda_driver, jpegs
 from tests.support.conformance import MEAN, STD
 from tests.support.cuda_checks import check_damaged
 from tests.support.cuda_driver import FakeDriver
+from tests.support.dali_batches import finish
 from tests.support.packed import packed
 
 SIZE = (131, 170)  # of images: height, width
@@ -117,7 +118,7 @@ def test_an_image_that_a_kernel_finds_damaged_gets_the_cpus_verdict() -> None:
     recipe = T.Recipe.of([T.Resize((40, 40))])
     wrong, good = damaged(jpeg()), jpeg(seed=1)
     decoder = CudaDecoder()
-    images, late = decoder.finish(staged(decoder, [good, wrong], recipe), recipe, ())
+    images, late = finish(decoder, staged(decoder, [good, wrong], recipe), recipe, ())
     assert (late[0], type(late[1])) == (None, LeftToCpu)
     assert np.array_equal(images[0].numpy(), run(CpuDecoder(), [good], recipe)[0][0])
     found, errors = run(decoder, [good, wrong, good], recipe)
@@ -141,13 +142,13 @@ def test_batches_are_started_ahead_and_finished_in_any_order_or_dropped(fake: Fa
     assert decoder.start(batches[1])  # nothing is started twice
     assert fake.launches == 2 * 3
     for number in (1, 0, 2):
-        images, errors = decoder.finish(batches[number], recipe, ())
+        images, errors = finish(decoder, batches[number], recipe, ())
         assert errors == [None] * 3
         assert np.array_equal(images.numpy(), expected[number])
     assert decoder.start(batches[0])
     decoder.drop(batches[0])
     decoder.drop(batches[1])
-    assert np.array_equal(decoder.finish(batches[0], recipe, ())[0].numpy(), expected[0])
+    assert np.array_equal(finish(decoder, batches[0], recipe, ())[0].numpy(), expected[0])
     assert decoder.cuda_images == 12
 
 
@@ -160,7 +161,7 @@ def test_staged_memory_may_be_used_again_once_a_batch_was_started() -> None:
     here = Staged.unpack(memory, 1)
     assert decoder.start(here)
     memory[here.rows.nbytes :] = 0xFF
-    images, _ = decoder.finish(here, recipe, ())
+    images, _ = finish(decoder, here, recipe, ())
     assert np.array_equal(images.numpy(), run(CpuDecoder(), [jpeg()], recipe)[0])
 
 

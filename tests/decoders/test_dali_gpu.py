@@ -13,7 +13,7 @@ from feeder.decoders.dali.decoder import DaliDecoder
 from feeder.decoders.decoder import Decoder
 from tests.support import conformance
 from tests.support.conformance import MEAN, STD
-from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, jpeg, run, staged
+from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, run, staged
 from tests.support.loader_data import without_tables
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -91,8 +91,8 @@ class TestOnTheGpu:
             with torch.cuda.stream(streams[iteration % 4]):
                 if iteration % 3 == 0:
                     torch.cuda._sleep(50_000_000)
-                images, errors = decoder.finish(
-                    staged(decoder, buffers, self.recipe, draws), self.recipe, (), channels_last=True
+                images, errors = finish(
+                    decoder, staged(decoder, buffers, self.recipe, draws), self.recipe, (), channels_last=True
                 )
             assert errors == [None] * len(buffers)
             kept = [*kept[-15:], (epoch, images)]
@@ -109,17 +109,17 @@ class TestOnTheGpu:
         decoder, plain = DaliDecoder(device="cuda"), DaliDecoder(device="cuda")
         draws = [draw(self.recipe, len(buffers), epoch) for epoch in range(6)]
         batches = [staged(decoder, buffers, self.recipe, each) for each in draws]
-        expected = [plain.finish(batch, self.recipe, ())[0].cpu() for batch in batches]
+        expected = [finish(plain, batch, self.recipe, ())[0].cpu() for batch in batches]
         early, late = torch.cuda.Stream(), torch.cuda.Stream()
         found = {}
         for number in range(0, 6, 2):
             assert [decoder.start(batch) for batch in batches[number : number + 2]] == [True, True]
             with torch.cuda.stream(late):
                 torch.cuda._sleep(100_000_000)
-                found[number + 1], errors = decoder.finish(batches[number + 1], self.recipe, ())
+                found[number + 1], errors = finish(decoder, batches[number + 1], self.recipe, ())
                 assert errors == [None] * len(buffers)
             with torch.cuda.stream(early):  # it was resized on the late stream
-                found[number], errors = decoder.finish(batches[number], self.recipe, ())
+                found[number], errors = finish(decoder, batches[number], self.recipe, ())
                 assert errors == [None] * len(buffers)
         torch.cuda.synchronize()
         assert [torch.equal(found[number].cpu(), wanted) for number, wanted in enumerate(expected)] == [True] * 6
@@ -129,12 +129,12 @@ class TestOnTheGpu:
         decoder, plain = DaliDecoder(device="cuda", gpu_memory_limit_bytes=limit), DaliDecoder(device="cuda")
         draws = [draw(self.recipe, len(buffers), epoch) for epoch in range(6)]
         batches = [staged(decoder, buffers, self.recipe, each) for each in draws]
-        expected = [plain.finish(batch, self.recipe, ())[0].cpu() for batch in batches]
+        expected = [finish(plain, batch, self.recipe, ())[0].cpu() for batch in batches]
         found = []
         assert [decoder.start(batch) for batch in batches[:3]] == [True, True, False]
         for number, batch in enumerate(batches):
             torch.cuda._sleep(50_000_000)
-            images, errors = decoder.finish(batch, self.recipe, ())
+            images, errors = finish(decoder, batch, self.recipe, ())
             assert errors == [None] * len(buffers)
             found.append(images)
             assert decoder._queue._borrowed.size_bytes <= limit
@@ -149,7 +149,7 @@ class TestOnTheGpu:
         free = []
         for epoch in range(60):
             draws = draw(self.recipe, len(buffers), epoch)
-            decoder.finish(staged(decoder, buffers, self.recipe, draws), self.recipe, ())
+            finish(decoder, staged(decoder, buffers, self.recipe, draws), self.recipe, ())
             torch.cuda.synchronize()
             free.append(torch.cuda.mem_get_info()[0])
         assert free[19] - free[59] <= 8 << 20

@@ -20,7 +20,7 @@ from feeder.decoders.dali import queue as dali_queue
 from feeder.decoders.dali.decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
 from tests.support.conformance import MEAN, STD, decode
-from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, jpeg, rest, run, staged
+from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, rest, run, staged
 from tests.support.loader_data import without_tables
 
 pytest.importorskip("nvidia.dali", reason="DALI is not installed")
@@ -51,7 +51,7 @@ def test_a_failure_of_whatever_kind_leaves_no_pipeline_behind(
             for _ in range(3):
                 batch = staged(decoder, good, BASE, draws)
                 decoder.start(batch)
-                images, errors = decoder.finish(batch, BASE, rest(BASE, draws))
+                images, errors = finish(decoder, batch, BASE, rest(BASE, draws))
                 assert errors == [None] * 4
                 check_alike(images.numpy(), expected, 1)
         assert len(pipelines) == 3
@@ -127,7 +127,7 @@ def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
     decoder, plain = DaliDecoder(gpu_memory_limit_bytes=limit), DaliDecoder()
     draws = draw(BASE, 5)
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
-    expected = [plain.finish(batch, BASE, ())[0] for batch in batches]
+    expected = [finish(plain, batch, BASE, ())[0] for batch in batches]
     memory = Memory(monkeypatch)
     decode_whole_images(decoder)
     started = [decoder.start(batch) for batch in batches]
@@ -136,7 +136,7 @@ def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
     assert decoder.start(batches[0]) == started[0]  # which starts nothing twice
     assert memory.under_way == ahead
     for step, number in enumerate(order):
-        images, errors = decoder.finish(batches[number], BASE, ())
+        images, errors = finish(decoder, batches[number], BASE, ())
         assert errors == [None] * 5
         check_alike(images.numpy(), expected[number].numpy(), 1)
         if step < 2:  # there is room again, but for what is under way
@@ -165,7 +165,7 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
     decoder._queue._borrowed.hold(object(), 6 * 3 * HEIGHT * WIDTH, event)
     assert not decoder.start(batch)
     assert not event.come  # to start a batch waits for nothing
-    decoder.finish(batch, BASE, ())
+    finish(decoder, batch, BASE, ())
     assert event.query()
     assert decoder.start(batch)
     decoder.close()
@@ -196,11 +196,11 @@ def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
     for batch, following in itertools.zip_longest(batches, batches[1:]):
         assert decoder.start(batch)
         assert following is None or decoder.start(following)
-        found.append(decoder.finish(batch, BASE, ())[0])
+        found.append(finish(decoder, batch, BASE, ())[0])
     assert len(built) == (2 if on_gpu else 1)
     assert (decoder.dali_images, decoder.redone_images) == (41, 0)
     for batch, images in zip(batches, found, strict=True):
-        assert torch.equal(images, DaliDecoder().finish(batch, BASE, ())[0])
+        assert torch.equal(images, finish(DaliDecoder(), batch, BASE, ())[0])
 
 
 def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.Mo
     memory = Memory(monkeypatch)
     assert [decoder.start(batch) for batch in batches[:2]] == [True, True]
     memory.fails = "collect"
-    decoder.finish(batches[0], BASE, ())
+    finish(decoder, batches[0], BASE, ())
     assert memory.under_way == 0
     assert decoder.start(batches[1])
     memory.fails = "submit"
@@ -219,7 +219,7 @@ def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.Mo
     assert memory.under_way == 0
     assert [decoder.start(batch) for batch in batches[1:]] == [True, True, False]
     for batch in batches[1:]:
-        decoder.finish(batch, BASE, ())
+        finish(decoder, batch, BASE, ())
     assert (memory.there, memory.most) == (0, 10)
     assert (decoder.dali_images, decoder.redone_images) == (15, 5)
 
@@ -231,7 +231,7 @@ def test_an_earlier_batch_is_never_written_again() -> None:
     kept = []
     for epoch in range(4):
         draws = draw(recipe, 3, epoch)
-        images, _ = decoder.finish(staged(decoder, buffers, recipe, draws), recipe, rest(recipe, draws))
+        images, _ = finish(decoder, staged(decoder, buffers, recipe, draws), recipe, rest(recipe, draws))
         kept.append((images, images.clone()))
     decoder.close()
     for images, copy in kept:
@@ -268,10 +268,10 @@ def test_batches_that_were_started_are_finished_as_any_other(order: tuple[int, .
     decoder.start(batches[1])
     decoder.start(batches[2])  # one too many: left to finish
     for step, number in enumerate(order):
-        images, errors = decoder.finish(batches[number], BASE, ())
+        images, errors = finish(decoder, batches[number], BASE, ())
         if step + 2 < 4:
             decoder.start(batches[step + 2])
-        expected, failed = plain.finish(batches[number], BASE, ())
+        expected, failed = finish(plain, batches[number], BASE, ())
         assert [str(error) for error in errors] == [str(error) for error in failed]
         assert (errors[1] is not None) == (number == broken)
         good = [row for row, error in enumerate(errors) if error is None]
@@ -286,10 +286,10 @@ def test_a_batch_that_was_started_can_be_dropped() -> None:
     decoder.start(first)
     decoder.start(second)
     decoder.drop(first)
-    assert torch.equal(decoder.finish(second, BASE, ())[0], plain.finish(second, BASE, ())[0])
+    assert torch.equal(finish(decoder, second, BASE, ())[0], finish(plain, second, BASE, ())[0])
     decoder.start(first)
     decoder.close()
-    assert torch.equal(decoder.finish(second, BASE, ())[0], plain.finish(second, BASE, ())[0])
+    assert torch.equal(finish(decoder, second, BASE, ())[0], finish(plain, second, BASE, ())[0])
 
 
 def test_two_decoders_take_turns_without_touching_each_other() -> None:

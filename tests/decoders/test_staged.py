@@ -113,3 +113,31 @@ def test_seekable_images_are_cut_to_their_window() -> None:
         assert (moved[:2].any()) == cuts
     exact, _ = Stager(fidelity="exact").stage([seekable], np.ones(1, np.uint8), recipe, draws)
     assert exact.payloads[0] == seekable
+
+
+@pytest.mark.parametrize("room", [0, 1, 3])
+def test_views_of_a_sample_stand_behind_each_other(room: int) -> None:
+    buffers = [encode(natural_image(k, 60, 80)) for k in range(3)]
+    draws = [RECIPE.draw(0, 0, np.arange(3) + 3 * k, [[60, 80]] * 3) for k in range(2)]
+    staged, errors = Stager().stage_views(buffers, np.ones(3, np.uint8), (RECIPE, RECIPE), draws)
+    assert errors == [None] * 3
+    assert (len(staged), len(staged.rows), staged.jpegs.tolist()) == (3, 6, [0, 0, 2, 2, 4, 4])
+    assert staged.payloads == [buffers[0], b"", buffers[1], b"", buffers[2], b""]
+    memory = np.zeros(staged.rows.nbytes + sum(map(len, staged.payloads[: 2 * room])), np.uint8)
+    left_over = staged.pack(memory)
+    assert sorted(place for place, payload in left_over.items() if payload) == [0, 2, 4][room:]
+    found = Staged.unpack(memory, 3, left_over, 2)
+    check_same(found, staged)
+    np.testing.assert_array_equal(found.rows["decoded"], staged.rows["decoded"])
+    parts = [Staged(staged.rows[a:b], staged.payloads[a:b], 2) for a, b in ((0, 2), (2, 6))]
+    assert Staged.join(parts).jpegs.tolist() == staged.jpegs.tolist()
+
+
+@pytest.mark.parametrize(("row", "back"), [(0, 1), (2, 1), (1, -1), (3, 2)])
+def test_rows_that_name_another_samples_image_are_refused(row: int, back: int) -> None:
+    rows = np.zeros(4, ROW)
+    rows["back"][row] = back
+    memory = np.zeros(4 * ROW.itemsize, np.uint8)
+    Staged(rows, [b""] * 4, 2).pack(memory)
+    with pytest.raises(ArgumentError, match="another sample's image"):
+        Staged.unpack(memory, 2, None, 2)

@@ -23,6 +23,7 @@ from feeder.shard.write.sharding import shard
 from tests.support import jpegs
 from tests.support.conformance import MEAN, STD
 from tests.support.cuda_checks import check_damaged
+from tests.support.dali_batches import finish
 from tests.support.packed import packed
 
 pytestmark = [
@@ -75,7 +76,7 @@ def test_all_kinds_have_the_cpus_pixels(decoder: CudaDecoder, dtype: str) -> Non
     recipe, files = T.Recipe.of([*BASE, *affine]), buffers(24)
     batch = staged(decoder, files, recipe)
     for channels_last in (False, True):
-        images, errors = decoder.finish(batch, recipe, (), channels_last=channels_last)
+        images, errors = finish(decoder, batch, recipe, (), channels_last=channels_last)
         assert errors == [None] * len(files)
         found = images.cpu().contiguous()
         stored = found.view(torch.uint16) if dtype == "bfloat16" else found
@@ -96,7 +97,7 @@ def test_held_batches_stay_as_they_are_on_several_streams(decoder: CudaDecoder) 
         with torch.cuda.stream(streams[iteration % 4]):
             if iteration % 3 == 0:
                 torch.cuda._sleep(20_000_000)
-            images, errors = decoder.finish(batches[epoch], HALF, (), channels_last=True)
+            images, errors = finish(decoder, batches[epoch], HALF, (), channels_last=True)
         assert errors == [None] * len(files)
         kept = [*kept[-15:], (epoch, images)]
         if iteration % 16 == 15:
@@ -112,7 +113,7 @@ def test_damage_gets_the_cpus_verdict(decoder: CudaDecoder) -> None:
 def test_memory_on_the_gpu_stays_flat(decoder: CudaDecoder) -> None:
     batch, free = staged(decoder, buffers(32), HALF), []
     for _ in range(60):
-        decoder.finish(batch, HALF, ())
+        finish(decoder, batch, HALF, ())
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[19] - free[59] <= 8 << 20

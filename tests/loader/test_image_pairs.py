@@ -133,6 +133,70 @@ def test_a_smaller_size_of_the_same_draws_shows_the_same_window(pairs: Path) -> 
         assert (reduced - small.float()).abs().mean() < 12
 
 
+SMALL = T.Compose([T.RandomResizedCrop((8, 10), scale=(0.1, 0.3)), T.ColorJitter(0.5), T.ToDtype("bfloat16")])
+VIEWS = T.Views([CUT, CUT, SMALL])
+
+
+@pytest.mark.parametrize("options", [*WAYS, *DALI], ids=str)
+def test_views_of_further_images_are_lists_beside_those_of_the_image(
+    alike: tuple[Path, str], options: dict[str, Any]
+) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path, name = alike
+    loader = loader_of(path, VIEWS, {name: T.Image()}, **options)
+    for images, labels, others, index in loader:
+        assert isinstance(others, list)
+        assert [view.shape[1:] for view in others] == [(3, 16, 20), (3, 16, 20), (3, 8, 10)]
+        assert all(torch.equal(view, other) for view, other in zip(images, others, strict=True))
+        assert all(view.stride() == other.stride() for view, other in zip(images, others, strict=True))
+        assert labels.tolist() == [i % 5 for i in index.tolist()]
+    images, _, others, _ = loader.dataset[3]
+    assert all(torch.equal(view, other) for view, other in zip(images, others, strict=True))
+
+
+@pytest.mark.parametrize("options", [*WAYS, *DALI], ids=str)
+def test_views_of_further_images_have_draws_of_their_own(pairs: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    targets = {"left.png": T.Image("own", CUT), **right(draws="own", transform=T.Views([CUT, SMALL]))}
+    loader = loader_of(pairs, T.Views([CUT, CUT]), targets, **options)
+    plain = DataLoader(ShardDataset(pairs, T.Views([CUT, CUT])), 6, shuffle=True, seed=SEED, **options)
+    for (images, _, again, (first, second), index), (expected, _) in zip(loader, plain, strict=True):
+        assert all(torch.equal(view, other) for view, other in zip(images, expected, strict=True))
+        assert not torch.equal(again, images[0])
+        assert (again.shape, second.dtype) == (first.shape, torch.bfloat16)
+        if not options.keys() & {"device", "fidelity"} and options.get("backend") != "dali":
+            ids = index.tolist()
+            assert torch.equal(first, decoded(CUT, ids, [i + 3 * COUNT for i in ids]))
+            backend = options.get("backend", "cpu")
+            bits = decoded(SMALL, ids, [i + 4 * COUNT for i in ids], backend=backend)
+            assert torch.equal(second, bits.view(torch.bfloat16))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"backend": "dali", "num_workers": 1}], ids=str)
+def test_a_bad_image_replaces_all_views_of_both_images(tmp_path: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    bad = without_tables(encoded_pixels(pair_pixels(7), "jpg"))
+    path = write_pairs(tmp_path, COUNT, extension="jpg", right={7: bad}, alike=True)
+    loader = loader_of(path, VIEWS, {"right.jpg": T.Image()}, on_error="skip", **options)
+    for images, labels, others, index in loader:
+        assert 7 not in index.tolist()
+        assert all(torch.equal(view, other) for view, other in zip(images, others, strict=True))
+        assert labels.tolist() == [i % 5 for i in index.tolist()]
+    assert len(loader.stats()["substitutions"]) == 1
+
+
+def test_a_collate_fn_gets_views_of_both_images(pairs: Path) -> None:
+    loader = loader_of(pairs, VIEWS, right(), collate_fn=list, num_workers=1)
+    for samples in loader:
+        expected = drawn_samples(loader.dataset, SEED, 0, [sample[3] for sample in samples])
+        for found, other in zip(samples, expected, strict=True):
+            for k in (0, 2):
+                assert all(torch.equal(view, same) for view, same in zip(found[k], other[k], strict=True))
+
+
 def test_no_two_images_share_draws_of_their_own(pairs: Path) -> None:
     targets = {"right.png": T.Image("own"), "left.png": T.Image("own")}
     dataset = ShardDataset(pairs, CUT, targets=targets)
@@ -334,7 +398,9 @@ def test_torchs_loader_and_single_samples_have_both_images(tmp_path: Path) -> No
 
 def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> None:
     for transform, targets, options, message in (
-        (T.Views([CUT]), right(), {}, "Views makes several of one"),
+        (T.Views([CUT] * 2), right(transform=CUT), {}, "makes 1 view, and the dataset's 2 views"),
+        (CUT, right(transform=T.Views([CUT] * 2)), {}, "makes 2 views, and the dataset's 1 view"),
+        (T.Views([CUT]), right(), {"mix": T.MixUp()}, "not the target 'right.png'"),
         (CUT, right(), {"mix": T.MixUp()}, "not the target 'right.png'"),
         (CUT, right(transform=[T.RandomResizedCrop(T.BUCKET)]), {}, "'right.png' has T.BUCKET"),
         (CUT, {"boxes.json": T.BoundingBoxes(), **right(transform=[T.RandomIoUCrop()])}, {}, "RandomIoUCrop"),
@@ -354,7 +420,7 @@ def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> N
     with pytest.raises(ArgumentError, match="draws must be 'same' or 'own', got 'both'"):
         T.Image("both")
     with pytest.raises(ArgumentError, match="Views stands"):
-        T.Image(transform=T.Views([CUT]))
+        T.Image(transform=[T.Views([CUT])])
 
 
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ import feeder
 from feeder import transforms as T
 from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import available_decoders, get_decoder
+from feeder.decoders.staged.capacity import plan_capacity
+from feeder.decoders.staged.staged import ROW
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.sample_maker import Work
@@ -266,3 +268,22 @@ def test_dali_decodes_every_view(tmp_path: Path, workers: int) -> None:
         for view, other in zip(images, expected, strict=True):
             assert view.is_contiguous(memory_format=torch.channels_last)
             torch.testing.assert_close(view, mixing.apply(other), rtol=0.0, atol=1e-2)
+
+
+@pytest.mark.skipif("dali" not in available_decoders(), reason="DALI is not installed")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_staged_views_that_find_no_room_in_a_slot_travel_another_way(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 24, jpegs=True), VIEWS)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "backend": "dali"}
+    whole = DataLoader(dataset, **options)
+    expected, decoded = epoch(whole), whole.stats()["dali_images"]
+    assert 0 < decoded <= len(dataset)  # each image once, for all of its views
+    plan = "feeder.loader.fast.setup.plan_capacity"
+    for share in (ROW.itemsize * len(SHAPES), ROW.itemsize * len(SHAPES) + 320):
+        with monkeypatch.context() as patched:
+            patched.setattr(plan, lambda *given, share=share: plan_capacity(*given)._replace(share_bytes=share))
+            loader = DataLoader(dataset, **options)
+            assert_same(epoch(loader), expected)
+        assert loader.stats()["dali_images"] == decoded

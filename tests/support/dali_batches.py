@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from feeder import transforms as T
 from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.decoder import StagedView, TrainerDecoder
 from tests.support.conformance import decode, encode, natural_image
 
-__all__ = ["BASE", "HEIGHT", "WIDTH", "check_alike", "draw", "jpeg", "rest", "run", "staged"]
+__all__ = ["BASE", "HEIGHT", "WIDTH", "check_alike", "draw", "finish", "jpeg", "rest", "run", "staged"]
 
 BASE = T.Recipe.of([T.RandomResizedCrop(48), T.RandomHorizontalFlip()])
 HEIGHT, WIDTH = 120, 160
@@ -38,6 +39,12 @@ def staged(decoder: DaliDecoder, buffers: list[bytes], recipe: T.Recipe, draws: 
 
 def rest(recipe: T.Recipe, draws: T.Draws) -> Any:
     return draws.ops[recipe.base_length :]
+
+
+def finish(decoder: TrainerDecoder, batch: Any, recipe: T.Recipe, drawn: Any, **options: Any) -> tuple[Any, list[Any]]:
+    """Returns the images and errors of a staged batch of which one view is made."""
+    (images,), errors = decoder.finish(batch, [StagedView(recipe, drawn)], **options)
+    return images, errors
 
 
 def check_alike(found: npt.NDArray[Any], expected: npt.NDArray[Any], level: int = 8) -> None:

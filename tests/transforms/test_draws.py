@@ -279,3 +279,27 @@ def test_random_numbers_fill_their_ranges() -> None:
     for number, (x, y) in enumerate(((0, 0), (width - 5, 0), (width - 5, height - 3), (0, height - 3))):
         assert set(tilt["corners"][:, number, 0]) == set(range(x, x + 5))
         assert set(tilt["corners"][:, number, 1]) == set(range(y, y + 3))
+
+
+def subclasses(of: type[Op]) -> list[type[Op]]:
+    return [each for direct in of.__subclasses__() for each in (direct, *subclasses(direct))]
+
+
+def test_an_op_with_a_draw_of_its_own_says_if_it_depends_on_the_size() -> None:
+    """A pair of images of different sizes would silently get different draws from one that does not."""
+    own = [op for op in subclasses(Op) if op.__module__.startswith("feeder.") and "draw" in vars(op)]
+    assert {"RandomCrop", "RandomRotation", "RandomApply", "ProbabilityOp"} <= {op.__name__ for op in own}
+    assert [op.__name__ for op in own if "draws_from_size" not in vars(op) and op.__name__ != "Compose"] == []
+
+
+@pytest.mark.parametrize("op", [op for op in ALL_OPS if not op.draws_from_size], ids=str)
+def test_draws_that_do_not_depend_on_the_size_are_the_same_for_all_sizes(op: Op) -> None:
+    """Sizes and places of windows that are no draws aside."""
+    uniforms = Uniforms(3, 1, np.arange(200), 7)
+    small, large = (op.draw(uniforms, np.broadcast_to(size, (200, 2))).params for size in ([90, 120], [200, 160]))
+    sizes = {"top", "left", "height", "width", "resized_height", "resized_width"}
+    assert small.keys() == large.keys()
+    for name in small.keys() - sizes:
+        np.testing.assert_array_equal(small[name], large[name])
+    for name in small.keys() & sizes:  # no sample differs from another
+        assert len(np.unique(small[name])) == 1

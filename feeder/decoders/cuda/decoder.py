@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu import Mix
 from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decoders.cuda.batch import PlannedImages
 from feeder.decoders.cuda.driver import load_kernels
@@ -19,7 +19,7 @@ from feeder.decoders.decoder import (
     MAX_PIXELS,
     Buffer,
     LeftToCpu,
-    Padding,
+    StagedView,
     TrainerDecoder,
     check_batch,
     check_options,
@@ -30,7 +30,6 @@ from feeder.decoders.device.ops import check_device_ops
 from feeder.decoders.staged.staged import Kind, Staged, by_size
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
-from feeder.transforms.op import Params
 
 __all__ = ["CudaDecoder"]
 
@@ -40,7 +39,7 @@ _STARTED = 2  # batches
 
 class _Started(NamedTuple):
     staged: Staged
-    groups: list[PlannedImages]
+    groups: list[list[PlannedImages]]  # of each view
 
 
 class CudaDecoder(TrainerDecoder):
@@ -135,14 +134,14 @@ class CudaDecoder(TrainerDecoder):
         target, rest = as_tensor(out, recipe.output_dtype), draws.ops[recipe.base_length :]
         size = (out.shape[2], out.shape[3])
         staged, errors = self.stager.stage(buffers, orientations, recipe, draws)
-        images, late = self.finish(staged, recipe, rest, size=size)
+        (images,), late = self._finish(staged, [StagedView(recipe, rest)], size)
         target.copy_(images)
         again = np.flatnonzero([isinstance(error, LeftToCpu) for error in late])
         if len(again):
             taken = draws.take(again)
             some = [buffers[row] for row in again.tolist()]
             staged, found = self.stager.on_cpu().stage(some, orientations[again], recipe, taken)
-            images, _ = self.finish(staged, recipe, taken.ops[recipe.base_length :], size=size)
+            (images,), _ = self._finish(staged, [StagedView(recipe, taken.ops[recipe.base_length :])], size)
             target[torch.from_numpy(again)] = images.to(target.device)
             for row, error in zip(again.tolist(), found, strict=True):
                 errors[row] = error
@@ -171,58 +170,73 @@ class CudaDecoder(TrainerDecoder):
         self._started = collections.deque(each for each in self._started if each.staged is not staged)
 
     def finish(
-        self,
-        staged: Staged,
-        recipe: Recipe,
-        rest: Sequence[Params],
-        *,
-        size: tuple[int, int] | None = None,
-        channels_last: bool = False,
-        mix: Mix | None = None,
-        padding: Padding | None = None,
-    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes and augments a staged batch on this backend's device.
 
         Waits until the planes are decoded, to know which images are left to the CPU. All other work is queued on the
-        current stream; the result belongs to the caller and is never written again.
+        current stream; the results belong to the caller and are never written again.
 
         Args:
-            staged: N samples, at least one, without ``padding`` all of one output size.
-            recipe: The ops for every image.
-            rest: Drawn parameters of the ops after the base path, N rows each.
-            size: (H, W) of the output; None for the recipe's, which must not depend on the image.
-            channels_last: Memory format of the output.
-            mix: The partner of each sample; needs a float output. If any image can't be decoded, none is mixed.
-            padding: Pads images of different sizes to one; not together with ``mix``.
+            staged: N samples, at least one.
+            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
+                mixing do not go together.
+            channels_last: Memory format of the outputs.
 
         Returns:
-            [N, 3, H, W], and for each image None or :class:`LeftToCpu`.
+            For each view [N, 3, H, W], and for each sample None or :class:`LeftToCpu`.
         """
-        finisher = self._finisher(recipe)
+        return self._finish(staged, views, None, channels_last)
+
+    def _finish(
+        self,
+        staged: Staged,
+        views: Sequence[StagedView],
+        size: tuple[int, int] | None,
+        channels_last: bool = False,
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """See :meth:`finish`; the (H, W) of the outputs is given where that of a recipe depends on the image."""
+        finishers = [self._finisher(view.recipe) for view in views]
         groups = next((each.groups for each in self._started if each.staged is staged), None)
         self.drop(staged)
         if groups is None:
             groups = self._begin(staged)
         errors: list[DecodeError | None] = [None] * len(staged)
-        for group in groups:
+        for group in itertools.chain.from_iterable(groups):
             left = group.rows[group.faults() != 0]
             for row in left.tolist():
                 errors[row] = LeftToCpu("a kernel left it to the CPU backend")
             self.redone_images += len(left)
             self.cuda_images += len(group.rows) - len(left)
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == Kind.PIXELS))
+        is_whole, done = not any(errors), []
+        for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
+            part = _one_view(staged, number)
+            done.append(self._view(part, groups[number], view, finisher, size, is_whole, channels_last))
+        return done, errors
+
+    def _view(
+        self,
+        staged: Staged,
+        groups: Sequence[PlannedImages],
+        view: StagedView,
+        finisher: Finisher,
+        size: tuple[int, int] | None,
+        is_whole: bool,
+        channels_last: bool,
+    ) -> torch.Tensor:
+        """Returns one view of a batch; only if it is whole it is mixed."""
+        recipe, rest, mix, padding = view
         if padding is not None:
-            length = 3 * int(staged.rows["size"].prod(axis=1).max())
-            images = self._pixels(staged, groups, length)
-            return finish_padded(finisher, images, recipe, rest, padding, channels_last=channels_last), errors
+            images = self._pixels(staged, groups, 3 * int(staged.rows["size"].prod(axis=1).max()))
+            return finish_padded(finisher, images, recipe, rest, padding, channels_last=channels_last)
         size = size or recipe.output_size
         assert size is not None
         if recipe.is_base_path and mix is None:
-            return self._finished(staged, groups, recipe, finisher, size, channels_last), errors
+            return self._finished(staged, groups, recipe, finisher, size, channels_last)
         height, width = recipe.base_size or size
         images = self._pixels(staged, groups, 3 * height * width)
-        mix = None if any(errors) else mix
-        return finisher(images, size, rest, channels_last=channels_last, mix=mix), errors
+        return finisher(images, size, rest, channels_last=channels_last, mix=mix if is_whole else None)
 
     def meters(self) -> dict[str, int]:
         """Returns the number of images by decoder: cuda_images, cpu_images (of workers), redone_images."""
@@ -240,15 +254,17 @@ class CudaDecoder(TrainerDecoder):
             self._finishers.append((recipe, finisher))
         return finisher
 
-    def _begin(self, staged: Staged) -> list[PlannedImages]:
-        """Queues the decode of a batch, which has the payloads no longer afterwards."""
-        planned = np.flatnonzero(staged.rows["kind"] == Kind.PLAN)
-        groups = []
-        for size, here in by_size(staged.rows[planned]) if len(planned) else ():
-            rows = planned[here]
-            plans = [staged.payloads[row] for row in rows.tolist()]
-            groups.append(PlannedImages(self._kernels, self.device, rows, size, plans))
-        return groups
+    def _begin(self, staged: Staged) -> list[list[PlannedImages]]:
+        """Queues the decode of each view of a batch, which has the payloads no longer afterwards."""
+        begun: list[list[PlannedImages]] = []
+        for view in (_one_view(staged, number) for number in range(staged.views)):
+            planned = np.flatnonzero(view.rows["kind"] == Kind.PLAN)
+            begun.append([])
+            for size, here in by_size(view.rows[planned]) if len(planned) else ():
+                rows = planned[here]
+                plans = [view.payloads[row] for row in rows.tolist()]
+                begun[-1].append(PlannedImages(self._kernels, self.device, rows, size, plans))
+        return begun
 
     def _finished(
         self,
@@ -306,6 +322,11 @@ def checked_device(device: str | torch.device) -> torch.device:
             "build for CUDA, or use backend='cpu'"
         )
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _one_view(staged: Staged, number: int) -> Staged:
+    """Returns one view of a batch, of which all are planned apart."""
+    return Staged(staged.rows[number :: staged.views], staged.payloads[number :: staged.views])
 
 
 def _workers_pixels(staged: Staged, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

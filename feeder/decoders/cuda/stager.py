@@ -29,7 +29,29 @@ class PlanStager(Stager):
         """True: a plan needs only the rows of the crop."""
         return True
 
-    def stage(
+    def stage_views(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipes: Sequence[Recipe],
+        draws: Sequence[Draws],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> tuple[Staged, list[DecodeError | None]]:
+        """Plans N images, each view apart; see :meth:`Stager.stage_views`."""
+        views = []
+        errors: list[DecodeError | None] = [None] * len(buffers)
+        clipped = slow = 0
+        for recipe, drawn in zip(recipes, draws, strict=True):
+            staged, found = self._plan(buffers, orientations, recipe, drawn, first_rows)
+            views.append(staged)
+            errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
+            clipped, slow = max(clipped, self.clipped), max(slow, self.slow)
+        self.clipped, self.slow = clipped, slow
+        rows = np.stack([view.rows for view in views], axis=1).reshape(-1)
+        payloads = [payload for each in zip(*(view.payloads for view in views), strict=True) for payload in each]
+        return Staged(rows, payloads, len(views)), errors
+
+    def _plan(
         self,
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
@@ -37,7 +59,7 @@ class PlanStager(Stager):
         draws: Draws,
         first_rows: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Staged, list[DecodeError | None]]:
-        """Plans N images; see :meth:`Stager.stage`."""
+        """Plans one view of N images."""
         from feeder import _native
 
         self.clipped = self.slow = 0
@@ -62,7 +84,7 @@ class PlanStager(Stager):
         too_large = draws.base_size.prod(axis=1) > self.max_pixels
         for row in np.flatnonzero((np.diff(places) == 0) | too_large).tolist():
             try:
-                payloads[row] = self._pixels(row, buffers, orientations, recipe, draws, first_rows)
+                (payloads[row],) = self._pixels(row, buffers, orientations, [recipe], [draws], first_rows)
                 rows["kind"][row] = Kind.PIXELS
             except DecodeError as error:
                 payloads[row], errors[row] = b"", error

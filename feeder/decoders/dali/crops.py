@@ -16,16 +16,19 @@ from feeder.decoders.staged.staged import by_size
 __all__ = ["resize_crops"]
 
 
-def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device: torch.device) -> torch.Tensor:
-    """Crops and resizes the images from :meth:`feeder.decoders.dali.pipeline.DaliPipeline.collect`, without waiting.
+def resize_crops(
+    images: Any, numbers: npt.NDArray[np.int64], rows: npt.NDArray[np.void], cropped: bool, device: torch.device
+) -> torch.Tensor:
+    """Crops and resizes images from :meth:`feeder.decoders.dali.pipeline.DaliPipeline.collect`, without waiting.
 
     The images are read in DALI's memory, on the current stream, which must be the one that they were collected for;
     they must be kept until the stream has read them.
 
     Args:
-        images: DALI's list of N images.
+        images: DALI's list of images.
+        numbers: int64 [N], the image of each row.
         rows: [N] of :data:`feeder.decoders.staged.staged.ROW`.
-        cropped: True if the images are the rows' windows already.
+        cropped: True if the images are what the rows call decoded, not whole.
         device: The images' device.
 
     Returns:
@@ -35,18 +38,21 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
     Raises:
         PipelineError: if the images don't hold the rows' windows.
     """
-    corner = np.tile(rows["window"][:, :2], 2) if cropped else np.zeros((len(rows), 4), np.int32)
-    support, source = rows["window"] - corner, rows["source"] - corner
-    shapes = np.array(images.shape(), np.int64)
-    sizes, ends_at = shapes[:, :2], support[:, [3, 2]]
+    if not len(rows):
+        return torch.empty((0, 0), dtype=torch.uint8, device=device)
+    corner = np.tile(rows["decoded"][:, :2], 2) if cropped else np.zeros((len(rows), 4), np.int32)
+    support, source, decoded = rows["window"] - corner, rows["source"] - corner, rows["decoded"] - corner
+    shapes = np.array(images.shape(), np.int64)[numbers]
+    sizes, ends_at = shapes[:, :2], decoded[:, [3, 2]]
     fits = sizes == ends_at if cropped else sizes >= ends_at
-    if not (fits.all() and (shapes[:, 2] == 3).all() and (support >= 0).all()):
+    inside = (support[:, :2] >= 0) & (support[:, 2:] <= sizes[:, ::-1])
+    if not (fits.all() and inside.all() and (shapes[:, 2] == 3).all()):
         raise PipelineError("DALI's images are not of the size that was asked for")
     if device.type == "cpu":
-        pixels = _on_cpu(images, source, support, rows["size"])
+        pixels = _on_cpu(images, numbers, source, support, rows["size"])
         if pixels is not None:
             return torch.from_numpy(pixels)
-    tensors = [images[row] for row in range(len(rows))]
+    tensors = [images[number] for number in numbers.tolist()]
     addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
     resized = []
     for size, here in by_size(rows):
@@ -66,6 +72,7 @@ def resize_crops(images: Any, rows: npt.NDArray[np.void], cropped: bool, device:
 
 def _on_cpu(
     images: Any,
+    numbers: npt.NDArray[np.int64],
     sources: npt.NDArray[np.float64],
     supports: npt.NDArray[np.int32],
     sizes: npt.NDArray[np.int32],
@@ -76,9 +83,9 @@ def _on_cpu(
     except ImportError:
         return None
     pixels = np.empty((len(sizes), 3 * int(sizes.prod(axis=1).max())), np.uint8)
-    boxes = zip(sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
-    for row, (out, (source, support, size)) in enumerate(zip(pixels, boxes, strict=True)):
-        image = np.asarray(images[row])
+    boxes = zip(pixels, numbers.tolist(), sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
+    for out, number, source, support, size in boxes:
+        image = np.asarray(images[number])
         height, width = image.shape[:2]
         _native.resample_planes(
             [image[:, :, channel] for channel in range(3)],

@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu import Mix
 from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
 from feeder.decoders.decoder import (
     MAX_PIXELS,
     Buffer,
-    Padding,
+    StagedView,
     TrainerDecoder,
+    View,
     check_batch,
     check_options,
     check_output_size,
@@ -31,7 +31,6 @@ from feeder.decoders.staged.staged import Kind, Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
-from feeder.transforms.op import Params
 
 __all__ = ["DaliDecoder"]
 
@@ -106,7 +105,9 @@ class DaliDecoder(TrainerDecoder):
         if gpu_memory_limit_bytes is not None:
             fitting = gpu_memory_limit_bytes // PIXEL_BYTES
             outliers["outlier_pixels"] = min(fitting, outliers.get("outlier_pixels", fitting))
-        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, **outliers)
+        # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
+        apart = self.device.type == "cpu"
+        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart, **outliers)
         self.memory_limit_bytes = gpu_memory_limit_bytes
         self.dali_images = self.cpu_images = self.redone_images = 0
         self._threads, self._fidelity = threads, fidelity
@@ -158,18 +159,37 @@ class DaliDecoder(TrainerDecoder):
         first_rows: npt.NDArray[np.int32] | None = None,
     ) -> list[DecodeError | None]:
         """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        check_batch(buffers, orientations, recipe, draws, out)
+        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
+
+    def decode_views(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> list[DecodeError | None]:
+        """Makes several views of each of N images; see :class:`feeder.decoders.decoder.Decoder`."""
+        for view in views:
+            check_batch(buffers, orientations, *view)
         if len(buffers) == 0:
             return []
-        check_output_size(out, draws.output_size)
-        staged, errors = self.stager.stage(buffers, orientations, recipe, draws)
-        target = as_tensor(out, recipe.output_dtype)
-        rest, size = draws.ops[recipe.base_length :], (out.shape[2], out.shape[3])
-        if self.device.type == "cpu":
-            _, failed = self.finish(staged, recipe, rest, size=size, out=target)
-        else:
-            images, failed = self.finish(staged, recipe, rest, size=size)
-            target.copy_(images)
+        for view in views:
+            check_output_size(view.out, view.draws.output_size)
+        recipes, draws = [view.recipe for view in views], [view.draws for view in views]
+        staged, errors = self.stager.stage_views(buffers, orientations, recipes, draws)
+        sizes = [view.recipe.base_size or view.out.shape[2:] for view in views]
+        pixels, failed = self._decode(staged, [3 * height * width for height, width in sizes])
+        for number, (recipe, drawn, out) in enumerate(views):
+            target = as_tensor(out, recipe.output_dtype)
+            images = self._finisher(recipe)(
+                pixels[number],
+                (out.shape[2], out.shape[3]),
+                drawn.ops[recipe.base_length :],
+                turn=staged.rows["turn"][number :: staged.views],
+                out=target if self.device.type == "cpu" else None,
+            )
+            if self.device.type != "cpu":
+                target.copy_(images)
         return [error or late for error, late in zip(errors, failed, strict=True)]
 
     def start(self, staged: Staged) -> bool:
@@ -190,65 +210,49 @@ class DaliDecoder(TrainerDecoder):
         self._queue.drop(staged)
 
     def finish(
-        self,
-        staged: Staged,
-        recipe: Recipe,
-        rest: Sequence[Params],
-        *,
-        size: tuple[int, int] | None = None,
-        channels_last: bool = False,
-        mix: Mix | None = None,
-        padding: Padding | None = None,
-        out: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
+        self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes and augments a staged batch on this backend's device.
 
-        On a GPU all work is queued on the current stream, which need not be waited for; the result belongs to the
-        caller and is never written again.
+        On a GPU all work is queued on the current stream, which need not be waited for; the results belong to the
+        caller and are never written again.
 
         Args:
-            staged: N samples, at least one, without ``padding`` all of one output size.
-            recipe: The ops for every image.
-            rest: Drawn parameters of the ops after the base path, N rows each.
-            size: (H, W) of the output; None for the recipe's, which must not depend on the image.
-            channels_last: Memory format of the output.
-            mix: The partner of each sample; needs a float output. If any image can't be decoded, none is mixed.
-            padding: Pads images of different sizes to one; not together with ``mix`` or ``out``.
-            out: [N, 3, H, W] of the recipe's output dtype on this device, filled; None makes one.
+            staged: N samples, at least one.
+            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
+                mixing do not go together.
+            channels_last: Memory format of the outputs.
 
         Returns:
-            [N, 3, H, W], and for each image None or why it could not be decoded.
+            For each view [N, 3, H, W] of its recipe's output dtype, and for each sample None or why it could not be
+            decoded.
         """
+        finishers = [self._finisher(view.recipe) for view in views]
+        lengths = []
+        for recipe, _, _, padding in views:
+            sizes = np.array([recipe.base_size]) if padding is None or recipe.base_size is not None else padding.sizes
+            lengths.append(3 * int(sizes.prod(axis=1).max()))
+        pixels, errors = self._decode(staged, lengths)
+        done = []
+        for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
+            turn = staged.rows["turn"][number :: staged.views]
+            if view.padding is not None:
+                some = finisher, pixels[number], view.recipe, view.rest, view.padding
+                done.append(finish_padded(*some, turn=turn, channels_last=channels_last))
+                continue
+            size, mix = view.recipe.output_size, None if any(errors) else view.mix
+            assert size is not None
+            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last, mix=mix))
+        return done, errors
+
+    def _finisher(self, recipe: Recipe) -> Finisher:
+        """Returns the last steps of a recipe; a new one is checked."""
         finisher = next((known for of, known in self._finishers if of is recipe), None)
         if finisher is None:
             self.check(recipe)
             finisher = Finisher(recipe, self.device)
             self._finishers.append((recipe, finisher))
-        if padding is not None:
-            return self._padded(staged, recipe, finisher, rest, padding, channels_last)
-        size = size or recipe.output_size
-        assert size is not None
-        height, width = recipe.base_size or size
-        images, errors = self._decode(staged, 3 * height * width)
-        turn, mix = staged.rows["turn"], None if any(errors) else mix
-        result = finisher(images, size, rest, turn=turn, channels_last=channels_last, mix=mix, out=out)
-        return result, errors
-
-    def _padded(
-        self,
-        staged: Staged,
-        recipe: Recipe,
-        finisher: Finisher,
-        rest: Sequence[Params],
-        padding: Padding,
-        channels_last: bool,
-    ) -> tuple[torch.Tensor, list[DecodeError | None]]:
-        """Decodes a batch together, and finishes the images of each size."""
-        sizes = padding.sizes if recipe.base_size is None else np.array([recipe.base_size])
-        images, errors = self._decode(staged, 3 * int(sizes.prod(axis=1).max()))
-        turn = staged.rows["turn"]
-        done = finish_padded(finisher, images, recipe, rest, padding, turn=turn, channels_last=channels_last)
-        return done, errors
+        return finisher
 
     def meters(self) -> dict[str, int]:
         """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""
@@ -258,43 +262,56 @@ class DaliDecoder(TrainerDecoder):
         """Ends DALI's pipeline, once its images are no longer in use."""
         self._queue.close()
 
-    def _decode(self, staged: Staged, length: int) -> tuple[torch.Tensor, list[DecodeError | None]]:
-        """Returns the resized images, uint8 [N, length] on the device, and errors. A smaller image takes the first
-        bytes of its row."""
+    def _decode(self, staged: Staged, lengths: Sequence[int]) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """Returns each view's resized images, uint8 [N, length] on the device, and the errors of N samples. A smaller
+        image takes the first bytes of its row."""
         errors: list[DecodeError | None] = [None] * len(staged)
         done = [(part, self._images(staged, part, errors)) for part in self._queue.parts(staged)]
-        if len(done) == 1 and len(done[0][0].rows) == len(staged):
+        if len(done) == 1 and len(done[0][0].rows) == len(staged.rows):
             return done[0][1], errors
-        whole = torch.zeros((len(staged), length), dtype=torch.uint8, device=self.device)
+        whole = [torch.zeros((len(staged), length), dtype=torch.uint8, device=self.device) for length in lengths]
         for part, images in done:
-            whole[self._move(part.rows), : images.shape[1]] = images
-        here = np.flatnonzero(staged.rows["kind"] == Kind.PIXELS)
-        if len(here):
+            samples, views = np.divmod(part.rows, staged.views)
+            for number, (view, found) in enumerate(zip(whole, images, strict=True)):
+                if len(found):
+                    view[self._move(samples[views == number]), : found.shape[1]] = found
+        here = np.flatnonzero(staged.rows["kind"][:: staged.views] == Kind.PIXELS)
+        for number, (view, length) in enumerate(zip(whole, lengths, strict=True)):
             pixels = np.zeros((len(here), length), np.uint8)
-            for row, out in zip(here.tolist(), pixels, strict=True):
-                payload = np.frombuffer(staged.payloads[row], np.uint8)
+            for sample, out in zip(here.tolist(), pixels, strict=True):
+                payload = np.frombuffer(staged.payloads[sample * staged.views + number], np.uint8)
                 out[: len(payload)] = payload
-            whole[self._move(here)] = self._move(pixels)
-            self.cpu_images += len(here)
+            if len(here):
+                view[self._move(here)] = self._move(pixels)
+        self.cpu_images += len(here)
         return whole, errors
 
-    def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> torch.Tensor:
-        """Returns a part's resized images, by DALI or, if it fails, by the CPU, whose failures go to ``errors``."""
+    def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> list[torch.Tensor]:
+        """Returns each view's resized images of a part, by DALI or, if it fails, by the CPU, whose failures go to
+        ``errors``."""
         try:
             images = self._queue.images(staged, part)
         except PipelineError as error:
-            count = len(part.rows)
+            count = len(part.jpegs)
             _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", count, _brief(error))
         else:
-            self.dali_images += len(part.rows)
+            self.dali_images += len(part.jpegs)
             return images
-        self.redone_images += len(part.rows)
-        payloads = [staged.payloads[row] for row in part.rows.tolist()]
-        pixels, found = decode_on_cpu(staged.rows[part.rows], payloads, self._threads, self._fidelity)
-        for row, problem in zip(part.rows.tolist(), found, strict=True):
-            if problem is not None:
-                errors[row] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
-        return self._move(pixels)
+        self.redone_images += len(part.jpegs)
+        samples, views = np.divmod(part.rows, staged.views)
+        done = []
+        for number in range(staged.views):
+            here = views == number
+            if not here.any():  # they are in another part
+                done.append(torch.empty((0, 0), dtype=torch.uint8, device=self.device))
+                continue
+            jpegs = [staged.payloads[row] for row in staged.jpegs[part.rows[here]].tolist()]
+            pixels, found = decode_on_cpu(staged.rows[part.rows[here]], jpegs, self._threads, self._fidelity)
+            for sample, problem in zip(samples[here].tolist(), found, strict=True):
+                if problem is not None:
+                    errors[sample] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
+            done.append(self._move(pixels))
+        return done
 
     def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return to_device(array, self.device)

@@ -40,7 +40,7 @@ class PipelineOptions:
         device_id: The GPU's number, or None for a pipeline without one.
         threads: DALI's CPU threads.
         batch_size: Largest number of images in a run.
-        crops: True to decode the rows' windows only, not whole images; see Note [Whole images on a GPU].
+        crops: True to decode what the rows call decoded, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: Share of images for the hardware JPEG engine, if there is one, 0 to 1.
         preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
     """
@@ -102,7 +102,7 @@ class DaliPipeline:
         Raises:
             PipelineError: if DALI fails; the pipeline is rebuilt then, and the runs under way are lost.
         """
-        window = rows["window"]
+        window = rows["decoded"]
         encoded = [np.frombuffer(payload, np.uint8) for payload in payloads]
         # DALI's axes are (height, width).
         inputs: dict[str, npt.NDArray[Any]] = {}

@@ -33,10 +33,12 @@ class PipelineRows:
 
     Args:
         rows: Their numbers, int64 [N].
-        size_bytes: Their size when decoded.
+        jpegs: The rows that have their JPEGs, int64 [M].
+        size_bytes: Size of these JPEGs when decoded.
     """
 
     rows: npt.NDArray[np.int64]
+    jpegs: npt.NDArray[np.int64]
     size_bytes: int
 
 
@@ -57,7 +59,7 @@ class _Started:
 class _Resized(NamedTuple):
     """Images and, on a GPU, the event after the work that makes them."""
 
-    images: torch.Tensor
+    images: list[torch.Tensor]
     event: Any
 
 
@@ -97,16 +99,19 @@ class DaliQueue:
         rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
         if len(rows) == 0:
             return []
-        sizes = PIXEL_BYTES * self._decoded_pixels(staged, rows)
+        sources = staged.jpegs[rows]
+        jpegs = np.unique(sources)
+        sizes = PIXEL_BYTES * self._decoded_pixels(staged, jpegs)
         if self._limit_bytes is None:
-            return [PipelineRows(rows, int(sizes.sum()))]
+            return [PipelineRows(rows, jpegs, int(sizes.sum()))]
         parts, start, taken = [], 0, 0
-        for end, size in enumerate(sizes.tolist()):
-            if end > start and taken + size > self._limit_bytes:
-                parts.append(PipelineRows(rows[start:end], taken))
+        for end, size in enumerate([*sizes.tolist(), self._limit_bytes]):
+            if end > start and (taken + size > self._limit_bytes or end == len(jpegs)):
+                here = jpegs[start:end]
+                parts.append(PipelineRows(rows[np.isin(sources, here)], here, taken))
                 start, taken = end, 0
             taken += size
-        return [*parts, PipelineRows(rows[start:], taken)]
+        return parts
 
     def start(self, staged: Staged) -> bool:
         """Starts a batch if the limits allow it, without waiting.
@@ -142,11 +147,11 @@ class DaliQueue:
             self._collect_until(staged)
             self._forget(staged)
 
-    def images(self, staged: Staged, part: PipelineRows) -> torch.Tensor:
+    def images(self, staged: Staged, part: PipelineRows) -> list[torch.Tensor]:
         """Decodes a part of a batch, started or not, and resizes it on the current stream.
 
         Returns:
-            uint8 [N, H * W * 3] of the largest image, as stored (not turned), in its own memory; see
+            For each view uint8 [N, H * W * 3] of the largest image, as stored (not turned), in its own memory; see
             :func:`resize_crops`.
 
         Raises:
@@ -167,7 +172,8 @@ class DaliQueue:
         if event is not None:  # they may have been resized on another stream, for another batch's sake
             stream: Any = torch.cuda.current_stream(self._device)
             stream.wait_event(event)
-            images.record_stream(stream)
+            for view in images:
+                view.record_stream(stream)
         return images
 
     def close(self) -> None:
@@ -188,9 +194,10 @@ class DaliQueue:
 
     def _submit(self, staged: Staged, part: PipelineRows) -> None:
         """Submits a part to the pipeline; a failure loses the batches under way."""
-        self.prepare(len(part.rows))
+        count = len(part.jpegs)
+        self.prepare(count)
         if self._pipeline is not None and (
-            self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(len(part.rows))
+            self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(count)
         ):
             self._collect_until(None)
             self._pipeline.close()
@@ -198,7 +205,7 @@ class DaliQueue:
         if self._pipeline is None:
             self._pipeline = DaliPipeline(self.options)
         try:
-            self._pipeline.submit(staged.rows[part.rows], [staged.payloads[row] for row in part.rows.tolist()], part)
+            self._pipeline.submit(staged.rows[part.jpegs], [staged.payloads[row] for row in part.jpegs.tolist()], part)
         except PipelineError:
             self._drop_under_way()
             raise
@@ -221,9 +228,14 @@ class DaliQueue:
         assert self._pipeline is not None
         stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         decoded = self._pipeline.collect(part, stream)
-        images = event = None
+        images, event = [], None
+        numbers = np.searchsorted(part.jpegs, staged.jpegs[part.rows])
+        views = part.rows % staged.views
         try:
-            images = resize_crops(decoded, staged.rows[part.rows], self.options.crops, self._device)
+            for view in range(staged.views):
+                here = views == view
+                rows = staged.rows[part.rows[here]]
+                images.append(resize_crops(decoded, numbers[here], rows, self.options.crops, self._device))
         except PipelineError:
             self._pipeline.rebuild()  # any failure loses the batches under way
             raise
@@ -238,7 +250,7 @@ class DaliQueue:
         if self._limit_bytes is None:
             return np.zeros(len(rows), np.int64)
         if self.options.crops:
-            window = staged.rows["window"][rows].astype(np.int64)
+            window = staged.rows["decoded"][rows].astype(np.int64)
             return (window[:, 2] - window[:, 0]) * (window[:, 3] - window[:, 1])
         found = [_info(staged.payloads[row]) for row in rows.tolist()]
         return np.array([each.width_px * each.height_px for each in found], np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -60,17 +61,17 @@ def planning_sample(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
     return permute(np.arange(count), samples, 0) if samples else np.zeros(0, np.int64)
 
 
-def plan_capacity(found: Known, size: tuple[int, int], part_rows: int) -> Capacity:
+def plan_capacity(found: Known, sizes: Sequence[tuple[int, int]], part_rows: int) -> Capacity:
     """Plans the memory for staged images.
 
     Args:
         found: A sample of the images, see :func:`planning_sample`.
-        size: (height, width) of the output: images that the trainer's decoder does not decode travel as pixels.
+        sizes: (height, width) of each view: images that the trainer's decoder does not decode travel as pixels.
         part_rows: Number of images that share their memory, at least 1.
     """
-    pixels_bytes = 3 * size[0] * size[1]
+    rows_bytes, pixels_bytes = len(sizes) * ROW.itemsize, sum(3 * height * width for height, width in sizes)
     if not len(found.lengths):
-        return Capacity(_aligned(ROW.itemsize + pixels_bytes), _OUTLIER_LEAST, None)
+        return Capacity(_aligned(rows_bytes + pixels_bytes), _OUTLIER_LEAST, None)
     pixels = found.sizes.prod(axis=1)
     usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
     outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
@@ -79,7 +80,7 @@ def plan_capacity(found: Known, size: tuple[int, int], part_rows: int) -> Capaci
     # Images of a part share their memory, so the largest likely sum counts, not the largest image. Cuts take even less;
     # what does not fit travels another way.
     sums = np.random.default_rng(0).choice(needs, (_GROUPS, part_rows)).sum(axis=1)
-    share = ROW.itemsize + -(-int(sums.max()) // part_rows)
+    share = rows_bytes + -(-int(sums.max()) // part_rows)
     largest = None
     if decoded_there.any():
         height, width = np.quantile(found.sizes[decoded_there], 0.99, axis=0, method="lower")

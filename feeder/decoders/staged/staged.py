@@ -31,14 +31,18 @@ class Kind(IntEnum):
     """Of ``_native.plan_images``, with everything but the size in it; that is the output's, turned already."""
 
 
-# One row a sample. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size is the (height,
-# width) to resize to, before the turn; offset and length say where a packed batch has the payload.
+# One row for each image to be made. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size
+# is the (height, width) to resize to, before the turn; offset and length say where a packed batch has the payload. Of
+# the views of one JPEG the first has the payload, and back says how many rows that is before; decoded is the window
+# around those of all of them.
 ROW = np.dtype(
     [
         ("kind", "u1"),
         ("turn", "u1"),
         ("size", "i4", 2),
         ("window", "i4", 4),
+        ("decoded", "i4", 4),
+        ("back", "i4"),
         ("source", "f8", 4),
         ("offset", "i8"),
         ("length", "i8"),
@@ -52,15 +56,24 @@ class Staged:
     """A batch that waits for its decoder in the trainer: encoded images, cut and checked, with their boxes.
 
     Args:
-        rows: [N] of :data:`ROW`.
-        payloads: The bytes of each row, as its kind says.
+        rows: [N * V] of :data:`ROW`, those of the V views of a sample behind each other.
+        payloads: The bytes of each row, as its kind says; empty for a view of a JPEG that an earlier row has.
+        views: Number of views of each sample, V.
     """
 
     rows: npt.NDArray[np.void]
     payloads: list[Buffer]
+    views: int = 1
 
     def __len__(self) -> int:
-        return len(self.payloads)
+        """Returns the number of samples."""
+        return len(self.payloads) // self.views
+
+    @property
+    def jpegs(self) -> npt.NDArray[np.int64]:
+        """The row that has the JPEG of each row, int64 [N * V]."""
+        own: npt.NDArray[np.int64] = np.arange(len(self.rows)) - self.rows["back"]
+        return own
 
     @property
     def packed_bytes(self) -> int:
@@ -81,7 +94,7 @@ class Staged:
         """
         offset = int(self.rows.nbytes)
         if offset > len(memory):
-            raise ArgumentError(f"{len(self)} staged rows take {offset} bytes, the slot has {len(memory)}")
+            raise ArgumentError(f"{len(self.rows)} staged rows take {offset} bytes, the slot has {len(memory)}")
         rows = memory[:offset].view(ROW)
         rows[:] = self.rows
         left_over: dict[int, Buffer] = {}
@@ -97,17 +110,25 @@ class Staged:
         return left_over
 
     @classmethod
-    def unpack(cls, memory: npt.NDArray[np.uint8], count: int, left_over: Mapping[int, Buffer] | None = None) -> Staged:
+    def unpack(
+        cls,
+        memory: npt.NDArray[np.uint8],
+        count: int,
+        left_over: Mapping[int, Buffer] | None = None,
+        views: int = 1,
+    ) -> Staged:
         """Returns the batch that :meth:`pack` wrote; its payloads are views of the memory.
 
         Args:
             memory: uint8.
             count: How many samples it has.
             left_over: What :meth:`pack` returned.
+            views: Number of views of each sample.
 
         Raises:
             ArgumentError: if a row does not lie in the memory.
         """
+        count *= views
         if count * ROW.itemsize > len(memory):
             raise ArgumentError(f"{count} staged rows take {count * ROW.itemsize} bytes, the slot has {len(memory)}")
         left_over = left_over or {}
@@ -116,16 +137,19 @@ class Staged:
         here = (starts >= 0) & (lengths >= 0) & (starts <= len(memory)) & (lengths <= len(memory) - starts)
         if any(row not in left_over for row in np.flatnonzero(~here).tolist()):
             raise ArgumentError(f"a staged row does not lie in its slot of {len(memory)} bytes")
+        if (rows["back"] < 0).any() or (rows["back"] > np.arange(count) % views).any():
+            raise ArgumentError("a staged row names another sample's image")
         places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
         payloads = [left_over[row] if row in left_over else memory[a:b].data for row, (a, b) in enumerate(places)]
-        return cls(rows, payloads)
+        return cls(rows, payloads, views)
 
     @classmethod
     def join(cls, parts: Sequence[Staged]) -> Staged:
-        """Joins batches, at least one."""
+        """Joins batches of the same views, at least one."""
         if len(parts) == 1:
             return parts[0]
-        return cls(np.concatenate([part.rows for part in parts]), [each for part in parts for each in part.payloads])
+        payloads = [each for part in parts for each in part.payloads]
+        return cls(np.concatenate([part.rows for part in parts]), payloads, parts[0].views)
 
 
 def by_size(rows: npt.NDArray[np.void]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64]]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, check_options
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, View, check_options
 from feeder.decoders.image_header import image_info, is_plain_jpeg, jpeg_has_end
 from feeder.decoders.packed import is_packed, packed_head, unpack
 from feeder.decoders.staged.staged import ROW, Kind, Staged
@@ -38,6 +38,8 @@ class Stager:
         threads: Number of threads for the images that are decoded here.
         fidelity: "fast", or "exact", which cuts nothing: at a cut's edge the chroma of its neighbours is missing.
         outlier_pixels: Images with more stored pixels are decoded here.
+        apart: True to cut a seekable image once for each view where that takes fewer pixels than one cut for all; False
+            for a decoder whose batches have each image once.
 
     Attributes:
         clipped, slow: Number of images in the last call that were decoded here with a loss of range, or slowly; see
@@ -51,6 +53,7 @@ class Stager:
         threads: int = 1,
         fidelity: str = "fast",
         outlier_pixels: int = _OUTLIER_PIXELS,
+        apart: bool = True,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
         if outlier_pixels < 0:
@@ -58,7 +61,7 @@ class Stager:
         self.max_pixels = max_pixels
         self.outlier_pixels = outlier_pixels
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
-        self._cuts = fidelity == "fast"
+        self._cuts, self._apart = fidelity == "fast", apart
         self._here: Decoder | None = None
         self.clipped = self.slow = 0
 
@@ -77,7 +80,9 @@ class Stager:
     def with_threads(self, threads: int) -> Stager:
         """Returns a stager with another number of threads."""
         options = {**self._options, "threads": threads, "outlier_pixels": self.outlier_pixels}
-        return type(self)(**options)
+        other = type(self)(**options)
+        other._apart = self._apart
+        return other
 
     def on_cpu(self) -> Stager:
         """Returns a stager that decodes all images here."""
@@ -96,58 +101,69 @@ class Stager:
         draws: Draws,
         first_rows: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Staged, list[DecodeError | None]]:
+        """Checks, cuts and turns N images, of which one view is made; see :meth:`stage_views`."""
+        return self.stage_views(buffers, orientations, (recipe,), (draws,), first_rows)
+
+    def stage_views(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        recipes: Sequence[Recipe],
+        draws: Sequence[Draws],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> tuple[Staged, list[DecodeError | None]]:
         """Checks, cuts and turns N images.
 
         Args:
             buffers: N encoded images.
             orientations: uint8 [N], EXIF orientation 1-8 to apply.
-            recipe: The ops for every image; only its base path matters here.
-            draws: Drawn parameters.
+            recipes: The ops of each view; only their base paths matter here.
+            draws: Drawn parameters of each view.
             first_rows: int32 [N], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
 
         Returns:
-            The batch, and for each image None or why it can't be decoded; its kind is then FAILED.
+            The batch, and for each image None or why it can't be decoded; the kind of its rows is then FAILED.
         """
-        count = len(buffers)
+        count = len(recipes)
         self.clipped = self.slow = 0
-        rows = np.zeros(count, ROW)
-        rows["turn"] = turn_codes(orientations, draws.flip)
-        swapped = (rows["turn"] & 4) != 0
-        rows["size"] = np.where(swapped[:, None], draws.base_size[:, ::-1], draws.base_size)
-        rows["window"], rows["source"] = stored_boxes(draws, orientations)
+        rows = np.zeros((len(buffers), count), ROW)
+        for view, drawn in zip(rows.T, draws, strict=True):
+            view["turn"] = turn_codes(orientations, drawn.flip)
+            swapped = (view["turn"] & 4) != 0
+            view["size"] = np.where(swapped[:, None], drawn.base_size[:, ::-1], drawn.base_size)
+            view["window"], view["source"] = stored_boxes(drawn, orientations)
         payloads: list[Buffer] = []
         errors: list[DecodeError | None] = []
-        for row in range(count):
+        for row in range(len(buffers)):
             try:
-                kind, payload = self._one(row, buffers, orientations, recipe, draws, first_rows, rows)
+                kind, found = self._one(row, buffers, orientations, recipes, draws, first_rows, rows[row])
                 errors.append(None)
             except DecodeError as error:
-                kind, payload = Kind.FAILED, b""
+                kind, found = Kind.FAILED, [b""] * count
                 errors.append(error)
             rows["kind"][row] = kind
-            payloads.append(payload)
-        return Staged(rows, payloads), errors
+            payloads += found
+        return Staged(rows.reshape(-1), payloads, count), errors
 
     def _one(
         self,
         row: int,
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
+        recipes: Sequence[Recipe],
+        draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None,
         rows: npt.NDArray[np.void],
-    ) -> tuple[Kind, Buffer]:
-        height, width = draws.base_size[row].tolist()
-        if height * width <= self.max_pixels:
+    ) -> tuple[Kind, list[Buffer]]:
+        if all(drawn.base_size[row].prod() <= self.max_pixels for drawn in draws):
             data, first_row = _image(row, buffers, first_rows)
-            if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws.image_size[row]):
-                payload = self._cut(data, first_row, row, rows)
-                if payload is not None:
-                    return Kind.JPEG, payload
-        pixels = self._pixels(row, buffers, orientations, recipe, draws, first_rows)
-        rows["turn"][row] = 0
-        rows["size"][row] = height, width
+            if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws[0].image_size[row]):
+                payloads = self._cut(data, first_row, rows)
+                if payloads is not None:
+                    return Kind.JPEG, payloads
+        pixels = self._pixels(row, buffers, orientations, recipes, draws, first_rows)
+        rows["turn"] = rows["back"] = 0
+        rows["size"] = [drawn.base_size[row] for drawn in draws]
         return Kind.PIXELS, pixels
 
     def _pixels(
@@ -155,17 +171,18 @@ class Stager:
         row: int,
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
+        recipes: Sequence[Recipe],
+        draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None,
-    ) -> bytes:
-        """Returns uint8 [H, W, 3] of one image after the base path, decoded here."""
-        height, width = draws.base_size[row].tolist()
-        if height * width > self.max_pixels:
-            raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+    ) -> list[Buffer]:
+        """Returns uint8 [H, W, 3] of each view of one image after the base path, decoded here."""
+        for drawn in draws:
+            height, width = drawn.base_size[row].tolist()
+            if height * width > self.max_pixels:
+                raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
         data, first_row = _image(row, buffers, first_rows)
         one = slice(row, row + 1)
-        return self._decode_here(data, first_row, orientations[one], recipe, draws.take(one))
+        return self._decode_here(data, first_row, orientations[one], recipes, [drawn.take(one) for drawn in draws])
 
     def _is_for_the_decoder(
         self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
@@ -186,48 +203,85 @@ class Stager:
             and is_plain_jpeg(packed_head(data).jpeg_header if packed else data)
         )
 
-    def _cut(self, data: bytes, first_row: int, row: int, rows: npt.NDArray[np.void]) -> bytes | None:
-        """Returns the JPEG, if seekable or packed cut to the window, with the boxes moved along; None if damaged."""
+    def _cut(self, data: bytes, first_row: int, rows: npt.NDArray[np.void]) -> list[Buffer] | None:
+        """Returns the payloads of an image's rows, which are filled in; None if it is damaged.
+
+        A JPEG that is seekable or packed is cut to the window around those of all views or, where that takes fewer
+        pixels, to each one, and the boxes are moved along. Another one is decoded from its start to the last row that
+        is needed, so it is decoded once.
+        """
         packed = is_packed(data)
         if packed and not self._cuts:
-            return unpack(data)
+            return _whole(unpack(data), rows)
         try:
             from feeder import _native
         except ImportError:
-            return data
-        try:
-            cut = _native.cut(data, tuple(rows["window"][row].tolist()), first_row if packed else max(first_row, 0))
-            unsound = False
-        except ValueError:
-            cut, unsound = None, True
-        if cut is None and first_row != _WHOLE:
-            raise DecodeError("JPEG: its rows are not where the index says")
-        if cut is None or not self._cuts:
-            return None if unsound else data
-        smaller, x, y = cut
-        rows["window"][row] -= (x, y, x, y)
-        rows["source"][row] -= (x, y, x, y)
-        return smaller
+            return _whole(data, rows)
+        apart = len(rows) > 1 and self._apart and _areas(rows["window"]).sum() < _areas(_around(rows["window"]))
+        jpegs: list[Buffer] = []
+        for group in np.split(rows, len(rows)) if apart else [rows]:
+            window = _around(group["window"])
+            try:
+                cut = _native.cut(data, tuple(window.tolist()), first_row if packed else max(first_row, 0))
+                unsound = False
+            except ValueError:
+                cut, unsound = None, True
+            if cut is None and first_row != _WHOLE:
+                raise DecodeError("JPEG: its rows are not where the index says")
+            if cut is None or not self._cuts:
+                return None if unsound else _whole(data, rows)
+            smaller, x, y = cut
+            group["decoded"] = window - (x, y, x, y)
+            group["window"] -= (x, y, x, y)
+            group["source"] -= (x, y, x, y)
+            group["back"] = np.arange(len(group))
+            jpegs += [smaller, *[b""] * (len(group) - 1)]
+        return jpegs
 
     def _decode_here(
-        self, data: bytes, first_row: int, orientations: npt.NDArray[np.uint8], recipe: Recipe, draws: Draws
-    ) -> bytes:
-        """Returns uint8 [H, W, 3] after the base path, by the CPU backend, or by Pillow where that is not built."""
+        self,
+        data: bytes,
+        first_row: int,
+        orientations: npt.NDArray[np.uint8],
+        recipes: Sequence[Recipe],
+        draws: Sequence[Draws],
+    ) -> list[Buffer]:
+        """Returns uint8 [H, W, 3] of each view after the base path, by the CPU backend, or by Pillow where that is not
+        built."""
         self.prepare()
         assert self._here is not None
-        steps = zip(recipe.ops[: recipe.base_length], draws.ops, strict=False)
-        kept = [(op, params) for op, params in steps if not isinstance(op, (ToDtype, Normalize))]
-        base = Recipe(tuple(op for op, _ in kept))
-        height, width = draws.base_size[0].tolist()
-        out = np.empty((1, 3, height, width), np.uint8)
-        drawn = replace(draws, ops=tuple(params for _, params in kept), output_size=draws.base_size)
+        views = []
+        for recipe, drawn in zip(recipes, draws, strict=True):
+            steps = zip(recipe.ops[: recipe.base_length], drawn.ops, strict=False)
+            kept = [(op, params) for op, params in steps if not isinstance(op, (ToDtype, Normalize))]
+            base = Recipe(tuple(op for op, _ in kept))
+            out = np.empty((1, 3, *drawn.base_size[0].tolist()), np.uint8)
+            own = replace(drawn, ops=tuple(params for _, params in kept), output_size=drawn.base_size)
+            views.append(View(base, own, out))
         first_rows = None if first_row == _WHOLE else np.array([first_row], np.int32)
-        (error,) = self._here.decode([data], orientations, base, drawn, out, first_rows)
+        (error,) = self._here.decode_views([data], orientations, views, first_rows)
         if error is not None:
             raise error
         self.clipped += self._here.clipped
         self.slow += self._here.slow
-        return np.ascontiguousarray(out[0].transpose(1, 2, 0)).tobytes()
+        return [np.ascontiguousarray(view.out[0].transpose(1, 2, 0)).tobytes() for view in views]
+
+
+def _whole(jpeg: bytes, rows: npt.NDArray[np.void]) -> list[Buffer]:
+    """Returns the payloads of an image's rows where all views come from one JPEG as it is."""
+    rows["decoded"], rows["back"] = _around(rows["window"]), np.arange(len(rows))
+    return [jpeg, *[b""] * (len(rows) - 1)]
+
+
+def _around(windows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Returns the window around N windows (left, top, right, bottom)."""
+    return np.concatenate([windows[:, :2].min(axis=0), windows[:, 2:].max(axis=0)])
+
+
+def _areas(windows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Returns the pixels of windows, int64 [...] for int32 [..., 4]."""
+    areas: npt.NDArray[np.int64] = (windows[..., 2:] - windows[..., :2]).astype(np.int64).prod(axis=-1)
+    return areas
 
 
 def _image(row: int, buffers: Sequence[Buffer], first_rows: npt.NDArray[np.int32] | None) -> tuple[bytes, int]:

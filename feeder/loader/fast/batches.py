@@ -41,7 +41,7 @@ class Finished:
         substitutions: Bad samples and their substitutes.
         epoch: The epoch of its augmentation.
         parts: (first row, number of rows) of its parts.
-        left_over: Staged images that did not fit into the slot, by view and row.
+        left_over: Staged images that did not fit into the slot, by image of the sample, row and view.
         collated: The batch that a collate_fn made, in place of images, labels and fields; else None.
         clipped, slow: Numbers of images that were decoded with a loss of range, or slowly; see
             :class:`feeder.loader.fast.part_report.PartReport`.
@@ -52,7 +52,7 @@ class Finished:
     substitutions: list[Substitution]
     epoch: int
     parts: list[tuple[int, int]]
-    left_over: dict[tuple[int, int], Buffer] = field(default_factory=dict)
+    left_over: dict[tuple[int, int, int], Buffer] = field(default_factory=dict)
     collated: Collated | None = None
     clipped: int = 0
     slow: int = 0

@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from feeder._gpu.tensors import as_samples, as_tensor
 from feeder.dataset.extras import Column, sample_entries
-from feeder.dataset.further_images import in_order
+from feeder.dataset.further_images import by_image, further_recipes, in_order
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
@@ -117,8 +117,13 @@ class CollatedWork(Work):
     def _finished(self, made: SlotView, report: PartReport) -> list[tuple[Any, ...]]:
         """Returns finished samples as ``dataset[i]`` has them."""
         own, images = made.images[: len(self.recipe.views)], made.images[len(self.recipe.views) :]
-        dtypes = (image.recipe.output_dtype for image in self.images)
-        further = [[as_tensor(each, dtype) for each in found] for found, dtype in zip(images, dtypes, strict=True)]
+        dtypes = (recipe.output_dtype for recipe in further_recipes(self.images))
+        both = zip(images, dtypes, strict=True)
+        made_of: list[Any] = [[as_tensor(each, dtype) for each in found] for found, dtype in both]
+        further: list[list[Any]] = []
+        for image, found in zip(self.images, by_image(self.images, made_of), strict=True):
+            is_list = isinstance(image.recipe, Views)
+            further.append([list(views) for views in zip(*found, strict=True)] if is_list else found)
         values = sample_entries(self.values, made.further, report.extras)
         first = zip(*own, strict=True) if isinstance(self.recipe, Views) else own[0]
         return as_samples(first, made.labels, in_order(self.extras, further, values), self.recipe.output_dtype)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from feeder.dataset.further_images import FurtherImage, in_order
+from feeder.dataset.further_images import FurtherImage, by_image, in_order
 from feeder.dataset.targets import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.decoders.device.fused import DeviceSplit
@@ -78,10 +78,14 @@ class Finishing:
             torch.from_numpy(labels.copy() if self._is_on_device else labels),
         )
         return (
-            (*first, *in_order(self._work.extras, images[self._own :], self._extras(finished)))
+            (*first, *in_order(self._work.extras, self._further(images), self._extras(finished)))
             if self._work.extras
             else first
         )
+
+    def _further(self, images: Sequence[torch.Tensor]) -> list[Any]:
+        """Returns the further images of a batch, with views lists of these, of all images that were made."""
+        return by_image(self._work.images, images[self._own :])
 
     def _extras(self, finished: Finished) -> Iterator[Any]:
         """Yields the batch's targets and further fields that are no images."""
@@ -101,9 +105,11 @@ class Finishing:
         views = images if self._has_views else [images]
         mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
         if not isinstance(finished, Decoded):
-            done = self._images(finished, [*views, *(batch[place] for place in self._places)], mixings)
+            held = (batch[place] for place in self._places)
+            further = (view for image in held for view in (image if isinstance(image, list) else [image]))
+            done = self._images(finished, [*views, *further], mixings)
             images = done[: self._own] if self._has_views else done[0]
-            for place, image in zip(self._places, done[self._own :], strict=True):
+            for place, image in zip(self._places, self._further(done), strict=True):
                 extras[place - 2] = image
         return (images, self._labels(finished, labels, mixings), *extras)
 

@@ -52,8 +52,9 @@ class Sink(Protocol):
             One entry per image: None, or the error that kept it from being decoded.
         """
 
-    def close(self) -> dict[tuple[int, int], Buffer]:
-        """Ends the part; returns the images that did not fit the slot, by view and row."""
+    def close(self) -> dict[int, Buffer]:
+        """Ends the part; returns the payloads of staged images that did not fit the slot, by their place, see
+        :class:`feeder.decoders.staged.staged.Staged`."""
 
 
 class PixelSink:
@@ -98,7 +99,7 @@ class PixelSink:
                 images[rows] = view.out
         return errors
 
-    def close(self) -> dict[tuple[int, int], Buffer]:
+    def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""
         return {}
 
@@ -135,7 +136,7 @@ class SampleSink:
         image: npt.NDArray[Any] = self._images[row]
         return image
 
-    def close(self) -> dict[tuple[int, int], Buffer]:
+    def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""
         return {}
 
@@ -164,56 +165,43 @@ class PaddedSink(SampleSink):
 
 
 class StagedSink:
-    """Checks the images and cuts them to what each view needs; they are decoded elsewhere, for each view apart.
+    """Checks the images and cuts them to what their views need; they are decoded elsewhere.
 
     Args:
         stager: Checks and cuts.
         recipes: The recipe of each view.
-        memory: uint8 [N, bytes] for each view, the part of the slot.
+        memory: uint8 [N, bytes], the part of the slot.
         meter: Counts time and bytes: of checking and cutting, and of writing.
     """
 
     def __init__(
-        self,
-        stager: Stager,
-        recipes: tuple[Recipe, ...],
-        memory: tuple[npt.NDArray[np.uint8], ...],
-        meter: Meter,
+        self, stager: Stager, recipes: tuple[Recipe, ...], memory: npt.NDArray[np.uint8], meter: Meter
     ) -> None:
         self._stager, self._recipes, self._memory, self._meter = stager, recipes, memory, meter
-        self._staged = []
-        for place in memory:
-            rows = np.zeros(len(place), ROW)
-            rows["kind"] = Kind.FAILED
-            self._staged.append(Staged(rows, [b""] * len(place)))
+        rows = np.zeros(len(memory) * len(recipes), ROW)
+        rows["kind"] = Kind.FAILED
+        self._staged = Staged(rows, [b""] * len(rows), len(recipes))
         self.takes_rows = stager.takes_rows
         self.clipped = self.slow = 0
 
     def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
         """See :meth:`Sink.add`."""
-        errors: list[DecodeError | None] = [None] * len(rows)
-        clipped = slow = 0
-        for recipe, drawn, kept in zip(self._recipes, draws, self._staged, strict=True):
-            started = time.perf_counter_ns()
-            staged, found = self._stager.stage(encoded.buffers, encoded.orientations, recipe, drawn, encoded.first_rows)
-            errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
-            clipped, slow = max(clipped, self._stager.clipped), max(slow, self._stager.slow)
-            self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
-            kept.rows[rows] = staged.rows
-            for row, payload in zip(rows.tolist(), staged.payloads, strict=True):
-                kept.payloads[row] = payload
-        self.clipped += clipped
-        self.slow += slow
+        started, views = time.perf_counter_ns(), len(self._recipes)
+        staged, errors = self._stager.stage_views(
+            encoded.buffers, encoded.orientations, self._recipes, draws, encoded.first_rows
+        )
+        self.clipped += self._stager.clipped
+        self.slow += self._stager.slow
+        self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
+        places = (views * rows[:, None] + np.arange(views)).reshape(-1)
+        self._staged.rows[places] = staged.rows
+        for place, payload in zip(places.tolist(), staged.payloads, strict=True):
+            self._staged.payloads[place] = payload
         return errors
 
-    def close(self) -> dict[tuple[int, int], Buffer]:
+    def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""
         started = time.perf_counter_ns()
-        left_over = {
-            (number, row): payload
-            for number, (staged, memory) in enumerate(zip(self._staged, self._memory, strict=True))
-            for row, payload in staged.pack(memory.reshape(-1)).items()
-        }
-        written = sum(len(payload) for staged in self._staged for payload in staged.payloads)
-        self._meter.add("write", time.perf_counter_ns() - started, written)
+        left_over = self._staged.pack(self._memory.reshape(-1))
+        self._meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
         return left_over

@@ -28,7 +28,7 @@ class PartReport:
     Attributes:
         extras: Values of the targets and further fields that have no array in the slot, each a list of N.
         substitutions: Bad samples and their substitutes.
-        left_over: Staged images that did not fit the slot, by view and row of the part.
+        left_over: Staged images that did not fit the slot, by image of the sample, row of the part and view.
         collated: The batch that a collate_fn made of the part, then without these; else None.
         read_ns: Time spent reading, nanoseconds.
         decode_ns: Time spent drawing, decoding and augmenting, nanoseconds.
@@ -39,7 +39,7 @@ class PartReport:
 
     extras: list[list[Any]] = field(default_factory=list)
     substitutions: list[Substitution] = field(default_factory=list)
-    left_over: dict[tuple[int, int], Buffer] = field(default_factory=dict)
+    left_over: dict[tuple[int, int, int], Buffer] = field(default_factory=dict)
     collated: Collated | None = None
     read_ns: int = 0
     decode_ns: int = 0
@@ -60,7 +60,9 @@ class PartReport:
             extras=[list(itertools.chain.from_iterable(column)) for column in columns],
             substitutions=[each for report in reports for each in report.substitutions],
             left_over={
-                (view, first + row): data for first, report in parts for (view, row), data in report.left_over.items()
+                (image, first + row, view): data
+                for first, report in parts
+                for (image, row, view), data in report.left_over.items()
             },
             collated=reports[0].collated,
             read_ns=sum(report.read_ns for report in reports),

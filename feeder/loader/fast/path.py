@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.further_images import images_in
+from feeder.dataset.further_images import further_recipes, images_in
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
@@ -72,7 +72,7 @@ class FastPath:
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
         self.order = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
-        further = tuple(image.recipe for image in images_in(source.extras))
+        further = tuple(further_recipes(images_in(source.extras)))
         self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         if self.work.table is not None:

@@ -5,6 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.extras import Column, Extra
-from feeder.dataset.further_images import FurtherImage, images_in, key_rows, values_in
+from feeder.dataset.further_images import FurtherImage, further_recipes, images_in, key_rows, values_in
 from feeder.dataset.reader import Encoded, Reader
 from feeder.dataset.targets import boxes_of
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
@@ -70,6 +71,7 @@ class Work:
     Attributes:
         images: The further images among the extras.
         values: The other extras.
+        views_of: The views of the sample's image and of each further one, as slices of :attr:`recipes`.
     """
 
     reader: Reader
@@ -98,6 +100,9 @@ class Work:
     def __post_init__(self) -> None:
         self.images, self.values = images_in(self.extras), values_in(self.extras)
         self._key_rows = key_rows(self.recipe, self.extras)
+        counts = [len(self.recipe.views), *(len(image.recipe.views) for image in self.images)]
+        ends = list(itertools.accumulate(counts))
+        self.views_of = [slice(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "meter"}
@@ -141,18 +146,19 @@ class Work:
     def recipes(self) -> tuple[Recipe, ...]:
         """The recipe of each image that is made of a sample: of its image or the views, and of further images."""
         views = self.recipe.views
-        return (*views, *(image.recipe for image in self.images)) if self.images else views
+        return (*views, *further_recipes(self.images)) if self.images else views
 
     def recipes_at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[Recipe, ...]:
         """Returns the recipes of one batch, see :meth:`feeder.transforms.Recipe.at`."""
         views = self.recipe.at(bucket, epoch).views
-        return (*views, *(image.recipe.at(bucket, epoch) for image in self.images)) if self.images else views
+        return (*views, *(each.at(bucket, epoch) for each in further_recipes(self.images))) if self.images else views
 
     @property
     def image_columns(self) -> tuple[Column, ...]:
-        """Each image of a sample in a slot, see :attr:`recipes`: (C, H, W) of pixels, or (bytes,) of a staged image."""
+        """The images of a sample in a slot: (C, H, W) of each of :attr:`recipes`; or (bytes,) of each image that is
+        staged, with all its views."""
         if self.stager is not None:
-            return (Column((self.share_bytes,), "uint8"),) * len(self.recipes)
+            return (Column((self.share_bytes,), "uint8"),) * len(self.views_of)
         columns: list[Column] = []
         for recipe, split in zip(self.recipes, self._splits, strict=True):
             size = recipe.output_size if self.largest is None or (columns and not recipe.has_bucket) else self.largest
@@ -208,11 +214,11 @@ class Work:
             for row, error in zip(rows.tolist(), errors, strict=True):
                 if error is not None:
                     self._replace(part, row, error)
-        for number, sink in enumerate(part.sinks):
+        for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
             report.clipped, report.slow = report.clipped + sink.clipped, report.slow + sink.slow
-            first = len(self.recipe.views) + number - 1 if number else 0
-            for (which, row), data in sink.close().items():
-                report.left_over[first + which, row] = bytes(data)
+            for place, data in sink.close().items():
+                row, which = divmod(place, of.stop - of.start)
+                report.left_over[number, row, which] = bytes(data)
         return report
 
     def _runner(self, recipes: tuple[Recipe, ...]) -> PartRunner | None:
@@ -232,16 +238,17 @@ class Work:
         return found[1]
 
     def _sinks(self, recipes: tuple[Recipe, ...], images: tuple[npt.NDArray[Any], ...]) -> list[Sink]:
-        """Returns the ways into the slot: of the image or the views, and of each further image."""
-        splits, views = self.splits_of(recipes), len(self.recipe.views)
-        if self.pad is not None and self.stager is None:
-            sinks: list[Sink] = [PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter)]
-        elif not self.images:
-            return [self._sink(recipes, splits, images)]
-        else:
-            sinks = [self._sink(recipes[:views], splits[:views], images[:views])]
-        for k in range(views, len(recipes)):
-            sinks.append(self._sink(recipes[k : k + 1], splits[k : k + 1], images[k : k + 1]))
+        """Returns the ways into the slot: of the image with its views, and of each further image."""
+        if self.stager is not None:
+            places = zip(self.views_of, images, strict=True)
+            return [StagedSink(self.stager, recipes[of], memory, self.meter) for of, memory in places]
+        splits = self.splits_of(recipes)
+        sinks: list[Sink] = []
+        for of in self.views_of:
+            if self.pad is not None and not sinks:
+                sinks.append(PaddedSink(self.decoder, recipes[0], images[0], self.pad.value, self.meter))
+            else:
+                sinks.append(self._sink(recipes[of], splits[of], images[of]))
         return sinks
 
     def _sink(
@@ -250,9 +257,7 @@ class Work:
         splits: tuple[DeviceSplit | None, ...],
         images: tuple[npt.NDArray[Any], ...],
     ) -> Sink:
-        if self.stager is None:
-            return PixelSink(self.decoder, recipes, splits, images, self.meter)
-        return StagedSink(self.stager, recipes, images, self.meter)
+        return PixelSink(self.decoder, recipes, splits, images, self.meter)
 
     def substitutes(self, epoch: int, position: int, within: tuple[int, int] | None = None) -> Iterator[int]:
         """Yields the samples to try, one after the other, in place of a bad one.
@@ -291,7 +296,8 @@ class Work:
     def image_keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
         """Returns the keys of each image that is made of a sample; see :attr:`recipes`."""
         keys = self.keys(samples)
-        return [*keys[: len(self.recipe.views)], *(keys[image.number] for image in self.images)]
+        further = (each for image in self.images for each in keys[image.number : image.end])
+        return [*keys[: len(self.recipe.views)], *further]
 
     def _make(
         self,
@@ -339,14 +345,13 @@ class Work:
         """Makes the further images of samples that have no error yet; one that can't be made is its sample's error."""
         assert drawing.draws is not None
         given = [values for extra, values in zip(self.extras, drawing.extras, strict=True) if extra in self.images]
-        recipes = part.recipes[len(self.recipe.views) :]
-        for image, recipe, sink, found in zip(self.images, recipes, part.sinks[1:], given, strict=True):
+        for image, of, sink, found in zip(self.images, self.views_of[1:], part.sinks[1:], given, strict=True):
             part.beat()
             encoded = image.encoded(found, sizes)
             unread = encoded.errors
             encoded.errors = [earlier or error for earlier, error in zip(errors, unread, strict=True)]
-            draws = image.draw(recipe, drawing.draws[0], drawing.keys, encoded.sizes)
-            for row, error in enumerate(_add(sink, encoded, rows, (draws,))):
+            draws = image.draw(part.recipes[of], drawing.draws, drawing.keys, encoded.sizes)
+            for row, error in enumerate(_add(sink, encoded, rows, draws)):
                 if error is not None and errors[row] is None:
                     errors[row] = image.named(error) if unread[row] is None else error
             part.report.encoded_bytes += sum(map(len, encoded.buffers))

@@ -9,7 +9,7 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.drawn_fields import ImageSizes
-from feeder.dataset.further_images import images_in
+from feeder.dataset.further_images import further_recipes, images_in
 from feeder.decoders.decoder import Decoder, TrainerDecoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
@@ -46,7 +46,7 @@ def make_work(
     in_workers = collate_fn is not None or (sizes.varies and fixed.backend == "auto")
     decoder = get_decoder(
         fixed.backend,
-        (*recipe.at(largest, 0).views, *(image.recipe.at(largest, 0) for image in images_in(source.extras))),
+        (*recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU. A collate_fn takes finished
@@ -92,10 +92,11 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: Ba
     rows = options.batch_size or 1
     parts = part_rows(rows, options.num_workers) if options.num_workers else [(0, rows)]
     found = reader.peek(planning_sample(len(reader), in_shards=len(reader.shard_sizes()) > 0))
-    for recipe in work.recipes:
-        size = recipe.output_size or work.largest
-        assert size is not None
-        capacity = plan_capacity(found, size, min(rows for _, rows in parts))
+    for of in work.views_of:
+        views = [recipe.output_size or work.largest for recipe in work.recipes[of]]
+        largest = [size for size in views if size is not None]
+        assert len(largest) == len(views)
+        capacity = plan_capacity(found, largest, min(rows for _, rows in parts))
         work.share_bytes = max(work.share_bytes, capacity.share_bytes)
     decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)  # the same for every view
     work.stager = decoder.stager.with_threads(options.worker_threads)

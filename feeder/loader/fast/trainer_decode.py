@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder.decoders.decoder import LeftToCpu, Padding
+from feeder.decoders.decoder import LeftToCpu, Padding, StagedView
 from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.errors import DecodeError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer, TrainerDecoder
     from feeder.transforms import Recipe
     from feeder.transforms.mixing import Mixing
-    from feeder.transforms.op import Params
     from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["DecodeFeed"]
@@ -40,8 +39,8 @@ _AHEAD = 1
 @dataclass
 class _Waiting:
     finished: Finished | BaseException
-    staged: list[Staged] = field(default_factory=list)  # of each view
-    started: int = 0  # number of views
+    staged: list[Staged] = field(default_factory=list)  # of each image of a sample, with its views
+    started: int = 0  # number of these
     start_ns: int = 0
 
 
@@ -122,18 +121,18 @@ class DecodeFeed:
         if isinstance(finished, BaseException):
             self._queue.append(_Waiting(finished))
             return
-        views = []
-        for view, images in enumerate(finished.arrays.images):
-            left_over, parts = _left_over(finished.left_over, view), []
-            for first, rows in finished.parts:
-                here = {row - first: data for row, data in left_over.items() if first <= row < first + rows}
-                parts.append(Staged.unpack(images[first : first + rows].reshape(-1), rows, here))
-            views.append(Staged.join(parts))
-        self._queue.append(_Waiting(finished, views))
+        staged = []
+        for number, (images, of) in enumerate(zip(finished.arrays.images, self._work.views_of, strict=True)):
+            parts = []
+            for first, count in finished.parts:
+                memory, rows = images[first : first + count].reshape(-1), range(first, first + count)
+                parts.append(_unpacked(memory, finished.left_over, number, rows, of.stop - of.start))
+            staged.append(Staged.join(parts))
+        self._queue.append(_Waiting(finished, staged))
         self._start()
 
     def _start(self) -> None:
-        """Starts waiting batches in order, view by view, as far as the decoder has capacity."""
+        """Starts waiting batches in order, image by image of a sample, as far as the decoder has capacity."""
         for waiting in self._queue:
             for staged in waiting.staged[waiting.started :]:
                 began = time.perf_counter_ns()
@@ -186,43 +185,42 @@ class DecodeFeed:
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """Decodes every view and further image; returns the images of each, and one error or None for each sample."""
         work, images = self._work, []
-        own = len(work.recipe.views)
         errors: list[DecodeError | None] = [None] * len(made.ids)
-        views = zip(_recipes(work, batch), work.image_keys(made), waiting.staged, strict=True)
-        for number, (recipe, keys, staged) in enumerate(views):
-            rest: Sequence[Params]
-            options: dict[str, Any] = {}
+        recipes, keys = _recipes(work, batch), work.image_keys(made)
+        for number, (of, staged) in enumerate(zip(work.views_of, waiting.staged, strict=True)):
             if work.pad is None or number:
-                rest = recipe.draw_rest(work.seed, batch.epoch, keys)
+                own_mix = mix if number == 0 else None
+                both = zip(recipes[of], keys[of], strict=True)
+                rests = [(recipe, recipe.draw_rest(work.seed, batch.epoch, drawn_by)) for recipe, drawn_by in both]
+                views = [StagedView(recipe, rest, own_mix) for recipe, rest in rests]
             else:
-                rest, options["padding"] = self._padding(work.pad, batch, recipe, keys, made)
+                views = [self._padded(work.pad, batch, recipes[0], keys[0], made)]
             try:
-                view, found = self._decoder.finish(
-                    staged, recipe, rest, channels_last=self._channels_last, mix=mix, **options
-                )
+                done, found = self._decoder.finish(staged, views, channels_last=self._channels_last)
             except BaseException:
                 for later in waiting.staged[number + 1 : waiting.started]:
                     self._decoder.drop(later)
                 raise
-            images.append(view)
-            if number >= own:
-                found = [error and work.images[number - own].named(error) for error in found]
+            images += done
+            if number:
+                found = [error and work.images[number - 1].named(error) for error in found]
             errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
             waiting.started = max(waiting.started, number + 1)
             if waiting.started < len(waiting.staged):
                 self._start()
         return images, errors
 
-    def _padding(
+    def _padded(
         self, pad: PadToBatch, batch: Finished, recipe: Recipe, keys: npt.NDArray[np.int64], made: Samples
-    ) -> tuple[Sequence[Params], Padding]:
-        """Returns the drawn parameters of the ops after the base path, and the padding."""
+    ) -> StagedView:
+        """Returns the output of a batch that is padded."""
         work, size = self._work, batch.arrays.image_size
         known = work.reader.stored(made.ids)
         assert known is not None  # or padding was refused
         assert size is not None
         draws = recipe.draw(work.seed, batch.epoch, keys, known[1])
-        return draws.ops[recipe.base_length :], Padding(draws.output_size, size, pad.value)
+        padding = Padding(draws.output_size, size, pad.value)
+        return StagedView(recipe, draws.ops[recipe.base_length :], padding=padding)
 
     def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
@@ -250,8 +248,8 @@ class DecodeFeed:
         for found in report.substitutions:
             i[0] = found.substitute
         staged = [
-            Staged.unpack(memory.reshape(-1), 1, _left_over(report.left_over, number))
-            for number, memory in enumerate(view.images)
+            _unpacked(memory.reshape(-1), report.left_over, number, range(1), of.stop - of.start)
+            for number, (memory, of) in enumerate(zip(view.images, work.views_of, strict=True))
         ]
         made = Samples.of(sample.positions, i) if report.substitutions else sample
         images, errors = self._finish(_Waiting(batch, staged), batch, made)
@@ -282,6 +280,21 @@ def _recipes(work: Work, batch: Finished) -> tuple[Recipe, ...]:
     return work.recipes_at(batch.arrays.image_size, batch.epoch)
 
 
-def _left_over(places: Mapping[tuple[int, int], Buffer], view: int) -> dict[int, Buffer]:
-    """Returns the images of one view that did not fit into the slot, by row."""
-    return {row: data for (of, row), data in places.items() if of == view}
+def _unpacked(
+    memory: npt.NDArray[np.uint8], left_over: Mapping[tuple[int, int, int], Buffer], image: int, rows: range, views: int
+) -> Staged:
+    """Returns the staged samples of a part of a batch.
+
+    Args:
+        memory: uint8, the part of the slot.
+        left_over: What did not fit there, by image of the sample, row of the batch and view.
+        image: Number of the image, of which each sample has one.
+        rows: The part's rows in the batch.
+        views: Number of views of the image.
+    """
+    here = {
+        (row - rows.start) * views + view: data
+        for (of, row, view), data in left_over.items()
+        if of == image and row in rows
+    }
+    return Staged.unpack(memory, len(rows), here, views)

@@ -64,7 +64,7 @@ def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path, monkeypa
 
 def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
     reader = ShardDataset(shards).reader
-    room = plan_capacity(reader.peek(planning_sample(len(reader), in_shards=True)), (16, 16), 4)
+    room = plan_capacity(reader.peek(planning_sample(len(reader), in_shards=True)), [(16, 16)], 4)
     assert room.share_bytes % 64 == 0
     largest = max(int(reader.peek(np.arange(len(reader))).lengths.max()), 3 * 16 * 16)
     assert 3 * 16 * 16 < room.share_bytes <= largest + ROW.itemsize + 64
@@ -77,7 +77,7 @@ def test_room_is_planned_from_the_index(tmp_path: Path, shards: Path) -> None:
         (tmp_path / f"c/{i}.jpg").write_bytes(photo)
     (tmp_path / "c/x.jpg").write_bytes(scan)
     files = FolderDataset(tmp_path).reader
-    room = plan_capacity(files.peek(planning_sample(len(files), in_shards=False)), (8, 8), 64)
+    room = plan_capacity(files.peek(planning_sample(len(files), in_shards=False)), [(8, 8)], 64)
     assert room.outlier_pixels < 2500 * 2500
     assert room.preallocate == (64, 64)
     assert room.share_bytes < 2 * len(photo) + ROW.itemsize
@@ -274,7 +274,12 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     """A feed of so many batches of one sample, all of them finished."""
     recipe = types.SimpleNamespace(views=[types.SimpleNamespace(draw_rest=lambda *_: (), output_size=(4, 5))])
     work: Any = types.SimpleNamespace(
-        recipe=recipe, recipes_at=lambda *_: recipe.views, seed=0, image_keys=lambda _: [()], pad=None
+        recipe=recipe,
+        recipes_at=lambda *_: recipe.views,
+        seed=0,
+        image_keys=lambda _: [()],
+        pad=None,
+        views_of=[slice(0, 1)],
     )
     one = np.zeros(1, np.int64)
     finished = []
@@ -297,7 +302,7 @@ def test_a_batch_for_which_there_was_no_room_is_started_before_those_behind_it()
 
         def finish(self, staged: Staged, *_: Any, **__: Any) -> Any:
             tried.append(("finish", staged.payloads[0][0]))
-            return torch.zeros(len(staged), 1), [None]
+            return [torch.zeros(len(staged), 1)], [None]
 
     decoder = Decoder()
     feed = _feed(decoder, 6)
@@ -330,7 +335,7 @@ def test_batches_that_are_given_up_are_dropped_on_the_feeds_stream(monkeypatch: 
             dropped.append((staged, list(current)))
 
         def finish(self, staged: Staged, *_: Any, **__: Any) -> Any:
-            return torch.zeros(len(staged), 1), [None]
+            return [torch.zeros(len(staged), 1)], [None]
 
     monkeypatch.setattr(torch.cuda, "stream", stream)
     feed = _feed(Decoder(), 2, stream="the feed's")
