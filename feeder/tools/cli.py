@@ -15,6 +15,7 @@ from feeder.system.text import printable, say
 from feeder.tools.commands import (
     append,
     bench,
+    browse,
     cache,
     doctor,
     export,
@@ -103,7 +104,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (shard, append, inspect, index, export, cache, bench, parity, doctor, profile, tune, replay):
+    for command in (shard, append, inspect, browse, index, export, cache, bench, parity, doctor, profile, tune, replay):
         command.add(commands)
     return parser
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -20,7 +21,7 @@ from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views
 from feeder.transforms.recipe_json import recipe_from_json
 
-__all__ = ["loader_of", "read_state", "save_images"]
+__all__ = ["as_pixels", "loader_of", "read_state", "save_images"]
 
 
 def read_state(path: str, key: str | None = None) -> dict[str, Any]:
@@ -118,17 +119,30 @@ def save_images(images: Any, recipe: Recipe | Views, folder: str) -> list[str]:
     except FileExistsError:
         raise ArgumentError(f"{folder}: exists already; name a new folder") from None
     names = []
-    views = images if isinstance(images, list) else [images]
-    for number, (batch, view) in enumerate(zip(views, recipe.views, strict=True)):
+    views = as_pixels(images, recipe)
+    for number, batch in enumerate(views):
+        for row, image in enumerate(batch):
+            name = f"{row:04d}.png" if len(views) == 1 else f"{row:04d}-view-{number}.png"
+            Image.fromarray(image).save(os.path.join(folder, name))
+            names.append(name)
+    return names
+
+
+def as_pixels(images: Any, recipe: Recipe | Views) -> list[npt.NDArray[np.uint8]]:
+    """Returns a batch's images as pixels, floats as the ones that they were made of; [N, H, W, 3] for each view.
+
+    Args:
+        images: Tensor [N, 3, H, W], or one for each view.
+        recipe: The recipe that made them.
+    """
+    found = []
+    for batch, view in zip(images if isinstance(images, list) else [images], recipe.views, strict=True):
         pixels = batch.float().numpy()
         if view.affine is not None:
             scale, bias = (np.asarray(each, np.float32)[:, None, None] for each in view.affine)
             pixels = (pixels - bias) / scale
-        for row, image in enumerate(np.rint(pixels).clip(0, 255).astype(np.uint8)):
-            name = f"{row:04d}.png" if len(views) == 1 else f"{row:04d}-view-{number}.png"
-            Image.fromarray(image.transpose(1, 2, 0)).save(os.path.join(folder, name))
-            names.append(name)
-    return names
+        found.append(np.rint(pixels).clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1))
+    return found
 
 
 def _is_state(value: Any) -> bool:

@@ -22,6 +22,7 @@ __all__ = [
     "Tone",
     "callout",
     "code",
+    "displayable",
     "escape",
     "facts",
     "number",
@@ -71,7 +72,12 @@ class Section:
 
 def escape(value: object) -> Html:
     """Returns plain text as markup for text or a quoted attribute; characters that HTML forbids become U+FFFD."""
-    return Html(html.escape(_FORBIDDEN.sub("\ufffd", str(value)), quote=True))
+    return Html(html.escape(displayable(str(value)), quote=True))
+
+
+def displayable(value: str) -> str:
+    """Returns text with U+FFFD in place of the characters that HTML forbids."""
+    return _FORBIDDEN.sub("\ufffd", value)
 
 
 def number(value: float | None) -> str:

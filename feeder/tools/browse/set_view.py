@@ -1,0 +1,242 @@
+"""The contents of a set as the page shows them: counts, choices of samples, one sample with all its members."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.shard_reader import ShardReader
+from feeder.errors import ArgumentError, DecodeError
+from feeder.shard.write.options import REJECTED_NAME
+from feeder.tools.presets import is_shards, open_dataset
+
+__all__ = ["KINDS", "SEARCHED", "Choice", "Member", "Row", "SetView"]
+
+# Ways to look for trouble, with the words of the page.
+KINDS = {
+    "turned": "with an orientation other than 1",
+    "unlabelled": "without a label",
+    "small": "with a side below 64 pixels",
+    "large": "of more than 20 megapixels",
+}
+_SMALL_PX, _LARGE_PX = 64, 20_000_000
+_SHOWN_CHARS = 20_000
+SEARCHED = 20_000  # samples a request: then the page offers to search on
+_COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
+_NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
+
+
+class Choice(NamedTuple):
+    """The samples that a page of the grid is of.
+
+    Attributes:
+        label: A label; None for all.
+        text: Text in key or path, in any case; empty for all.
+        kind: One of :data:`KINDS`; empty for all.
+    """
+
+    label: int | None = None
+    text: str = ""
+    kind: str = ""
+
+
+class Row(NamedTuple):
+    """A sample in the grid."""
+
+    id: int
+    key: str
+    path: str
+    label: str
+
+
+class Member(NamedTuple):
+    """A member of a sample: its name, its size in bytes, and its text where it is text."""
+
+    name: str
+    size: int
+    text: str | None
+
+
+class SetView:
+    """A set to look at. Calls from several threads take turns where the readers need it.
+
+    Of a set of more than five million samples, only what a page needs is read: it is shown without labels and counts.
+
+    Args:
+        path: A shard set's folder, an index file, a set's URL, or a folder of images.
+
+    Raises:
+        FeederError: if it can't be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.dataset: FeederDataset = open_dataset(path, None)
+        self.reader: Any = self.dataset.reader
+        self.lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @functools.cached_property
+    def labels(self) -> npt.NDArray[Any]:
+        """Labels of all samples, int64 [N], or float32 [N] or [N, K]; of a large set -1."""
+        if len(self) > _COUNTED:
+            return np.broadcast_to(np.int64(-1), len(self))
+        with self.lock:
+            return np.asarray(self.reader.labels())
+
+    def label_name(self, i: int) -> str:
+        """Returns a sample's label in words."""
+        label = self.labels[i]
+        if self.labels.dtype != np.int64:
+            return ", ".join(f"{value:g}" for value in np.atleast_1d(label))
+        return self.class_name(int(label))
+
+    def class_name(self, label: int) -> str:
+        """Returns the name of a class, or its number."""
+        names = self.dataset.classes or []
+        return "" if label < 0 else names[label] if label < len(names) else str(label)
+
+    @functools.cached_property
+    def classes(self) -> list[tuple[int, str, int]]:
+        """Label, name and number of samples of each class; empty for a set with targets."""
+        if self.labels.dtype != np.int64 or len(self) > _COUNTED:
+            return []
+        counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.dataset.classes or []))
+        return [(label, self.class_name(label), int(number)) for label, number in enumerate(counts)]
+
+    @functools.cached_property
+    def facts(self) -> dict[str, str]:
+        """Counts and sizes, in a line each."""
+        found = {"samples": f"{len(self):,}"}
+        if isinstance(self.reader, ShardReader):
+            index = self.reader.index
+            found["shards"] = f"{index.shard_count:,}, {index.size_bytes / 1e6:,.1f} MB"
+            found["version"] = str(getattr(index, "version", 1))
+        if self.classes:
+            found["classes"] = f"{len(self.classes):,}"
+        for name, side in (("width", self._sizes[0]), ("height", self._sizes[1])) if len(self._sizes) else ():
+            low, median, high = np.percentile(side, (0, 50, 100), method="nearest").tolist()
+            found[name] = f"{low:,} to {high:,} pixels, median {median:,}"
+        found["members"] = ", ".join(name for name in self.reader.field_names() if name not in _NUMBERS)
+        return {name: value for name, value in found.items() if value}
+
+    @functools.cached_property
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        """Widths and heights, int64 [2, N]; empty where only the files know them."""
+        if not isinstance(self.reader, ShardReader) or not 0 < len(self) <= _COUNTED:
+            return np.empty((0, 0), np.int64)
+        with self.lock:
+            return np.stack([np.asarray(self.reader.column(name), np.int64) for name in ("width", "height")])
+
+    @functools.cached_property
+    def rejected(self) -> list[tuple[str, list[str]]]:
+        """Inputs that are not in the set: reasons, the most frequent first, and paths."""
+        by_reason: dict[str, list[str]] = {}
+        name = os.path.join(self.path if os.path.isdir(self.path) else os.path.dirname(self.path), REJECTED_NAME)
+        if is_shards(self.path) and os.path.isfile(name):
+            with open(name, encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    with contextlib.suppress(ValueError, AttributeError):
+                        row = json.loads(line)
+                        by_reason.setdefault(str(row.get("reason")), []).append(str(row.get("path")))
+        return sorted(by_reason.items(), key=lambda item: -len(item[1]))
+
+    @functools.cached_property
+    def kinds(self) -> dict[str, int]:
+        """How many samples there are of each of :data:`KINDS`."""
+        return {kind: len(self._of_kind(kind)) for kind in KINDS}
+
+    def _of_kind(self, kind: str) -> npt.NDArray[np.int64]:
+        none = np.empty(0, np.int64)
+        if kind == "unlabelled":
+            is_counted = self.labels.dtype == np.int64 and len(self) <= _COUNTED
+            return np.flatnonzero(self.labels < 0) if is_counted else none
+        if not len(self._sizes):
+            return none
+        if kind == "turned":
+            with self.lock:
+                return np.flatnonzero(np.asarray(self.reader.column("orientation")) != 1)
+        width, height = self._sizes
+        if kind == "small":
+            return np.flatnonzero(np.minimum(width, height) < _SMALL_PX)
+        return np.flatnonzero(width * height > _LARGE_PX)
+
+    def rows(self, choice: Choice, first: int, most: int) -> tuple[list[Row], int | None]:
+        """Returns samples for the grid, and the id from which to go on; None at the end.
+
+        Args:
+            choice: Which.
+            first: Id to begin at.
+            most: Number of samples.
+
+        Raises:
+            ArgumentError: for a kind that there is not.
+        """
+        if choice.kind and choice.kind not in KINDS:
+            raise ArgumentError(f"kind must be one of {', '.join(KINDS)}, got {choice.kind!r}")
+        ids: Iterator[int] = iter(range(first, len(self)))
+        if choice.label is not None or choice.kind:
+            chosen = self._of_kind(choice.kind) if choice.kind else np.flatnonzero(self.labels == choice.label)
+            if choice.kind and choice.label is not None:
+                chosen = chosen[self.labels[chosen] == choice.label]
+            ids = iter(chosen[np.searchsorted(chosen, first) :].tolist())
+        found: list[Row] = []
+        wanted = choice.text.lower()
+        for number, i in enumerate(ids):
+            if len(found) == most or number == SEARCHED:
+                return found, i
+            row = self.row(i)
+            if wanted in row.key.lower() or wanted in row.path.lower():
+                found.append(row)
+        return found, None
+
+    def row(self, i: int) -> Row:
+        """Returns a sample's names."""
+        with self.lock:
+            key, path = (self.reader.field(i, name) or "" for name in ("key", "path"))
+        return Row(i, key, path, self.label_name(i))
+
+    def members(self, i: int) -> list[Member]:
+        """Returns a sample's members, with those that are text as text."""
+        found = []
+        for name in self.reader.field_names():
+            with self.lock:
+                data = None if name in _NUMBERS else self.reader.member(i, name)
+            if data is not None:
+                found.append(Member(name, len(data), _text(name, data)))
+        return found
+
+    def numbers(self, i: int) -> dict[str, str]:
+        """Returns what the set knows of a sample's image."""
+        found = {}
+        for name in itertools.chain(("width", "height", "orientation"), ("row",)):
+            if name in self.reader.field_names():
+                with contextlib.suppress(DecodeError), self.lock:
+                    found[name] = str(self.reader.field(i, name))
+        return found
+
+
+def _text(name: str, data: bytes) -> str | None:
+    """Returns a member as text, JSON with one value a line; None if it is not text."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return None
+    if name.endswith("json"):
+        with contextlib.suppress(ValueError, RecursionError):
+            text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    if any(ord(each) < 32 and each not in "\t\r\n" for each in text[:_SHOWN_CHARS]):
+        return None
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " ..."

@@ -1,0 +1,124 @@
+"""The crops of a sample by epoch, a batch as the loader gives it, two backends side by side: what training sees."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.base import FeederDataset, drawn_samples
+from feeder.decoders.images import decode
+from feeder.loader.dataloader import DataLoader
+from feeder.tools.browse.set_view import SetView
+from feeder.tools.presets import open_dataset, preset
+from feeder.tools.replay import as_pixels, loader_of
+from feeder.transforms import Recipe
+
+__all__ = ["Batch", "Step", "Training"]
+
+_LOADERS = 8  # that are kept
+
+
+class Step(NamedTuple):
+    """A step of a run.
+
+    Attributes:
+        seed, epoch, step: Its seed, epoch and number in the epoch.
+        batch_size: Number of samples.
+    """
+
+    seed: int = 0
+    epoch: int = 0
+    step: int = 0
+    batch_size: int = 32
+
+
+class Batch(NamedTuple):
+    """A batch as the loader gives it.
+
+    Attributes:
+        ids: The id of each sample that was drawn, and that of the sample that is there: another one, if it is bad.
+        images: uint8 [N, H, W, 3] for each view.
+    """
+
+    ids: list[tuple[int, int]]
+    images: list[npt.NDArray[np.uint8]]
+
+
+class Training:
+    """A run over a set: the training preset's recipe, or that of a saved state.
+
+    Args:
+        view: The set.
+        image_size: Height and width of the preset's crops, pixels.
+        state: The state of a loader; None: the preset.
+
+    Raises:
+        ArgumentError: if the state does not fit the set.
+    """
+
+    def __init__(self, view: SetView, image_size: int = 224, state: dict[str, Any] | None = None) -> None:
+        self._view = view
+        self.state = state
+        self._saved = None if state is None else loader_of(view.path, state)
+        self.dataset: FeederDataset = (
+            open_dataset(view.path, preset("train", "uint8", image_size))
+            if self._saved is None
+            else self._saved.dataset
+        )
+        self.recipe = self.dataset.recipe
+        self._loader = functools.lru_cache(_LOADERS)(self._new_loader)
+
+    @property
+    def first(self) -> Step:
+        """The step to begin with."""
+        if self.state is None:
+            return Step()
+        return Step(self.state["seed"], self.state["epoch"], 0, self.state["spans"][-1]["batch_size"])
+
+    def batch(self, step: Step) -> Batch:
+        """Makes a batch. Without a saved state, bad samples are replaced as with ``on_error="skip"``.
+
+        Raises:
+            ArgumentError: if there is no such step.
+            DecodeError: for a bad sample.
+        """
+        with self._view.lock:
+            found = (self._saved or self._loader(step.seed, step.batch_size)).replay(step.epoch, step.step)
+        replaced = {each["key"]: each["substitute"] for each in found.substitutions}
+        ids = [(i, replaced.get(key, i)) for i, key in zip(found.samples.ids.tolist(), found.samples.keys, strict=True)]
+        return Batch(ids, as_pixels(found.batch[0], self.recipe))
+
+    def crops(self, i: int, seed: int, epochs: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
+        """Returns a sample's first view in some epochs, uint8 [H, W, 3] each."""
+        with self._view.lock:
+            images = [drawn_samples(self.dataset, seed, epoch, [i])[0][0] for epoch in epochs]
+        views = [image[0] if isinstance(image, list) else image for image in images]
+        return [as_pixels([view[None]], self.recipe.views[0])[0][0] for view in views]
+
+    def on_backends(self, i: int, seed: int, epoch: int, backends: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
+        """Returns a sample's first view as several backends decode it, uint8 [H, W, 3] each.
+
+        Raises:
+            BackendError: if one is missing.
+            DecodeError: if it can't be decoded.
+        """
+        recipe: Recipe = self.recipe.views[0]
+        with self._view.lock:
+            found = self._view.reader.read(np.array([i]))
+            if found.errors[0] is not None:
+                raise found.errors[0]
+            data = bytes(found.buffers[0])
+        images = [decode([data], recipe, ids=[i], seed=seed, epoch=epoch, backend=each) for each in backends]
+        return [as_pixels([image], recipe)[0][0] for image in images]
+
+    def _new_loader(self, seed: int, batch_size: int) -> DataLoader[Any]:
+        loader: DataLoader[Any] = DataLoader(
+            self.dataset, batch_size=batch_size, shuffle=True, seed=seed, on_error="skip", rank=0, world_size=1
+        )
+        for _ in loader:  # a run's batches are known from its first one on
+            break
+        return loader

@@ -1,0 +1,271 @@
+"""feeder browse: the pages of a set, for its user alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from html import unescape
+from http.cookiejar import CookieJar
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+import feeder
+from feeder.tools import cli
+from feeder.tools.browse.server import make_app
+from feeder.tools.browse.set_view import SetView
+from feeder.tools.browse.training import Training
+from feeder.tools.presets import open_dataset, preset
+from feeder.transforms import RandomCrop
+from tests.support.images import encode, make_tree, pixels
+from tests.support.shard_sets import write_tar
+
+TOKEN = "secret-of-the-test"
+HOSTILE = "<script>alert(1)</script>"
+
+
+def client(path: Path, *, state: dict | None = None, token: str | None = TOKEN) -> TestClient:
+    view = SetView(str(path))
+    app = make_app(view, Training(view, 32, state), TOKEN)
+    found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
+    if token is not None:
+        assert found.get("/", params={"token": token}).status_code in (303, 403)
+    return found
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three classes of ten, and two files that are not images."""
+    folder = tmp_path_factory.mktemp("browse")
+    make_tree(folder / "images")
+    for name in ("a.jpg", f"{HOSTILE.replace('/', '')}.jpg"):
+        (folder / "images/class-0" / name).write_bytes(b"no image")
+    assert cli.main(["shard", str(folder / "images"), "--max-bad", "1", "-q"]) == 0
+    return folder / "images-shards"
+
+
+@pytest.fixture
+def page(shards: Path) -> TestClient:
+    return client(shards)
+
+
+def ids(html: str) -> list[int]:
+    return [int(i) for i in re.findall(r'href="/sample/(\d+)', html)]
+
+
+def picture(data: bytes) -> np.ndarray:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", TOKEN + "x"])
+def test_nobody_gets_in_without_the_token(shards: Path, token: str | None) -> None:
+    stranger = client(shards, token=token)
+    for path in ("/", "/samples", "/sample/0", "/batch", "/whole/0", "/static/browse.css", "/nothing"):
+        answer = stranger.get(path)
+        assert answer.status_code == 403
+        assert "class-" not in answer.text
+
+
+def test_token_leaves_the_address_at_once(page: TestClient) -> None:
+    answer = page.get("/samples", params={"first": 2, "token": TOKEN})
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "http://127.0.0.1:8000/samples?first=2"
+    assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["set-cookie"].split("; "))
+
+
+def test_other_hosts_names_are_refused(page: TestClient) -> None:
+    assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
+
+
+def test_pages_load_nothing_from_elsewhere(page: TestClient) -> None:
+    for path in ("/", "/samples", "/sample/0", "/batch", "/rejected"):
+        answer = page.get(path)
+        assert answer.status_code == 200
+        assert answer.headers["content-security-policy"].startswith("default-src 'none';")
+        links = re.findall(r'(?:src|href|action)="([^"]*)"', answer.text)
+        assert links
+        assert all((link.startswith("/") and not link.startswith("//")) or link == "data:," for link in links)
+
+
+def test_set_at_a_glance(page: TestClient) -> None:
+    text = page.get("/").text
+    assert "<dt>samples</dt><dd>30</dd>" in text
+    assert re.findall(r'label=(\d)"><bdi>(class-\d)</bdi></a></td><td>(\d+)', text) == [
+        (str(label), f"class-{label}", "10") for label in range(3)
+    ]
+    assert "2 rejected" in text
+
+
+def test_rejected_files_are_shown_with_reasons_and_as_text(page: TestClient) -> None:
+    text = page.get("/rejected").text
+    assert "class-0/a.jpg" in text
+    assert "<script>alert" not in text
+    assert "<script>alert(1)<script>.jpg" in unescape(text)
+
+
+def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", classes=2, per_class=70)
+    assert cli.main(["shard", str(tmp_path / "images"), "-q"]) == 0
+    page, found = client(tmp_path / "images-shards"), []
+    at: str | None = "/samples?label=1"
+    while at is not None:
+        text = page.get(at).text
+        found += ids(text)
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        at = None if following is None else unescape(following[1])
+    labels = feeder.ShardDataset(tmp_path / "images-shards").targets
+    assert found == [i for i, label in enumerate(labels) if label == 1]
+    assert len(found) == 70
+
+
+def test_search_finds_paths_and_goes_on_where_it_stopped(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
+    page = client(shards)
+    paths = feeder.ShardDataset(shards).column("path")
+    wanted = [i for i, path in enumerate(paths) if "img-003" in path]
+    found, at = [], "/samples?text=IMG-003"
+    for _ in range(5):
+        text = page.get(at).text
+        found += ids(text)
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        if following is None:
+            break
+        at = unescape(following[1])
+    assert found == wanted
+
+
+def test_kinds_of_trouble(tmp_path: Path) -> None:
+    images = tmp_path / "images/a"
+    images.mkdir(parents=True)
+    (images / "plain.jpg").write_bytes(encode(pixels(0, 80, 70)))
+    (images / "small.jpg").write_bytes(encode(pixels(1, 80, 20)))
+    (images / "turned.jpg").write_bytes(encode(pixels(2, 80, 70), orientation=6))
+    assert cli.main(["shard", str(tmp_path / "images"), "--no-shuffle", "-q"]) == 0
+    page = client(tmp_path / "images-shards")
+    paths = feeder.ShardDataset(tmp_path / "images-shards").column("path")
+    for kind in ("small", "turned"):
+        assert [paths[i] for i in ids(page.get(f"/samples?kind={kind}").text)] == [f"a/{kind}.jpg"]
+    assert ids(page.get("/samples?kind=large").text) == []
+
+
+def marked(folder: Path) -> Path:
+    """One sample: a grey image with a mask of its left half, a box, and a hostile caption."""
+    mask = np.zeros((64, 96), np.uint8)
+    mask[:, :48] = 1
+    file = io.BytesIO()
+    Image.fromarray(mask).save(file, "PNG")
+    boxes = {"boxes": [[60, 10, 90, 50]], "labels": [1]}
+    image = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
+    members = [("a.jpg", image), ("a.cls", b"0"), ("a.seg.png", file.getvalue())]
+    members += [("a.boxes.json", json.dumps(boxes).encode()), ("a.txt", HOSTILE.encode())]
+    write_tar(folder / "set.tar", members)
+    assert cli.main(["index", str(folder / "set.tar")]) == 0
+    return folder
+
+
+def test_sample_has_its_members_as_text_and_its_masks_and_boxes_drawn(tmp_path: Path) -> None:
+    page = client(marked(tmp_path))
+    text = page.get("/sample/0").text
+    assert HOSTILE not in text
+    assert HOSTILE in unescape(text)
+    assert "/whole/0?over" in text
+    plain, drawn = (picture(page.get(path).content).astype(int) for path in ("/whole/0", "/whole/0?over"))
+    changed = np.abs(drawn - plain).max(axis=2) > 30
+    assert changed[:, :44].all()
+    assert changed[10, 62:88].all()
+    assert not changed[20:40, 66:84].any()
+
+
+def test_batch_is_the_loaders(shards: Path, page: TestClient) -> None:
+    dataset = open_dataset(str(shards), preset("train", "uint8", 32))
+    loader = feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=5)
+    loader.set_epoch(2)
+    images = [batch[0] for batch in loader][1]
+    step = {"seed": 5, "epoch": 2, "step": 1, "batch_size": 8}
+    assert ids(page.get("/batch", params=step).text) == loader.samples_of(2, 1).ids.tolist()
+    for row in range(8):
+        shown = picture(page.get("/step-image", params={**step, "row": row}).content)
+        assert np.array_equal(shown.transpose(2, 0, 1), images[row].numpy())
+
+
+def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClient) -> None:
+    dataset = open_dataset(str(shards), preset("train", "uint8", 32))
+    loader = feeder.DataLoader(dataset, batch_size=30, shuffle=True, seed=3)
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        (batch,) = loader
+        row = loader.samples_of(epoch, 0).ids.tolist().index(4)
+        shown = picture(page.get(f"/crop/4?seed=3&epoch={epoch}").content)
+        assert np.array_equal(shown.transpose(2, 0, 1), batch[0][row].numpy())
+
+
+def test_backends_side_by_side(page: TestClient) -> None:
+    at = "/compared/4?seed=0&epoch=0"
+    ours, theirs, between = (
+        picture(page.get(at + "".join(f"&backend={each}" for each in backends)).content).astype(int)
+        for backends in (["cpu"], ["pillow"], ["cpu", "pillow"])
+    )
+    assert np.array_equal(between, (128 + 16 * (ours - theirs)).clip(0, 255))
+    assert page.get(at + "&backend=other").status_code == 400
+
+
+def test_batches_of_a_saved_state(shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
+    loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)
+    batches = list(loader)
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
+    shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
+    assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
+    assert "RandomCrop" in page.get("/batch").text
+
+
+def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", classes=1, per_class=4)
+    (tmp_path / "images/class-0/img-001.jpg").write_bytes(b"\xff\xd8no image")
+    page = client(tmp_path / "images")  # a folder without shards
+    assert "class-0" in page.get("/").text
+    for path in ("/small/1", "/whole/1", "/crop/1?seed=0&epoch=0"):
+        assert page.get(path).headers["content-type"] == "image/svg+xml"
+    assert page.get("/small/0").headers["content-type"] == "image/jpeg"
+    wrong = ("/sample/4", "/samples?first=-1", "/samples?kind=odd", "/samples?label=x", "/step-image?row=40")
+    for path in (*wrong, "/batch?batch_size=0"):
+        answer = page.get(path)
+        assert answer.status_code == 400
+        assert "Not shown" in answer.text
+    assert page.get("/nothing").status_code == 404
+    assert "step must be 0 to 0" in unescape(page.get("/batch?step=3").text)
+
+
+@pytest.fixture
+def server(shards: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    command = [sys.executable, "-m", "feeder", "browse", str(shards)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        try:
+            yield process, process.stdout.readline().rpartition("open ")[2].strip()
+        finally:
+            process.kill()
+
+
+def test_command_serves_until_it_is_interrupted(server: tuple[subprocess.Popen[str], str]) -> None:
+    process, url = server
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+    with opener.open(url) as answer:
+        assert "token" not in answer.url
+        assert b"class-1" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(url.partition("?")[0])
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
