@@ -52,7 +52,7 @@ RECIPE = (
 
 
 class Host:
-    """What a worker and the trainer do with the images of a set."""
+    """Work of a worker and of the trainer on the images of a set."""
 
     def __init__(self, folder: Path) -> None:
         dataset = ShardDataset(folder, RECIPE)

@@ -155,7 +155,7 @@ class SetView:
 
     @functools.cached_property
     def kinds(self) -> dict[str, int]:
-        """How many samples there are of each of :data:`KINDS`."""
+        """Number of samples of each of :data:`KINDS`."""
         return {kind: len(self._of_kind(kind)) for kind in KINDS}
 
     def _of_kind(self, kind: str) -> npt.NDArray[np.int64]:
