@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,7 +59,15 @@ class FolderStore:
                 data[len(data) // 2] ^= 0xFF
         return bytes(data)
 
-    def pieces(self, key: str, start: int, end: int, etag: str | None = None) -> Iterator[bytes]:
+    def pieces(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        etag: str | None = None,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Iterator[bytes]:
         data = self.get(key, start, end, etag)
         for at in range(0, len(data), _PIECE):
             yield data[at : at + _PIECE]

@@ -18,7 +18,7 @@ from feeder.shard.cache.files import Block, CachedFile, CacheFiles
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
-__all__ = ["RANGE_BYTES", "Counts", "Downloads"]
+__all__ = ["RANGE_BYTES", "Counts", "Downloads", "Wait"]
 
 RANGE_BYTES = 8 << 20
 _RANGE_BLOCKS = RANGE_BYTES // BLOCK_BYTES
@@ -63,6 +63,7 @@ class Download:
         left_bytes: Size of those that have not come yet.
         moved: Time at which some of it came, or it was asked for; 0: not yet.
         is_hedged: True once it was asked for a second time.
+        is_given_up: True once those who needed it are gone; blocks that are needed later get a download of their own.
     """
 
     file: CachedFile
@@ -71,6 +72,7 @@ class Download:
     left_bytes: int = 0
     moved: float = 0.0
     is_hedged: bool = False
+    is_given_up: bool = False
 
     def missing(self) -> list[int]:
         """Returns the blocks that have not come yet."""
@@ -78,7 +80,7 @@ class Download:
 
 
 @dataclass(eq=False)
-class _Wait:
+class Wait:
     """A wait for blocks.
 
     Attributes:
@@ -109,7 +111,7 @@ class Downloads:
         self._wake = threading.Condition(self._lock)
         self._urgent: collections.deque[Download] = collections.deque()
         self._coming: dict[tuple[CachedFile, int], Download] = {}
-        self._waits: dict[tuple[CachedFile, int], list[_Wait]] = {}
+        self._waits: dict[tuple[CachedFile, int], list[Wait]] = {}
         self._running: set[Download] = set()
         self._ahead_running, self._ahead_most = 0, _FIRST_AHEAD
         self._is_closed = False
@@ -118,13 +120,17 @@ class Downloads:
             threading.Thread(target=self._work, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def get(self, ranges: Iterable[tuple[CachedFile, int, int]]) -> None:
+    def get(self, ranges: Iterable[tuple[CachedFile, int, int]], wait: Wait | None = None) -> None:
         """Returns when blocks are in the cache, given as (file, first block, end).
+
+        Args:
+            ranges: The blocks.
+            wait: A new wait, for :meth:`give_up`.
 
         Raises:
             FeederError: if they can't be had.
         """
-        wait = _Wait()
+        wait = wait or Wait()
         with self._lock:
             for key in self.begin(ranges):
                 self._waits.setdefault(key, []).append(wait)
@@ -143,13 +149,32 @@ class Downloads:
             )
             new = collections.defaultdict[CachedFile, list[int]](list)
             for file, block in missing:
-                if (file, block) not in self._coming:
+                if not self._is_coming(file, block):
                     new[file].append(block)
             for file, blocks in new.items():
                 self._files.make_room(file, len(blocks) * BLOCK_BYTES, is_urgent=True)
                 self._urgent.extend(self._begin(file, sorted(blocks)))
             self._wake.notify(len(self._urgent))
             return list(missing)
+
+    def give_up(self, wait: Wait | None) -> None:
+        """Ends a wait, and all downloads that nobody needs any more.
+
+        Args:
+            wait: The wait of somebody who is gone; None for none.
+        """
+        with self._lock:
+            if wait is not None:
+                for key in [key for key, waits in self._waits.items() if wait in waits]:
+                    self._waits[key].remove(wait)
+                    if not self._waits[key]:
+                        del self._waits[key]
+                wait.error = StoreError("whoever waited for it is gone")
+                wait.done.set()
+            for download in {*self._running, *self._urgent}:
+                is_waited_for = any((download.file, k) in self._waits for k in range(download.first, download.end))
+                if not is_waited_for and not self._files.is_needed(download.file.name):
+                    download.is_given_up = True
 
     def wake(self) -> None:
         """Has the threads look for ranges to get ahead: there are new ones, or there is new room."""
@@ -161,6 +186,10 @@ class Downloads:
         with self._lock:
             self._is_closed = True
             self._wake.notify_all()
+
+    def _is_coming(self, file: CachedFile, block: int) -> bool:
+        download = self._coming.get((file, block))
+        return download is not None and not download.is_given_up
 
     def _begin(self, file: CachedFile, blocks: list[int]) -> list[Download]:
         """Makes downloads of blocks that are missing, with the lock held."""
@@ -219,7 +248,7 @@ class Downloads:
             if found is None:
                 return None
             file, first, end = found
-            blocks = [block for block in file.presence.missing(first, end) if (file, block) not in self._coming]
+            blocks = [block for block in file.presence.missing(first, end) if not self._is_coming(file, block)]
             downloads = self._begin(file, blocks)
             if downloads:
                 self._urgent.extendleft(reversed(downloads[1:]))  # where parts of the range are there already
@@ -228,6 +257,8 @@ class Downloads:
 
     def _run(self, download: Download) -> None:
         file, wrong = download.file, list[int]()
+        if download.is_given_up:
+            raise StoreError(f"{self._shown(file)}: nobody needs it any more")
         for _ in range(_ATTEMPTS):
             wrong = []
             for first, end in _runs(download.missing()):  # some have come if its twin was faster
@@ -248,7 +279,10 @@ class Downloads:
         begin, stop = file.block_range(first, end)
         with self._lock:
             self.counts.requests += 1
-        for blocks in _in_blocks(self._store.pieces(file.name, begin, stop, contents.etag or None), stop - begin):
+        pieces = self._store.pieces(
+            file.name, begin, stop, contents.etag or None, is_wanted=lambda: not download.is_given_up
+        )
+        for blocks in _in_blocks(pieces, stop - begin):
             wrong = file.wrong_blocks(first, blocks)
             right = [number for number in range(first, first + len(blocks)) if number not in wrong]
             written = 0
@@ -269,6 +303,8 @@ class Downloads:
             first += len(blocks)
             if not file.presence.missing(first, end):  # or its twin was faster
                 return found
+            if download.is_given_up:
+                raise StoreError(f"{self._shown(file)}: nobody needs it any more")
         begin = file.block_range(first, end)[0]
         raise StoreError(f"{self._shown(file)}: expected bytes {begin:,} to {stop:,}, got none")
 
@@ -312,7 +348,8 @@ class Downloads:
             self._files.coming_bytes -= download.left_bytes
             if error is not None and not isinstance(error, FeederError):
                 error = StoreError(f"{self._shown(download.file)}: {type(error).__name__}: {error}")
-            self._tell(download.file, range(download.first, download.end), error)
+            if not download.is_given_up:  # else others wait for downloads of their own
+                self._tell(download.file, range(download.first, download.end), error)
 
     def _watch(self) -> None:
         """Asks a second time for ranges that are slow."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.contents import SetContents
-from feeder.shard.cache.downloads import Downloads
+from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.files import CachedFile, CacheFiles
 from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, socket_address
 from feeder.shard.cache.places import MARK
@@ -53,6 +53,7 @@ class _Client:
         self.leased: set[str] = set()
         self.options: tuple[int | None, float] | None = None  # budget and timeout, once it said hello
         self.plan: Plan | None = None
+        self.wait: Wait | None = None  # of the request that is being answered
 
     def is_gone(self) -> bool:
         """Returns True once the client has closed its socket."""
@@ -96,8 +97,13 @@ class Fetcher:
         self._hits = self._waits = self._waited_ns = 0
         self._has_failed = False
 
-    def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
-        """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`."""
+    def need(self, wants: Sequence[Want], *, again: bool = False, wait: Wait | None = None) -> None:
+        """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`.
+
+        Args:
+            wants, again: As there.
+            wait: See :meth:`Downloads.get`.
+        """
         if not wants:
             return
         names = list(dict.fromkeys(name for name, _, _ in wants))
@@ -112,7 +118,7 @@ class Fetcher:
                 for block in range(first, stop):
                     self.files.forget_block(file, block)
             ranges.append((file, first, stop))
-        self.downloads.get(ranges)
+        self.downloads.get(ranges, wait)
 
     @property
     def place(self) -> str:
@@ -145,7 +151,9 @@ class Fetcher:
             except TimeoutError:
                 channel = None
             if self._is_ended:
-                return  # who has just connected finds another one
+                if channel is not None:
+                    channel.close()  # who has just connected finds another one
+                return
             if channel is not None:
                 self.attend(channel)
             self._drop_gone()
@@ -186,7 +194,7 @@ class Fetcher:
                 try:
                     answer = self._answer(client, json.loads(data))
                 except FeederError as error:
-                    self._has_failed = True
+                    self._has_failed |= client in self._clients  # else it was given up
                     answer = {"error": type(error).__name__, "text": str(error)}
                 except Exception as error:
                     self._has_failed = True
@@ -212,6 +220,8 @@ class Fetcher:
             self._lease(client, set())
             self._end_plan(client)
             self._clients.discard(client)
+            self.downloads.give_up(client.wait)
+            client.wait = None
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a message asks for; returns None for one without an answer."""
@@ -219,8 +229,11 @@ class Fetcher:
         if "need" in message:
             started = time.monotonic_ns()
             with self.files.lock:
+                if client not in self._clients:  # it has just gone
+                    return None
                 self._lease(client, {name for name, _, _ in message["need"]})
-            self.need(message["need"], again=message["again"])
+                client.wait = Wait()
+            self.need(message["need"], again=message["again"], wait=client.wait)
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
             return {}

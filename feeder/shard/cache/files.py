@@ -87,6 +87,7 @@ class CacheFiles:
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
         files: The files by name, the one used last at the end.
+        is_needed: Returns True for a file that somebody reads, or will read soon.
         lock: Held by those who change a file's record.
     """
 
@@ -95,7 +96,7 @@ class CacheFiles:
         self.lock = threading.RLock()
         self.ring_bytes: int | None = None
         self.used_bytes = self.coming_bytes = self._pinned_bytes = self._largest = 0
-        self._is_needed = is_needed
+        self.is_needed = is_needed
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
         self._load()
         self._has_budget = budget_bytes is not None
@@ -213,7 +214,7 @@ class CacheFiles:
                 may_go = file is not besides and file.present_bytes and not file.busy
                 if file.contents is not None and file.contents.is_kept:
                     may_go = False
-                if may_go and (pinned or not file.presence.is_pinned) and not self._is_needed(file.name):
+                if may_go and (pinned or not file.presence.is_pinned) and not self.is_needed(file.name):
                     freed += file.present_bytes
                     self._empty(file)
         return freed

@@ -83,7 +83,15 @@ class ObjectStore:
             data[first - start : last - start] = self._range(key, first, last, etag, size_bytes)
         return data
 
-    def pieces(self, key: str, start: int, end: int, etag: str | None = None) -> Iterator[Bytes]:
+    def pieces(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        etag: str | None = None,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Bytes]:
         self._check(key)
         stream: Iterator[Bytes] | None = None
 
@@ -101,7 +109,7 @@ class ObjectStore:
             return piece
 
         while start < end:
-            piece = self._call(key, next_piece)
+            piece = self._call(key, next_piece, is_wanted)
             start += len(piece)
             yield piece
 
@@ -243,8 +251,8 @@ class ObjectStore:
                 self._clients[writing] = make_client(self.url, allow_http=self._allow_http, writing=writing)
             return self._clients[writing]
 
-    def _call(self, key: str, request: Callable[[], _Result]) -> _Result:
-        """Returns a request's answer; repeats it after faults that may pass.
+    def _call(self, key: str, request: Callable[[], _Result], is_wanted: Callable[[], bool] = lambda: True) -> _Result:
+        """Returns a request's answer; repeats it after faults that may pass, while it is wanted.
 
         Raises:
             StoreError: naming the object, for any other fault.
@@ -270,6 +278,8 @@ class ObjectStore:
             elif fault.kind is not Kind.TRANSIENT:
                 self.has_answered = True
                 raise self._error(key, fault)
+            elif not is_wanted():
+                raise StoreError(f"{self.url.object(key)}: {fault.reason}; nobody needs it any more")
             else:
                 patience_s = self.timeout if self.has_answered else min(self.timeout, _FIRST_ANSWER_S)
                 waited_s = time.monotonic() - began

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
@@ -98,10 +98,25 @@ class Store(Protocol):
             StoreError: if the store can't be read, or the object ends before ``end``.
         """
 
-    def pieces(self, key: str, start: int, end: int, etag: str | None = None) -> Iterator[Bytes]:
+    def pieces(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        etag: str | None = None,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Iterator[Bytes]:
         """Yields an object's bytes as they come, in pieces of 256 KiB or some more.
 
-        After a fault it goes on where it was. Arguments and errors are those of :meth:`get`.
+        After a fault it goes on where it was.
+
+        Args:
+            key, start, end, etag: As in :meth:`get`.
+            is_wanted: Is asked after a fault; if it returns False, that is an error, and no request is repeated.
+
+        Raises:
+            NotFoundError, ChangedError, StoreError: as :meth:`get` does.
         """
 
     def put(

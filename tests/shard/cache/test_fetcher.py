@@ -164,8 +164,8 @@ def hold(places: Places, monkeypatch: pytest.MonkeyPatch, name: str, *, after: i
     """Has the bytes of a shard stop after the first ones, until the event is set."""
     goes_on, pieces = threading.Event(), places.store.pieces
 
-    def held(key: str, start: int, end: int, etag: str | None = None) -> Iterator[bytes]:
-        for piece in pieces(key, start, end, etag):
+    def held(key: str, start: int, end: int, etag: str | None = None, **options: Any) -> Iterator[bytes]:
+        for piece in pieces(key, start, end, etag, **options):
             if key == name and start >= after:
                 goes_on.wait()
             start += len(piece)
@@ -276,6 +276,91 @@ def test_a_fetcher_ends_with_its_last_client_after_an_error(places: Places) -> N
             assert serving.is_alive()
         serving.join(10)
         assert not serving.is_alive()
+
+
+class Clients:
+    """Clients of a fetcher, whose sockets it looks after.
+
+    Attributes:
+        dropped: Set once the fetcher has dropped one that waited.
+        asked: Number of times that one began to wait.
+    """
+
+    def __init__(self, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dropped, self.asked = threading.Event(), 0
+        give_up, get = fetcher.downloads.give_up, fetcher.downloads.get
+
+        def counted(*arguments: Any) -> None:
+            self.asked += 1
+            get(*arguments)
+
+        def noted(wait: Any) -> None:
+            give_up(wait)
+            if wait is not None:
+                self.dropped.set()
+
+        monkeypatch.setattr(fetcher.downloads, "give_up", noted)
+        monkeypatch.setattr(fetcher.downloads, "get", counted)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("")  # any name
+        self._listener.listen()
+        self._serving = threading.Thread(target=fetcher.serve, args=(self._listener,), daemon=True)
+        self._serving.start()
+
+    def asking(self, name: str) -> socket.socket:
+        """A client that has asked for a shard."""
+        return self._sending({"need": [[name, 0, SHARD]], "again": False})
+
+    def _sending(self, message: dict[str, Any]) -> socket.socket:
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client.connect(self._listener.getsockname())
+        client.send(json.dumps(message).encode())
+        return client
+
+    def close(self) -> None:
+        with self._sending({"leave": True}) as last:
+            assert json.loads(last.recv(1 << 17)) == {"ended": True}
+        self._serving.join(10)
+        self._listener.close()
+
+
+def test_what_only_a_dead_client_waited_for_is_given_up(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    goes_on = hold(places, monkeypatch, "0.tar", after=BLOCK_BYTES)
+    clients = Clients(fetcher, monkeypatch)
+    dead, alive = clients.asking("0.tar"), clients.asking("1.tar")
+    assert json.loads(alive.recv(1 << 17)) == {}
+    wait_until(lambda: ("0.tar", 0, SHARD) in places.store.asked)
+    dead.close()
+    assert clients.dropped.wait(10)
+    goes_on.set()
+    wait_until(lambda: fetcher.files.files["0.tar"].busy == 0)
+    assert fetcher.stats()["bytes"] < 2 * SHARD
+    with clients.asking("0.tar") as later:  # gets the rest
+        assert json.loads(later.recv(1 << 17)) == {}
+    assert (places.cache / "0.tar").read_bytes() == (places.set / "0.tar").read_bytes()
+    alive.close()
+    clients.close()
+
+
+def test_what_a_dead_client_waited_for_comes_if_another_one_asks_for_it(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    goes_on = hold(places, monkeypatch, "0.tar", after=BLOCK_BYTES)
+    clients = Clients(fetcher, monkeypatch)
+    dead, other = clients.asking("0.tar"), clients.asking("0.tar")
+    wait_until(lambda: clients.asked == 2)
+    dead.close()
+    assert clients.dropped.wait(10)
+    with clients.asking("0.tar") as later:
+        goes_on.set()
+        assert [json.loads(client.recv(1 << 17)) for client in (other, later)] == [{}, {}]
+    stats = fetcher.stats()
+    assert stats["requests"] == 1 + stats["hedges"]
+    assert (places.cache / "0.tar").read_bytes() == (places.set / "0.tar").read_bytes()
+    other.close()
+    clients.close()
 
 
 def test_a_store_that_a_fetcher_before_has_read_is_known_to_answer(places: Places) -> None:
