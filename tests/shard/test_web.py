@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import http.server
 import ipaddress
 import json
@@ -113,6 +114,28 @@ def test_addresses_that_are_none_of_the_internets_are_refused_also_when_a_name_l
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [public, (family, socket.SOCK_STREAM, 6, "", place)])
     with pytest.raises(StoreError, match=f"leads to {ipaddress.ip_address(address)}"):
         WebReader().get("http://images.example/x")
+
+
+@pytest.mark.parametrize("drips", ["head", "body"])
+def test_an_answer_that_drips_for_ever_is_an_error(monkeypatch: pytest.MonkeyPatch, drips: str) -> None:
+    monkeypatch.setattr("feeder.shard.source.web._ANSWER_S", 0.3)
+    given_up = threading.Event()
+
+    def drip() -> None:
+        channel, _ = listener.accept()
+        with channel, contextlib.suppress(OSError):
+            channel.recv(1 << 16)
+            channel.sendall(b"HTTP/1.1 200 OK\r\n" + (b"X: " if drips == "head" else b"Content-Length: 999\r\n\r\n"))
+            while not given_up.wait(0.01):
+                channel.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(StoreError, match=r"/x: its answer takes more than 0\.3 s"):
+            WebReader(allow_private=True).get(f"http://127.0.0.1:{listener.getsockname()[1]}/x")
+        given_up.set()
+        thread.join()
 
 
 def test_the_connection_goes_to_the_address_that_was_checked(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:

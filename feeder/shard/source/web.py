@@ -8,12 +8,14 @@ itself. Proxies of the environment are not used, as they would resolve names on 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import ipaddress
 import os
 import random
 import socket
 import ssl
+import threading
 import time
 import urllib.parse
 
@@ -23,6 +25,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 __all__ = ["WebReader", "shown_url"]
 
 _CONNECT_S, _READ_S = 10.0, 30.0
+_ANSWER_S = 300.0  # for a whole answer, however steadily it drips
 _ATTEMPTS = 3
 _REDIRECTS = 5
 _HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
@@ -77,22 +80,33 @@ class WebReader:
         """Returns the bytes behind a URL, or the URL that it redirects to."""
         host, port, target, is_encrypted = _parsed(url, shown)
         connection = http.client.HTTPConnection(host, port, timeout=_READ_S)
+        limit: _Limit | None = None
         try:
             connection.sock = self._connected(host, port, shown)
+            limit = _Limit(connection.sock, _ANSWER_S)
             if is_encrypted:
                 connection.sock = self._context.wrap_socket(connection.sock, server_hostname=host)
             default = port == (443 if is_encrypted else 80)
             name = f"[{host}]" if ":" in host else host
             connection.request("GET", target, headers={**_HEADERS, "Host": name if default else f"{name}:{port}"})
             with connection.getresponse() as response:
-                return self._body(response, shown)
+                answer = self._body(response, shown)
+            if limit.is_over:  # what ended in the middle can look whole
+                raise TimeoutError
+            return answer
         except ssl.SSLCertVerificationError as error:
             raise StoreError(f"{shown}: the server's certificate is refused: {error.verify_message}") from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError, _PassingError) as error:
+            if limit is not None and limit.is_over:
+                raise StoreError(f"{shown}: its answer takes more than {_ANSWER_S:g} s") from None
+            if isinstance(error, _PassingError):
+                raise
             text = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             raise _PassingError(f"can't be read: {text}") from None
         finally:
             connection.close()
+            if limit is not None:
+                limit.close()
 
     def _body(self, response: http.client.HTTPResponse, shown: str) -> bytes | str:
         """Returns the bytes of an answer, or the URL that it redirects to."""
@@ -135,6 +149,36 @@ class WebReader:
             made.settimeout(_READ_S)
             return made
         raise error
+
+
+class _Limit:
+    """Ends a connection after a time.
+
+    Args:
+        connected: Its socket.
+        seconds: The time.
+
+    Attributes:
+        is_over: True once it has ended it.
+    """
+
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        self.is_over = False
+        self._socket = connected.dup()  # the other is replaced when the connection is encrypted
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self) -> None:
+        self.is_over = True
+        with contextlib.suppress(OSError):  # it has just ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets the connection be."""
+        self._timer.cancel()
+        self._timer.join()
+        self._socket.close()
 
 
 class _PassingError(Exception):
