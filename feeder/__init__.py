@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feeder import fields, transforms, wds
+    from feeder import fields, service, transforms, wds
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.images import decode
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         FeederError,
         FormatError,
         LockedError,
+        ServiceError,
         ShardError,
         SourceError,
         WorkerError,
@@ -53,6 +54,7 @@ __all__ = [
     "Lanes",
     "LockedError",
     "PadToBatch",
+    "ServiceError",
     "ShardDataset",
     "ShardError",
     "SourceError",
@@ -64,6 +66,7 @@ __all__ = [
     "find_batch_size",
     "headroom",
     "packed_decoder",
+    "service",
     "transforms",
     "tune",
     "wds",
@@ -91,7 +94,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("fields", "transforms", "wds"):
+    if name in ("fields", "service", "transforms", "wds"):
         return importlib.import_module(f"feeder.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'feeder' has no attribute {name!r}")

@@ -13,7 +13,8 @@
     ├── FormatError        a shard set, index or manifest is damaged, or of an unknown version
     ├── BackendError       a decode backend is missing, or can't run the recipe
     ├── DecodeError        one sample can't be decoded; names its key, shard and offset
-    └── WorkerError        the worker pool stopped without finishing
+    ├── WorkerError        the worker pool stopped without finishing
+    └── ServiceError       an input service can't be started or reached, or no server of it answers
 
 Every message gives what was expected, what was found, where, and what to do next.
 """
@@ -35,6 +36,7 @@ __all__ = [
     "ListingError",
     "LockedError",
     "NotFoundError",
+    "ServiceError",
     "ShardError",
     "SourceError",
     "StoreError",
@@ -136,6 +138,10 @@ class WorkerError(FeederError):
     """The worker pool stopped without finishing."""
 
     _lines = True  # a traceback
+
+
+class ServiceError(FeederError):
+    """An input service can't be started or reached, or no server of it answers."""
 
 
 def stop_in_a_batch(error: StopIteration) -> RuntimeError:

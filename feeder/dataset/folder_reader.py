@@ -25,7 +25,10 @@ from feeder.shard.source.siblings import likely_members, member_names
 from feeder.system.files import open_regular
 from feeder.system.warning import warn
 
-__all__ = ["FolderReader"]
+__all__ = ["FOLDER_EXTENSIONS", "FolderReader"]
+
+# torchvision's IMG_EXTENSIONS
+FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
 
 _HEADER_BYTES = 1 << 14
 _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time

@@ -8,16 +8,13 @@ from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.extras import Fields, fields_of
-from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 from feeder.dataset.targets import target_values
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
 __all__ = ["FOLDER_EXTENSIONS", "FolderDataset"]
-
-# torchvision's IMG_EXTENSIONS
-FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
 
 
 class FolderDataset(FeederDataset):

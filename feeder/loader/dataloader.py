@@ -63,6 +63,8 @@ _FIXED = frozenset(
         "pad",
         "sampler",
         "seed",
+        "service",
+        "service_only",
     }
 )
 
@@ -159,6 +161,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         progress: True shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, the caller's waits,
             full slots, the workers' load and, once CUDA is in use and with the extra ``nvml``, the GPU's. A bar on a
             terminal, else a line every 5 s.
+        service: Name of an input service, whose servers on other nodes make parts of batches, too: see
+            :mod:`feeder.service`. ``NAME@HOST:PORT`` names another Ray cluster than the one that Ray finds by itself;
+            ``file:PATH`` takes the servers from the file that ``feeder serve --file`` keeps. Batches, order, states and
+            counts stay the same. Local workers go first; what no server answers they make, too. For images, labels and
+            plain fields of feeder's datasets, by a recipe without functions, in batches of one size.
+        service_only: True leaves all work to the service. ``timeout`` is then the longest wait for a server, by default
+            120 s, after which a :class:`feeder.ServiceError` follows.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -209,6 +218,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         metrics_port: int | None = None,
         metrics_address: str = "127.0.0.1",
         progress: bool = False,
+        service: str | None = None,
+        service_only: bool = False,
     ) -> None:
         chosen = choose_shuffle(
             dataset,
@@ -241,6 +252,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             hw_decoder_load=hw_decoder_load,
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
+            service=service,
+            service_only=service_only,
         )
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed, self.rank, self.world_size, self.backend = fixed.seed, rank, world_size, backend
@@ -252,6 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.buckets, self.pad = buckets, pad
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
+        self.service, self.service_only = service, service_only
         self._workers_choice: WorkersChoice | None = None
         if isinstance(num_workers, str):
             self._workers_choice = self._choose_workers(

@@ -34,7 +34,7 @@ class FixedOptions:
         seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
         backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
             :class:`feeder.DataLoader`.
-        buckets, pad: See :class:`feeder.DataLoader`.
+        buckets, pad, service, service_only: See :class:`feeder.DataLoader`.
         batch_sampler: The explicit sampler's batches; None: feeder's own order.
         collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
 
@@ -57,6 +57,8 @@ class FixedOptions:
     batch_sampler: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     worker_init_fn: Callable[[int], None] | None = None
+    service: str | None = None
+    service_only: bool = False
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):

@@ -24,6 +24,7 @@ from feeder.tools.commands import (
     parity,
     profile,
     replay,
+    serve,
     shard,
     tune,
 )
@@ -104,7 +105,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in (shard, append, inspect, browse, index, export, cache, bench, parity, doctor, profile, tune, replay):
+    commands_of_data = (shard, append, inspect, browse, index, export, cache, serve)
+    for command in (*commands_of_data, bench, parity, doctor, profile, tune, replay):
         command.add(commands)
     return parser
 

@@ -100,8 +100,11 @@ def _serve(folder: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
+    # Ray notes the address of every cluster here, and makes the folder for those in it only.
+    os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
     head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
     cluster = Cluster(True, head_node_args=head | {"temp_dir": folder, "_system_config": _HEALTH})
     nodes: dict[str, Any] = {}

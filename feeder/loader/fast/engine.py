@@ -88,7 +88,7 @@ class Engine:
         self.warned = False
         self._work, self._options = work, options
         self._ring: Ring | None = None
-        stages = np.zeros((options.pool.workers, METER_WORDS), np.int64)
+        stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)
         self._pools = _Pools(None, np.zeros(len(PART_SUMS), np.int64), stages, [])
 
     @property
@@ -153,7 +153,7 @@ class Engine:
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
         """Returns (first row, number of rows) of the parts of a batch of that size."""
-        return [(0, rows)] if self._work.makes_batches else part_rows(rows, self._options.pool.workers)
+        return [(0, rows)] if self._work.makes_batches else part_rows(rows, max(1, self._options.pool.workers))
 
     def grow_slots(self, wanted_bytes: int, rows: int) -> None:
         """Makes slots larger from the next :meth:`prepare` on, if they were too small for a collated batch and there is
@@ -171,7 +171,7 @@ class Engine:
         options = self._options
         with contextlib.suppress(ArgumentError):  # no memory: what does not fit travels in messages
             _, ahead = plan_slots(wanted, options.ahead, options.held, options.memory_limit_bytes)
-            if ahead >= min(self.ahead, options.pool.workers):  # else workers would be idle for want of slots
+            if ahead >= min(self.ahead, options.pool.processes):  # else workers would be idle for want of slots
                 work.share_bytes = share
 
     def prepare(self, rows: int, size: tuple[int, int] | None = None) -> None:

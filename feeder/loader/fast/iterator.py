@@ -38,7 +38,7 @@ class FastIterator:
     """
 
     def __init__(self, epoch: Epoch, owner: object) -> None:
-        if epoch.options.timeout_s and not epoch.options.num_workers:
+        if epoch.options.timeout_s and epoch.engine is None:
             raise AssertionError("without workers, timeout must be 0")
         self._owner = owner
         self.view: LiveView | None = None

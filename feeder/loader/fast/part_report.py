@@ -72,6 +72,12 @@ class PartReport:
             slow=sum(report.slow for report in reports),
         )
 
+    @property
+    def has_news(self) -> bool:
+        """True if it says anything that the slot and the meters do not."""
+        further = self.extras or self.substitutions or self.left_over or self.collated
+        return bool(further or self.clipped or self.slow)
+
     def count(self, sums: npt.NDArray[np.int64], busy_ns: int) -> None:
         """Adds the part to the sums.
 

@@ -31,7 +31,7 @@ from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.read_ahead import ReadAhead
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.setup import make_engine, make_work
+from feeder.loader.fast.setup import make_engine, make_service, make_work
 from feeder.loader.fast.spans import Span, Spans
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
@@ -75,6 +75,7 @@ class FastPath:
         further = tuple(further_recipes(images_in(source.extras)))
         self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
+        self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
         self.backend, self._fused = decoder.name, decoder.fused
@@ -143,10 +144,13 @@ class FastPath:
 
     def _epoch(self, place: Place, split: Split | None) -> Epoch:
         options, replay = self._options, self._replay(place)
+        if self._service is not None and self._service.only:
+            options = dataclasses.replace(options, timeout_s=0.0)  # the relay's error says more
         progress = self._progress = EpochProgress(place, split, replay)
         if self._read_ahead is not None:
             self._read_ahead.close()
-        if split is not None and self.dataset.reader.is_remote:
+        reads_here = self._service is None or not self._service.only
+        if split is not None and reads_here and self.dataset.reader.is_remote:
             made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
             self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress, made)
         return Epoch(
@@ -159,7 +163,7 @@ class FastPath:
             ),
             options=options,
             work=self.work,
-            engine=self._idle_engine(place.epoch) if options.num_workers else None,
+            engine=self._idle_engine(place.epoch) if options.num_workers or self._service is not None else None,
             decoder=self.decoder,
             finishing=self._finishing,
             ledger=self._ledger,
@@ -333,8 +337,11 @@ class FastPath:
         return options(span, own), place
 
     def at(self, options: EpochOptions, place: Place) -> FastPath:
-        """Returns another path, with other options, that begins at a place of this run."""
-        path = FastPath(self._fixed, options, self.dataset, self._given_dataset)
+        """Returns another path, with other options and without a service, that begins at a place of this run."""
+        fixed = self._fixed
+        if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
+            fixed = dataclasses.replace(fixed, service=None, service_only=False, backend=self.backend)
+        path = FastPath(fixed, options, self.dataset, self._given_dataset)
         path.order, path._next, path._has_told = self.order, place, True
         return path
 
@@ -357,7 +364,7 @@ class FastPath:
             "backend": self.backend,
             **meters,
             **(self.decoder.meters() if self.decoder is not None else {}),
-            **verdict(ledger.counts, meters | self._trainer_decode(stages), self._options.num_workers),
+            **verdict(ledger.counts, meters | self._trainer_decode(stages), self._processes()),
             "stages": stages,
             "fused": fused_stages(stages, self._fused),
             "workers": worker_tables(words[2:], [r.worker for r in replaced]),
@@ -367,6 +374,10 @@ class FastPath:
             "substitutions": [s._replace(substitute=index(s.substitute))._asdict() for s in list(ledger.substitutions)],
             "padded": [index(i) for i in list(ledger.padded)],
         }
+
+    def _processes(self) -> int:
+        """Returns the number of processes that make batches, or have them made, beside this one."""
+        return self._options.num_workers + (self._service is not None)
 
     def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
         return (
@@ -394,7 +405,8 @@ class FastPath:
             self._engine = None
         if self._engine is not None and not self._engine.busy:
             return self._engine
-        engine = make_engine(self.work, options, self._worker_init, decodes_here=self.decoder is not None)
+        decodes_here = self.decoder is not None
+        engine = make_engine(self.work, options, self._worker_init, decodes_here=decodes_here, service=self._service)
         if self._engine is None:
             self._engine = engine
         return engine

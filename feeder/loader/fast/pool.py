@@ -22,8 +22,9 @@ import numpy.typing as npt
 from feeder.errors import WorkerError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
-from feeder.loader.fast.worker import FAILED_START, HEAD, work_loop
+from feeder.loader.fast.worker import FAILED_START, HEAD, Declined, work_loop
 from feeder.loader.slots.image_slots import Ring
 from feeder.loader.slots.shared_pickle import pack
 from feeder.loader.workers.process import Forked, InContext, Process
@@ -55,12 +56,19 @@ class PoolOptions:
         hang_timeout_s: A worker that has a part and is silent for longer is replaced.
         context: Starts workers with this multiprocessing context instead of the fork server.
         init: Called in each worker with its number, before its first part.
+        service: The input service that a relay, one process more, has parts made by; None: there is none.
     """
 
     workers: int
     hang_timeout_s: float = 300.0
     context: BaseContext | None = None
     init: Callable[[int], None] | None = None
+    service: ServiceOptions | None = None
+
+    @property
+    def processes(self) -> int:
+        """Number of processes: the workers, and the relay of a service after them."""
+        return self.workers + (self.service is not None)
 
 
 @dataclass(frozen=True)
@@ -103,7 +111,11 @@ class Pool:
         self.replacements: list[Replacement] = []
         self._ring = ring
         self._work = work
-        self._board = Board(2 * parts, options.workers, patience_s=options.hang_timeout_s)
+        # The rows of each process on the board: see Note [Relays].
+        self._rows = [range(number, number + 1) for number in range(options.workers)]
+        if options.service is not None:
+            self._rows.append(range(options.workers, options.workers + RELAY_ROWS))
+        self._board = Board(2 * parts, self._rows[-1].stop, patience_s=options.hang_timeout_s)
         # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
         self._payload = pack(work) if options.context is None else None
         self._outstanding: dict[int, Part] = {}
@@ -119,7 +131,7 @@ class Pool:
         self._totals: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
         self._supervisor = Supervisor(_Worker, HEAD, options.hang_timeout_s)
         try:
-            for number in range(options.workers):
+            for number in range(options.processes):
                 self._start(number)
         except BaseException:
             self.close()
@@ -230,7 +242,7 @@ class Pool:
             self.take(deadline - time.monotonic())
             if time.monotonic() > deadline:
                 for number, worker in enumerate(self._supervisor.workers):
-                    if self._board.claimed(number) in self._outstanding:
+                    if any(part in self._outstanding for part in self._claimed(number)):
                         worker.process.kill()
                         worker.is_dismissed = True
                 deadline += GRACE_S
@@ -242,7 +254,7 @@ class Pool:
             True if there are any left.
         """
         self._board.cancel()
-        claimed = {self._board.claimed(number) for number in range(len(self._supervisor.workers))}
+        claimed = {part for number in range(len(self._supervisor.workers)) for part in self._claimed(number)}
         self._outstanding = {number: part for number, part in self._outstanding.items() if number in claimed}
         return bool(self._outstanding)
 
@@ -251,8 +263,15 @@ class Pool:
         return self._board.all_sums() if self._totals is None else self._totals[0]
 
     def stages(self) -> npt.NDArray[np.int64]:
-        """Returns what the workers' stages took: int64 [workers, METER_WORDS]."""
-        return self._board.stages() if self._totals is None else self._totals[1]
+        """Returns what the stages of each process took: int64 [processes, METER_WORDS]."""
+        return self._stages() if self._totals is None else self._totals[1]
+
+    def _stages(self) -> npt.NDArray[np.int64]:
+        return self._board.stages()[[rows[0] for rows in self._rows]]
+
+    def _claimed(self, number: int) -> list[int]:
+        """Returns the numbers of the parts that a process has claimed and not sent off."""
+        return [part for row in self._rows[number] if (part := self._board.claimed(row)) is not None]
 
     def pids(self) -> list[int]:
         """Returns the process ids of the workers that run."""
@@ -270,7 +289,7 @@ class Pool:
         self._closed = True  # only now: if this is interrupted, it is done again
         if self._payload is not None:
             self._payload.close()
-        self._totals = self._board.all_sums(), self._board.stages()
+        self._totals = self._board.all_sums(), self._stages()
         self._board.close()
         return have_ended
 
@@ -282,7 +301,8 @@ class Pool:
         self._supervisor.start(number, self._launch)
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
-        hello = pickle.dumps((self._ring.layout, sys.path, number, *sizes))
+        service = self.options.service if number == self.options.workers else None
+        hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, service))
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
             descriptors.append(payload.descriptor)
@@ -302,17 +322,28 @@ class Pool:
             if part == FAILED_START:
                 raise WorkerError(f"worker {number} could not start:\n{message}")
             self._fruitless = 0
+            if isinstance(message, Declined):
+                self._give_again(part, message.row)
+                continue
             self._failures.pop(part, None)
             if self._outstanding.pop(part, None) is not None:
                 results.append((part, _EMPTY_REPORT if message is None else message))
         return results
 
+    def _give_again(self, number: int, row: int) -> None:
+        """Gives a part to another worker than the one that had it."""
+        self._board.finish(row)
+        part = self._outstanding.get(number)
+        if part is not None:
+            self._given_out_ns = time.monotonic_ns()
+            self._board.again([part])
+
     def _hangs(self, number: int) -> bool:
         """Kills a worker that has or could take a part and is silent for too long; returns True then."""
-        is_idle = self._board.claimed(number) is None
+        is_idle = not self._claimed(number)
         if is_idle and not self._board.pending():
             return False
-        beat = self._board.beat_ns(number)
+        beat = self._board.beat_ns(self._rows[number][0])
         heard = max(self._supervisor.workers[number].heard_ns, beat, self._given_out_ns if is_idle else 0)
         return self._supervisor.kill_if_silent(number, heard, has_started=bool(beat))
 
@@ -323,18 +354,18 @@ class Pool:
         results = self._results(number)
         if results:
             return results
-        part = self._outstanding.get(claimed) if (claimed := self._board.claimed(number)) is not None else None
+        parts = [part for each in self._claimed(number) if (part := self._outstanding.get(each)) is not None]
         if worker.is_dismissed:
-            if part is not None:
+            for part in parts:
                 del self._outstanding[part.number]
             self._start_anew(number, [])
             return []
         was_silent = worker.was_silent or worker.process.pid() in self._board.evicted
         cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
-        advice = None if self._board.beat_ns(number) else worker.process.failed_start(code)
+        advice = None if self._board.beat_ns(self._rows[number][0]) else worker.process.failed_start(code)
         if advice is not None:
             raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
-        keys = self._keys(part) if part is not None else ()
+        keys = tuple(key for part in parts for key in self._keys(part))
         event = Replacement(number, worker.process.pid(), cause, keys)
         self.replacements.append(event)
         _log.warning(
@@ -345,19 +376,18 @@ class Pool:
             f"{count(len(keys), 'sample is', 'samples are')} done again" if keys else "it was making no samples",
         )
         self._fruitless += 1
-        if part is not None:
-            self._failures[part.number] += 1
-        if self._fruitless > _FRUITLESS_LIMIT + self.options.workers or (
-            part is not None and self._failures[part.number] >= _SAME_PART_LIMIT
-        ):
+        self._failures.update(part.number for part in parts)
+        is_same = any(self._failures[part.number] >= _SAME_PART_LIMIT for part in parts)
+        if self._fruitless > _FRUITLESS_LIMIT + self.options.workers or is_same:
             raise WorkerError(self._hopeless(cause, keys))
-        self._start_anew(number, [part] if part is not None else [])
+        self._start_anew(number, parts)
         return []
 
     def _start_anew(self, number: int, parts: list[Part]) -> None:
         """Puts a new worker in the place of one that has ended, and the parts back on the board."""
         self._is_broken = True
-        self._board.forget(number)
+        for row in self._rows[number]:
+            self._board.forget(row)
         self._start(number)
         self._is_broken = False
         self._given_out_ns = time.monotonic_ns()

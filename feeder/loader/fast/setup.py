@@ -21,15 +21,20 @@ from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.fast.table_file import shared_table
 from feeder.loader.fast.task_board import part_rows
+from feeder.loader.fast.work_json import work_to_json
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
 
-__all__ = ["make_engine", "make_work"]
+__all__ = ["make_engine", "make_service", "make_work"]
+
+_PREFETCH = 2  # batches a worker, as torch has it
+_SERVICE_WORKERS = 4  # as many batches ahead as for so many workers more
 
 
 def make_work(
@@ -43,14 +48,15 @@ def make_work(
     """
     target, collate_fn, recipe = options.device.target, fixed.collate_fn, source.recipe
     largest = sizes.largest()
-    in_workers = collate_fn is not None or (sizes.varies and fixed.backend == "auto")
+    # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
+    # all that a service makes.
+    in_workers = collate_fn is not None or ((sizes.varies or fixed.service is not None) and fixed.backend == "auto")
     decoder = get_decoder(
         fixed.backend,
         (*recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
-        # Without a device even a backend that decodes in the trainer stays on the CPU. A collate_fn takes finished
-        # samples, in workers. Batches of different sizes "auto" leaves to workers, too.
+        # Without a device even a backend that decodes in the trainer stays on the CPU.
         device="cpu" if target is None or in_workers else str(target),
         gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
         hw_decoder_load=fixed.hw_decoder_load,
@@ -146,7 +152,14 @@ def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
         )
 
 
-def make_engine(work: Work, options: EpochOptions, init: WorkerInit | None, *, decodes_here: bool) -> Engine:
+def make_engine(
+    work: Work,
+    options: EpochOptions,
+    init: WorkerInit | None,
+    *,
+    decodes_here: bool,
+    service: ServiceOptions | None = None,
+) -> Engine:
     """Returns a new engine.
 
     Args:
@@ -154,12 +167,14 @@ def make_engine(work: Work, options: EpochOptions, init: WorkerInit | None, *, d
         options: The loader's options.
         init: Called in every new worker.
         decodes_here: True if the calling process decodes what workers stage.
+        service: The input service that parts are made by, too.
     """
     context = options.multiprocessing_context
     if context is None and (init is not None or not _travels(work)):
         context = _torchs_context(work)
     assert options.hang_timeout_s is not None
-    pool = PoolOptions(options.num_workers, options.hang_timeout_s, context, init)
+    workers = 0 if service is not None and service.only else options.num_workers
+    pool = PoolOptions(workers, options.hang_timeout_s, context, init, service)
     held, guard = HELD_BATCHES, None
     if decodes_here:
         # On a GPU, DALI keeps a batch until the next but one is submitted. A finished batch was copied to DALI's own
@@ -169,7 +184,27 @@ def make_engine(work: Work, options: EpochOptions, init: WorkerInit | None, *, d
         held += options.device.ahead if options.device.target is not None else 0
         guard = slot_guard(options.device)
     limit = options.memory_limit_bytes
-    return Engine(work, EngineOptions(options.ahead, options.persistent_workers, limit, pool, held, guard))
+    ahead = options.ahead
+    if service is not None:  # free slots are the credit of servers
+        ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
+    persistent = options.persistent_workers or service is not None  # a relay has to find its servers anew
+    return Engine(work, EngineOptions(ahead, persistent, limit, pool, held, guard))
+
+
+def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> ServiceOptions | None:
+    """Returns the options of the input service; None without one.
+
+    Raises:
+        ArgumentError: if the work can't be made on another node.
+    """
+    if fixed.service is None:
+        if fixed.service_only:
+            raise ArgumentError("service_only=True is for a loader with service=")
+        return None
+    work_to_json(work)
+    timeout_s = options.timeout_s or DEFAULT_TIMEOUT_S
+    workers = 0 if fixed.service_only else options.num_workers
+    return ServiceOptions(fixed.service, fixed.service_only, timeout_s, workers, job_name())
 
 
 def _torchs_context(work: Work) -> Any:

@@ -138,10 +138,15 @@ class Board:
                 self._header[head] = self._header[tail]
         return numbers
 
-    def claim(self, worker: int) -> Part | None:
-        """Claims the next part for a worker; returns None if there is none."""
+    def claim(self, worker: int, *, fresh_only: bool = False) -> Part | None:
+        """Claims the next part for a worker; returns None if there is none.
+
+        Args:
+            worker: The worker's row.
+            fresh_only: True leaves those that another worker had before.
+        """
         with self._locked():
-            for queue, head, tail in self._queues():
+            for queue, head, tail in self._queues()[fresh_only:]:
                 place = int(self._header[head])
                 if place < self._header[tail]:
                     number = int(queue[place % self.capacity])
@@ -167,6 +172,20 @@ class Board:
     def pending(self) -> bool:
         """Returns True if there are unclaimed parts."""
         return any(self._header[head] < self._header[tail] for _, head, tail in self._queues())
+
+    def fresh(self) -> tuple[int, int]:
+        """Returns the place of the first unclaimed fresh part in the order of giving out, and how many there are."""
+        head, tail = int(self._header[_FRESH_HEAD]), int(self._header[_FRESH_TAIL])
+        return head, tail - head
+
+    def idle(self, workers: int) -> int:
+        """Returns the number of the first so many workers that have started and have no part."""
+        rows = self._workers[:workers]
+        return int(((rows[:, _PART] == _NONE) & (rows[:, _BEAT_NS] > 0)).sum())
+
+    def is_free(self, worker: int) -> bool:
+        """Returns True if a worker's row names no part."""
+        return bool(self._workers[worker, _PART] == _NONE)
 
     def beat(self, worker: int) -> None:
         """Notes that a worker is alive and at work."""

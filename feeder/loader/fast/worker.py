@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,11 +27,24 @@ from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.shard.cache.waits import waits
 
-__all__ = ["FAILED_START", "HEAD", "make_part", "work_loop"]
+if TYPE_CHECKING:
+    from feeder.loader.fast.service_options import ServiceOptions
+
+__all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send_message", "work_loop"]
 
 # Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
 HEAD = struct.Struct("<qq")
 FAILED_START = -1
+
+
+class Declined(NamedTuple):
+    """In place of a report: another worker has to make the part.
+
+    Attributes:
+        row: The row by which it was claimed, which the pool clears; see Note [Relays].
+    """
+
+    row: int
 
 
 def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
@@ -48,7 +61,8 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
         return
-    layout, sys.path[:], number, slots, capacity, workers, payload_bytes = pickle.loads(hello)
+    layout, sys.path[:], rows, slots, capacity, workers, payload_bytes, service = pickle.loads(hello)
+    number = rows[0]
     try:
         ring = Region(layout.slot_bytes * slots, descriptors[0])
         board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]))
@@ -56,7 +70,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
         _stay_alone()
-        if init is not None:
+        if init is not None and service is None:
             init(number)
         work.prepare()
     except BaseException:
@@ -64,6 +78,9 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         return
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
     views = [SlotView.of(layout, whole[k]) for k in range(slots)]
+    if service is not None:
+        _relay(channel, board, rows, views, work, service)
+        return
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)
@@ -86,8 +103,22 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             if part.height:
                 sizes = work.image_sizes(part.epoch, (part.height, part.width))
                 view = SlotView.of(layout, whole[part.slot], sizes=sizes)
-            make_part(channel, board, number, part, view, work)
+            make_part(channel, board, number, part, view.part(slice(part.first, part.first + part.rows)), work)
             idle_from = time.perf_counter_ns()
+
+
+def _relay(
+    channel: socket.socket,
+    board: Board,
+    rows: range,
+    views: list[SlotView],
+    work: Work,
+    service: ServiceOptions,
+) -> None:
+    from feeder.loader.fast.relay import relay_loop  # which few loaders need
+
+    waits.beat = lambda: board.beat(rows[0])
+    relay_loop(channel, board, rows, views, work, service)
 
 
 def _stay_alone() -> None:
@@ -97,23 +128,58 @@ def _stay_alone() -> None:
         torch.set_num_threads(1)
 
 
-def make_part(channel: socket.socket, board: Board, number: int, part: Part, view: SlotView, work: Work) -> None:
-    """Makes a part, and sends the trainer what does not fit in its slot."""
+def make_part(
+    channel: socket.socket,
+    board: Board,
+    number: int,
+    part: Part,
+    view: SlotView,
+    work: Work,
+    beat: Callable[[], None] | None = None,
+) -> None:
+    """Makes a part, and sends the trainer what does not fit in its slot.
+
+    Args:
+        channel: To the trainer.
+        board: The task board.
+        number: The worker's row there.
+        part: The part.
+        view: The part's rows of its slot.
+        work: The work.
+        beat: The worker's sign of life; None: its row's.
+    """
     started = time.perf_counter_ns()
-    rows = slice(part.first, part.first + part.rows)
     report = PartReport()
     message: Any = None
     try:
-        report = work.run(part.epoch, view.part(rows), lambda: board.beat(number))
-        if _has_news(report):  # else a message would cost the trainer time
+        report = work.run(part.epoch, view, beat or (lambda: board.beat(number)))
+        if report.has_news:  # else a message would cost the trainer time
             message = report
     except Exception as error:
         message = _portable(error)
     report.count(board.sums(number), time.perf_counter_ns() - started)
+    finish_part(channel, board, number, part, message)
+
+
+def finish_part(channel: socket.socket, board: Board, number: int, part: Part, message: Any) -> None:
+    """Sends off a part.
+
+    Args:
+        channel: To the trainer.
+        board: The task board.
+        number: The row by which it was claimed.
+        part: The part.
+        message: Its report or error; None: there is nothing to say.
+    """
     _send(channel, part.number, message, board)
     board.finish(number)
     if part.is_last:
         os.eventfd_write(board.sent, 1)
+
+
+def send_message(channel: socket.socket, part: int, message: Any, board: Board) -> None:
+    """Sends the trainer a message about a part."""
+    _send(channel, part, message, board)
 
 
 def _portable(error: Exception) -> Exception:
@@ -136,9 +202,3 @@ def _send(channel: socket.socket, part: int, message: Any, board: Board | None =
         channel.sendall(memoryview(data)[done:])
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)
-
-
-def _has_news(report: PartReport) -> bool:
-    """Returns True if a report says anything that the slot and the meters do not."""
-    further = report.extras or report.substitutions or report.left_over or report.collated
-    return bool(further or report.clipped or report.slow)

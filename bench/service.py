@@ -1,0 +1,169 @@
+"""The input service beside local workers, and beside the same batches through Ray's object store and Ray Data.
+
+Equal for all: the shard set, the samples in stored order, random crops of --size to uint8 by the same native call, the
+batches, and two cores that make them: two local workers; a server with two; two Ray nodes of one. The SHA-256 of every
+batch's first image is compared before any time counts.
+
+images/s    of the caller, which does nothing with a batch.
+host CPU    ms an image in the caller's process and the relay: what the training machine pays. The rest is the server's.
+trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one.
+
+Needs two cores that have nothing else to do.
+
+    python -m bench.service --shards SHARDS [--size 224] [--batch 256] [--epochs 4] [--repeats 5] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import feeder
+from bench.smoke import arguments
+from feeder import transforms as T
+from feeder.system.process_usage import cpu_seconds_by_process
+from feeder.tools.bench.result_file import interleave, save, spread
+from tests.support.ray_cluster import RayCluster
+from tests.support.service import ServiceServer
+
+_CORES = 2
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # of CPU times: at the smallest size nothing else may be seen
+
+
+def loader(options: Any, **more: Any) -> Any:
+    recipe = T.Compose([T.RandomResizedCrop(options.size), T.RandomHorizontalFlip()])
+    dataset = feeder.ShardDataset(options.shards, transform=recipe)
+    return feeder.DataLoader(dataset, batch_size=options.batch, seed=0, **more)
+
+
+def run(one: Any, epochs: int, first: int = 0) -> tuple[int, float, str]:
+    """Returns images, seconds, and the digest of the first images of all batches."""
+    digest, images, began = hashlib.sha256(), 0, time.perf_counter()
+    for epoch in range(first, first + epochs):
+        one.set_epoch(epoch)
+        for found, _ in one:
+            digest.update(found[0].numpy())
+            images += len(found)
+    return images, time.perf_counter() - began, digest.hexdigest()
+
+
+def _cpu_s(server: ServiceServer) -> tuple[float, float]:
+    """CPU seconds of this process and the loader's, and of the server and its processes."""
+    theirs = cpu_seconds_by_process(server.process.pid)
+    ours = cpu_seconds_by_process()
+    return sum(spent for pid, spent in ours.items() if pid not in theirs), sum(theirs.values())
+
+
+def must_be(digest: str, expected: str, name: str) -> None:
+    if digest != expected:
+        raise SystemExit(f"{name}: its batches are not those of local workers")
+
+
+def service_run(options: Any, folder: Path, expected: str) -> dict[str, float]:
+    """Runs the epochs by a fresh server, so that none of its parts is there already."""
+    server = ServiceServer(folder, Path(options.shards).parent, "--window", "0", cores=_CORES)
+    try:
+        one = loader(options, service=server.service, service_only=True)
+        must_be(run(one, options.epochs)[2], expected, "the service")
+        before = _cpu_s(server)
+        images, seconds, _ = run(one, options.epochs)
+        here, there = (after - earlier for after, earlier in zip(_cpu_s(server), before, strict=True))
+        one.close()
+    finally:
+        server.close()
+    return {"images_per_s": images / seconds, "host_ms": 1000 * here / images, "server_ms": 1000 * there / images}
+
+
+def local_rate(options: Any, expected: str) -> float:
+    one = loader(options, num_workers=_CORES, persistent_workers=True)
+    must_be(run(one, options.epochs)[2], expected, "local workers")
+    images, seconds, _ = run(one, options.epochs)
+    one.close()
+    return images / seconds
+
+
+def ray_rate(way: str, options: Any, cluster: RayCluster, expected: str) -> float:
+    command = [sys.executable, "-m", "bench.service_runs.ray_batches", way, cluster.address, options.shards]
+    command += [str(each) for each in (options.size, options.batch, options.epochs)]
+    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    must_be(found["digest"], expected, f"Ray's {way}")
+    return float(found["images"] / found["seconds"])
+
+
+def trials(options: Any, folder: Path, count: int) -> float:
+    """CPU seconds of a server, for trials that read the same epochs together."""
+    server = ServiceServer(folder, Path(options.shards).parent, cores=_CORES)
+    try:
+        ones = [loader(options, service=server.service, service_only=True) for _ in range(count)]
+        run(loader(options, service=server.service, service_only=True), 1)  # the set is open
+        before = _cpu_s(server)[1]
+        threads = [threading.Thread(target=run, args=(one, options.epochs, 1)) for one in ones]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        spent = max(_TICK_S, _cpu_s(server)[1] - before)
+        for one in ones:
+            one.close()
+    finally:
+        server.close()
+    return spent
+
+
+def main() -> None:
+    options = arguments(
+        __doc__, "service", smoke={"size": 32, "batch": 16, "epochs": 1, "repeats": 1},
+        shards=None, size=224, batch=256, epochs=4, repeats=5,
+    )  # fmt: skip
+    options.shards = os.path.abspath(options.shards)
+    expected = run(loader(options, num_workers=1), options.epochs)[2]
+    cluster = RayCluster()
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            found: list[dict[str, float]] = []
+
+            def service() -> float:
+                found.append(service_run(options, folder, expected))
+                return found[-1]["images_per_s"]
+
+            for _ in range(_CORES):
+                cluster.add_node()
+            rivals = {
+                "2 local workers": lambda: local_rate(options, expected),
+                "service of 2 cores": service,
+                "Ray's object store": lambda: ray_rate("store", options, cluster, expected),
+                "Ray Data": lambda: ray_rate("data", options, cluster, expected),
+            }
+            rates = interleave(rivals, options.repeats)
+            by_count = {str(k): functools.partial(trials, options, folder, k) for k in (1, 2, 3)}
+            spent = interleave(by_count, options.repeats)
+    finally:
+        cluster.close()
+    ratios = [ours / theirs for theirs, ours in zip(rates["2 local workers"], rates["service of 2 cores"], strict=True)]
+    further = [(last - first) / 2 / first for first, last in zip(spent["1"], spent["3"], strict=True)]
+    results = {
+        "images_per_s": {name: spread(values) for name, values in rates.items()},
+        "service_of_local": spread(ratios),
+        "host_cpu_ms": spread([each["host_ms"] for each in found]),
+        "server_cpu_ms": spread([each["server_ms"] for each in found]),
+        "server_cpu_s_by_trials": {name: spread(values) for name, values in spent.items()},
+    }
+    for name, values in rates.items():
+        print(f"{name:20} {spread(values)['median']:8.0f} images/s")
+    print(f"service / local workers {spread(ratios)['median']:.2f}, host CPU {results['host_cpu_ms']['median']:.3f} ms")
+    print(f"each further trial costs {spread(further)['median']:.0%} of the first one's CPU at the server")
+    print(f"written to {save('service', results, options.json)}")
+
+
+if __name__ == "__main__":
+    main()

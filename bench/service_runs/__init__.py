@@ -1,0 +1,1 @@
+"""Processes that bench.service runs, each of which may join a Ray cluster."""

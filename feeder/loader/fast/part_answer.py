@@ -1,0 +1,123 @@
+"""A part's report as JSON, as a server of the input service answers it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import DecodeError
+from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.substitution import Substitution
+from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
+
+__all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
+
+_NUMBERS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")
+_BYTES = "bytes"
+_LONGEST = 3  # word of a stage in a meter that is no sum
+_MOST = 1 << 62
+
+
+def report_to_json(report: PartReport) -> dict[str, Any]:
+    """Returns a report as JSON."""
+    return {
+        "extras": [[_encoded(value) for value in values] for values in report.extras],
+        "substitutions": [list(each) for each in report.substitutions],
+        **{name: getattr(report, name) for name in _NUMBERS},
+    }
+
+
+def report_from_json(value: Mapping[str, Any], rows: int, columns: int) -> PartReport:
+    """Returns the report of a part.
+
+    Args:
+        value: The JSON; trusted in nothing.
+        rows: Number of the part's samples.
+        columns: Number of fields without an array.
+
+    Raises:
+        ValueError: if it is not such JSON.
+    """
+    extras, substitutions = value.get("extras"), value.get("substitutions")
+    if not isinstance(extras, list) or len(extras) != columns or not isinstance(substitutions, list):
+        raise ValueError("a report without fields")
+    if not all(isinstance(each, list) and len(each) == rows for each in extras) or len(substitutions) > rows:
+        raise ValueError("a report with fields of other samples")
+    if not all(type(value.get(name)) is int and 0 <= value[name] < _MOST for name in _NUMBERS):
+        raise ValueError("a report without numbers")
+    return PartReport(
+        extras=[[_decoded(each) for each in values] for values in extras],
+        substitutions=[_substitution(each) for each in substitutions],
+        read_ns=value["read_ns"],
+        decode_ns=value["decode_ns"],
+        encoded_bytes=value["encoded_bytes"],
+        clipped=value["clipped"],
+        slow=value["slow"],
+    )
+
+
+def add_stages(meter: Meter, value: Any) -> None:
+    """Adds the stages of a part to a meter.
+
+    Args:
+        meter: The meter.
+        value: Places and words, as JSON; trusted in nothing.
+
+    Raises:
+        ValueError: if it is not such JSON.
+    """
+    try:
+        places, words = (np.array(each, np.int64).reshape(-1) for each in value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError("a report without stages") from None
+    if len(places) != len(words) or (len(places) and not (places.min() >= 0 and places.max() < METER_WORDS)):
+        raise ValueError("a report with stages that there are not")
+    longest = places % STAGE_WORDS == _LONGEST
+    np.add.at(meter.words, places[~longest], words[~longest])
+    np.maximum.at(meter.words, places[longest], words[longest])
+
+
+def error_from_json(value: Mapping[str, Any]) -> DecodeError | None:
+    """Returns the error of a bad sample; None if a part failed for any other reason."""
+    found = value.get("decode")
+    if not isinstance(found, list) or len(found) != 4 or not isinstance(found[0], str):
+        return None
+    reason, key, shard, offset = found
+    if not all(each is None or isinstance(each, str) for each in (key, shard)) or type(offset) not in (int, type(None)):
+        return None
+    return DecodeError(reason, key=key, shard=shard, offset_bytes=offset)
+
+
+def _encoded(value: Any) -> Any:
+    # A list of one is a value as it is: JSON has no bytes, and a user's JSON may look like anything.
+    return {_BYTES: base64.b64encode(value).decode()} if isinstance(value, bytes) else [value]
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 1:
+        return value[0]
+    if isinstance(value, dict) and set(value) == {_BYTES} and isinstance(value[_BYTES], str):
+        try:
+            return base64.b64decode(value[_BYTES], validate=True)
+        except (binascii.Error, ValueError):
+            raise ValueError("a field that is not base64") from None
+    raise ValueError("a field that is none")
+
+
+def _substitution(value: Any) -> Substitution:
+    if not isinstance(value, list) or len(value) != 6:
+        raise ValueError("a substitution that is none")
+    position, key, shard, offset, reason, substitute = value
+    texts, numbers = (key, shard), (position, substitute)
+    if (
+        not isinstance(reason, str)
+        or not all(each is None or isinstance(each, str) for each in texts)
+        or not all(type(each) is int and 0 <= each < _MOST for each in numbers)
+        or not (offset is None or (type(offset) is int and 0 <= offset < _MOST))
+    ):
+        raise ValueError("a substitution that is none")
+    return Substitution(position, key, shard, offset, reason, substitute)

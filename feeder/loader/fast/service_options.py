@@ -1,0 +1,61 @@
+"""Options of a loader's input service. Needs no torch, and nothing of Ray."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from feeder.errors import ArgumentError
+
+__all__ = ["DEFAULT_TIMEOUT_S", "RELAY_ROWS", "ServiceOptions", "job_name"]
+
+RELAY_ROWS = 64  # parts that a relay has under way at most
+_FILE = "file:"
+DEFAULT_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Options of a loader's input service.
+
+    Args:
+        place: Name of the service; ``NAME@HOST:PORT`` for that of another Ray cluster than the one that Ray finds;
+            ``file:PATH`` for servers that a JSON file names.
+        only: True if no part may be made by this machine.
+        timeout_s: With ``only``, longest wait for a server.
+        local_workers: Number of the loader's own workers.
+        job: Name of the job, which all of its loaders share.
+
+    Raises:
+        ArgumentError: for a place that is none.
+    """
+
+    place: str
+    only: bool = False
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    local_workers: int = 0
+    job: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.place, str) or not self.place or self.place == _FILE:
+            raise ArgumentError(f"service must be the name of an input service, got {self.place!r}")
+
+    @property
+    def file(self) -> str | None:
+        """Path of the file that names the servers; None for a service of Ray."""
+        return self.place.removeprefix(_FILE) if self.place.startswith(_FILE) else None
+
+    @property
+    def name_and_address(self) -> tuple[str, str]:
+        """Name of the service, and the Ray cluster's address."""
+        name, _, address = self.place.partition("@")
+        return name, address or "auto"
+
+
+def job_name() -> str:
+    """Returns a name for this process's job: one for all ranks, where torchrun or the like has started them."""
+    place = [os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+    if place[1] and place[2]:
+        return ":".join(each or "-" for each in place)
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,168 @@
+"""Starts and ends input services in a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from feeder.errors import ArgumentError, ServiceError
+from feeder.service.roots import Roots
+from feeder.service.status import service_status as status
+
+__all__ = ["directory", "start", "status", "stop"]
+
+_START_S = 120.0
+_LOOK_S = 0.2
+_ANSWER_S = 10.0
+
+
+@contextlib.contextmanager
+def joined(address: str) -> Iterator[Any]:
+    """Joins a cluster, unless this process has done so, and leaves it in the end; gives the module ray.
+
+    Raises:
+        ArgumentError: if Ray is not installed.
+        ServiceError: if the cluster can't be joined.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ArgumentError("an input service needs the package ray: pip install 'feeder-data[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ServiceError(
+            f"can't join the Ray cluster {address!r}: {str(error).strip()}; start one with `ray start --head`, or give "
+            "--address HOST:PORT"
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def start(
+    name: str = "feeder",
+    *,
+    roots: Sequence[str | os.PathLike[str]],
+    cpus: int,
+    nodes: int | None = None,
+    address: str = "auto",
+    host: str | None = None,
+    window_bytes: int = 512 << 20,
+    job_cores: int | None = None,
+    cache_dir: str | None = None,
+    metrics_port: int | None = None,
+) -> dict[str, Any]:
+    """Starts an input service in a Ray cluster, on its nodes as they come and go, until :func:`stop`.
+
+    Args:
+        name: Its name, which ``feeder.DataLoader(..., service=name)`` takes.
+        roots: Folders and URLs below which sets may be read, at the same place on every node. Nothing else is.
+        cpus: Cores of each node that make parts; Ray counts them as taken.
+        nodes: Largest number of nodes; None: all that have so many cores.
+        address: The cluster, as ``ray.init`` takes it. A process that has joined one stays there.
+        host: The address that servers listen on; None: the node's in the cluster.
+        window_bytes: Memory of each node for finished parts that other trials may want, too.
+        job_cores: Most cores of a node that one job gets at a time; None: all that the others leave.
+        cache_dir: Cache of remote sets on each node; None: the default.
+        metrics_port: TCP port of each node for Prometheus; None: none.
+
+    Returns:
+        ``servers``: [host, port] of those that have started so far, one at least.
+
+    Raises:
+        ArgumentError: for a bad argument, or without Ray.
+        ServiceError: if the cluster can't be joined, there is such a service, or none of its nodes can start a server.
+    """
+    if not name or "@" in name or name.startswith("file:"):
+        raise ArgumentError(f"expected a name without '@' that does not begin with 'file:', got {name!r}")
+    if not roots or isinstance(roots, (str, os.PathLike)):
+        raise ArgumentError(f"roots must be a list of folders and URLs, got {roots!r}")
+    for value, what in ((cpus, "cpus"), (nodes, "nodes"), (job_cores, "job_cores")):
+        if value is not None and value < 1:
+            raise ArgumentError(f"{what} must be 1 or more, got {value}")
+    places = [os.fspath(each) for each in roots]
+    Roots([each for each in places if "://" in each] or ["/"])  # folders may be those of the nodes alone
+    options = {
+        "roots": [each if "://" in each else os.path.abspath(each) for each in places],
+        "cores": cpus,
+        "nodes": nodes,
+        "host": host,
+        "window_bytes": window_bytes,
+        "job_cores": job_cores,
+        "cache_dir": cache_dir,
+        "metrics_port": metrics_port,
+    }
+    with joined(address) as ray:
+        from feeder.service.actors import NAMESPACE, Registry, registry_name
+
+        settings = {"name": registry_name(name), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+        made = ray.remote(Registry).options(**settings, max_restarts=-1, max_concurrency=16)
+        try:
+            registry = made.remote(name, secrets.token_hex(32), options)
+        except ValueError:  # the name is taken
+            raise ServiceError(
+                f"service {name!r} runs already; end it with `feeder serve --stop`, or take another name"
+            ) from None
+        try:
+            ends = time.monotonic() + _START_S
+            while not (servers := ray.get(registry.directory.remote())["servers"]):
+                if time.monotonic() > ends:
+                    raise ServiceError(
+                        f"no node has started a server in {_START_S:g} s: each needs {cpus} free cores, this version "
+                        "of feeder, and the folders below which sets may be read; Ray's logs say more"
+                    )
+                time.sleep(_LOOK_S)
+        except BaseException:
+            _end(ray, registry)
+            raise
+    return {"servers": servers}
+
+
+def stop(name: str = "feeder", *, address: str = "auto") -> None:
+    """Ends a service.
+
+    Args:
+        name: Its name.
+        address: The cluster.
+
+    Raises:
+        ServiceError: if there is none of that name.
+    """
+    with joined(address) as ray:
+        _end(ray, _registry(ray, name))
+
+
+def directory(name: str, *, address: str = "auto") -> dict[str, Any]:
+    """Returns the servers of a service, and their token: not to be shown.
+
+    Raises:
+        ServiceError: if there is none of that name.
+    """
+    with joined(address) as ray:
+        found: dict[str, Any] = ray.get(_registry(ray, name).directory.remote(), timeout=_ANSWER_S)
+        return found
+
+
+def _registry(ray: Any, name: str) -> Any:
+    from feeder.service.actors import NAMESPACE, registry_name
+
+    try:
+        return ray.get_actor(registry_name(name), NAMESPACE)
+    except ValueError:
+        raise ServiceError(f"there is no service {name!r} in this cluster; start it with `feeder serve`") from None
+
+
+def _end(ray: Any, registry: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError):
+        ray.get(registry.stop.remote(), timeout=_ANSWER_S)
+    ray.kill(registry)

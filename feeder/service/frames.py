@@ -1,0 +1,283 @@
+"""Frames between a relay and a server of the input service: a head, JSON, and raw arrays. Nothing is ever unpickled.
+
+Note [Frames]
+    A frame is a head of 16 bytes (``fd``, the kind, the lengths of what follows), JSON, and a payload. Lengths are
+    checked against the kind's limits before anything is allocated; JSON must be an object. Everything else that is
+    wrong is found by who reads the message. A frame that is wrong ends its connection.
+
+    A client says HELLO (token, versions) and is answered WELCOME, or REFUSED with the reason; then WORK, answered
+    ACCEPTED or REFUSED; then PART as often as it likes within its credit, each answered by RESULT or FAILED with the
+    part's number. CANCEL takes a part back, which may still be answered. STATUS is answered STATUS. Both sides send
+    BEAT every 250 ms; the server's has the client's credit: the number of parts that it may have unanswered.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "BEAT_S",
+    "CLIENT_LIMITS",
+    "HEAD",
+    "SERVER_LIMITS",
+    "WORKER_LIMITS",
+    "Frame",
+    "Kind",
+    "Limits",
+    "ProtocolError",
+    "Receiver",
+    "Sender",
+    "pack_frame",
+]
+
+BEAT_S = 0.25
+_MAGIC = b"fd"
+HEAD = struct.Struct("<2sBxIQ")  # magic, kind, bytes of JSON, bytes of the payload
+_SCRATCH_BYTES = 1 << 16
+_SMALL, _LARGE = 1 << 12, 32 << 20
+_MOST_RESULT_BYTES = 1 << 31
+_MOST_ROWS_BYTES = 24 << 16
+
+
+class ProtocolError(Exception):
+    """A frame that is none; its connection has to end."""
+
+
+class Kind(enum.IntEnum):
+    """The kind of a frame; see Note [Frames]."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSED = 3
+    WORK = 4
+    ACCEPTED = 5
+    PART = 6
+    RESULT = 7
+    FAILED = 8
+    CANCEL = 9
+    BEAT = 10
+    STATUS = 11
+
+
+# Most bytes of JSON and of the payload, by kind; other kinds are refused.
+Limits = Mapping[int, tuple[int, int]]
+
+CLIENT_LIMITS: Limits = {  # of what a client sends
+    Kind.HELLO: (_SMALL, 0),
+    Kind.WORK: (_LARGE, 0),
+    Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
+    Kind.CANCEL: (_SMALL, 0),
+    Kind.BEAT: (_SMALL, 0),
+    Kind.STATUS: (_SMALL, 0),
+}
+SERVER_LIMITS: Limits = {  # of what a server sends
+    Kind.WELCOME: (_SMALL, 0),
+    Kind.REFUSED: (_SMALL, 0),
+    Kind.ACCEPTED: (_SMALL, 0),
+    Kind.RESULT: (_LARGE, _MOST_RESULT_BYTES),
+    Kind.FAILED: (_SMALL, 0),
+    Kind.BEAT: (_SMALL, 0),
+    Kind.STATUS: (1 << 20, 0),
+}
+WORKER_LIMITS: Limits = {Kind.WORK: (2 * _LARGE, 0), Kind.PART: (_SMALL, _MOST_ROWS_BYTES)}
+
+
+class Frame(NamedTuple):
+    """A whole frame.
+
+    Attributes:
+        kind: Its kind.
+        message: Its JSON.
+        payload: The buffers that hold its payload; empty if that was dropped.
+    """
+
+    kind: Kind
+    message: dict[str, Any]
+    payload: list[memoryview]
+
+
+def pack_frame(kind: Kind, message: Mapping[str, Any], payload_bytes: int = 0) -> bytes:
+    """Returns head and JSON of a frame, which its payload of so many bytes is to follow."""
+    data = json.dumps(message, separators=(",", ":")).encode()
+    return HEAD.pack(_MAGIC, kind, len(data), payload_bytes) + data
+
+
+class Receiver:
+    """Takes frames off a socket that does not block.
+
+    Args:
+        connection: The socket.
+        limits: The kinds that may come, and how large they may be.
+        place: Returns the buffers that a frame's payload goes to, by kind, message and bytes; they take exactly so
+            many. None drops the payload. By default new memory.
+
+    Attributes:
+        is_midway: True while a frame has begun and is not whole.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        limits: Limits,
+        place: Callable[[Kind, dict[str, Any], int], Sequence[memoryview] | None] | None = None,
+    ) -> None:
+        self._connection, self._limits = connection, limits
+        self._place = place or (lambda kind, message, size_bytes: [memoryview(bytearray(size_bytes))])
+        self._begin()
+
+    def _begin(self) -> None:
+        self._stage = 0  # 0: head, 1: JSON, 2: payload
+        self._kind, self._sizes, self._message = Kind.BEAT, (0, 0), dict[str, Any]()
+        self._payload: list[memoryview] = []
+        self._todo: deque[memoryview] = deque([memoryview(bytearray(HEAD.size))])
+        self._whole = self._todo[0]
+        self._dropped = 0
+        self.is_midway = False
+
+    def drop_payload(self) -> None:
+        """Has the rest of the payload that is being received dropped: its buffers are not touched again."""
+        if self._stage == 2:
+            self._dropped += sum(len(each) for each in self._todo)
+            self._todo.clear()
+            self._payload = []
+
+    def frames(self, most: int = 64) -> Iterator[Frame]:
+        """Yields the frames that are whole, as far as bytes are there.
+
+        Args:
+            most: Number of frames after which others get their turn.
+
+        Raises:
+            ConnectionError: if the peer has closed the connection.
+            ProtocolError: for a frame that is none.
+        """
+        while most > 0:
+            while self._todo or self._dropped:
+                if not self._receive():
+                    return
+            frame = self._next_stage()
+            if frame is not None:
+                most -= 1
+                yield frame
+
+    def _receive(self) -> bool:
+        """Receives some bytes; returns False if there are none now."""
+        if not self._todo:
+            buffer = memoryview(bytearray(min(self._dropped, _SCRATCH_BYTES)))
+        else:
+            buffer = self._todo[0]
+            if not len(buffer):
+                self._todo.popleft()
+                return True
+        try:
+            count = self._connection.recv_into(buffer)
+        except (BlockingIOError, InterruptedError):
+            return False
+        if not count:
+            raise ConnectionError("the connection was closed")
+        self.is_midway = True
+        if not self._todo:
+            self._dropped -= count
+        elif count == len(buffer):
+            self._todo.popleft()
+        else:
+            self._todo[0] = buffer[count:]
+        return True
+
+    def _next_stage(self) -> Frame | None:
+        """Goes on after all bytes of a stage have come; returns the frame if that was the last."""
+        if self._stage == 0:
+            magic, kind, *sizes = HEAD.unpack(self._whole)
+            most = self._limits.get(kind)
+            if magic != _MAGIC or most is None or sizes[0] > most[0] or sizes[1] > most[1]:
+                raise ProtocolError(f"a frame of kind {kind} and {sizes[0]} + {sizes[1]} bytes")
+            self._kind, self._sizes = Kind(kind), (sizes[0], sizes[1])
+            self._whole = memoryview(bytearray(sizes[0]))
+            self._todo.append(self._whole)
+            self._stage = 1
+            return None
+        if self._stage == 1:
+            try:
+                message = json.loads(bytes(self._whole))
+            except (ValueError, RecursionError):
+                raise ProtocolError("a frame without JSON") from None
+            if not isinstance(message, dict):
+                raise ProtocolError("a frame without an object")
+            self._message = message
+            self._stage = 2
+            if self._sizes[1]:
+                buffers = self._place(self._kind, message, self._sizes[1])
+                if buffers is None:
+                    self._dropped = self._sizes[1]
+                elif sum(len(each) for each in buffers) != self._sizes[1]:
+                    raise ProtocolError(f"a payload of {self._sizes[1]} bytes")
+                else:
+                    self._payload = list(buffers)
+                    self._todo.extend(buffers)
+                return None
+        frame = Frame(self._kind, self._message, self._payload)
+        self._begin()
+        return frame
+
+
+class Sender:
+    """Sends frames on a socket that does not block, and keeps what does not fit.
+
+    Args:
+        connection: The socket.
+
+    Attributes:
+        unsent_bytes: Bytes that are kept.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unsent: deque[tuple[memoryview, Callable[[], object] | None]] = deque()
+        self.unsent_bytes = 0
+
+    def add(
+        self,
+        kind: Kind,
+        message: Mapping[str, Any],
+        payload: Sequence[memoryview] = (),
+        then: Callable[[], object] | None = None,
+    ) -> None:
+        """Adds a frame to what is to be sent.
+
+        Args:
+            kind, message, payload: The frame; the buffers must stay as they are until they are sent.
+            then: Called once all of it was sent.
+        """
+        size_bytes = sum(len(each) for each in payload)
+        data = [memoryview(pack_frame(kind, message, size_bytes)), *(each for each in payload if len(each))]
+        self._unsent.extend((each, then if k == len(data) - 1 else None) for k, each in enumerate(data))
+        self.unsent_bytes += len(data[0]) + size_bytes
+
+    def flush(self) -> int:
+        """Sends what fits; returns the number of bytes.
+
+        Raises:
+            ConnectionError: if the peer has closed the connection.
+        """
+        done = 0
+        while self._unsent:
+            data, then = self._unsent[0]
+            try:
+                count = self._connection.send(data, socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                break
+            done += count
+            if count < len(data):
+                self._unsent[0] = data[count:], then
+            else:
+                self._unsent.popleft()
+                if then is not None:
+                    then()
+        self.unsent_bytes -= done
+        return done

@@ -1,0 +1,72 @@
+"""A server on this machine, without Ray, for loaders that are given its file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+from collections.abc import Sequence
+from types import FrameType
+
+from feeder.errors import ServiceError
+from feeder.service.server import Server, ServerOptions
+from feeder.system.files import TEMPORARY_SUFFIX
+
+__all__ = ["serve_file"]
+
+
+def serve_file(
+    path: str,
+    roots: Sequence[str],
+    cores: int,
+    host: str,
+    *,
+    window_bytes: int,
+    job_cores: int | None,
+    metrics_port: int | None = None,
+) -> None:
+    """Runs a server until the process is told to end by SIGTERM or SIGINT.
+
+    Args:
+        path: File that the server's address and token are written to, for its owner alone. ``service="file:PATH"`` is
+            the service then. It is removed in the end.
+        roots, cores, host, window_bytes, job_cores: See :class:`feeder.service.server.ServerOptions`.
+        metrics_port: TCP port for Prometheus; None: none.
+
+    Raises:
+        ArgumentError: for a root that is none.
+        ServiceError: if the address can't be had, or the file can't be written.
+    """
+    token = secrets.token_hex(32)
+    options = ServerOptions(tuple(roots), cores, token, host, window_bytes=window_bytes, job_cores=job_cores)
+    try:
+        server = Server(options)
+        _write(path, {"token": token, "servers": [list(server.address)]})
+    except OSError as error:
+        raise ServiceError(f"can't serve on {host}, or write {path}: {error.strerror or error}") from None
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        if metrics_port is not None:
+            from feeder.service.metrics import serve_metrics
+
+            serve_metrics(server.status, host, metrics_port)
+        server.run()
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _write(path: str, content: object) -> None:
+    """Writes the file at once and whole, so that no loader reads a part of it."""
+    temporary = f"{path}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)
+    os.replace(temporary, path)

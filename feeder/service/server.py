@@ -1,0 +1,501 @@
+"""A server of the input service: makes parts of batches for the jobs that know its token.
+
+Note [One thread]
+    One thread has all sockets: those of the clients, and those of the processes that make parts. It never opens a set,
+    and never waits for anyone. A client that breaks the rules, stalls or goes costs its connection; a process that dies
+    or hangs costs the part in its hands, which the client has made elsewhere, and is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from feeder.loader.workers.process import Forked
+from feeder.loader.workers.supervisor import Supervisor, Worker
+from feeder.service.client import Client
+from feeder.service.frames import BEAT_S, Frame, Kind, ProtocolError, pack_frame
+from feeder.service.part_maker import ANSWER
+from feeder.service.part_queue import Memory, PartQueue, Result, Task, Window
+from feeder.service.roots import Roots
+from feeder.shard.write.attempt import writer_versions
+from feeder.system.process_usage import cpu_seconds
+
+__all__ = ["Server", "ServerOptions"]
+
+_log = logging.getLogger("feeder")
+_TARGET = "feeder.service.part_maker:part_maker"
+_HANG_S = 120.0
+_MOST_CLIENTS, _MOST_NEW = 4096, 64
+_WORKS = 16  # that a process keeps open
+_KNOWN_WORKS = 256  # whose JSON the server keeps
+_MOST_PART_BYTES = 1 << 30
+_MOST_FAILED_STARTS = 5
+_NUMBER_BYTES = 24  # of a sample: position, id, repeats
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Options of a server.
+
+    Args:
+        roots: Folders and URLs below which sets may be read.
+        cores: Number of processes that make parts.
+        token: The secret that clients must know.
+        host: The address to listen on.
+        port: TCP port; 0 for a free one.
+        window_bytes: Memory for finished parts that other jobs may want, too.
+        job_cores: Largest number of cores that one job gets at a time; None: all that the others leave.
+        cache_dir: Cache of remote sets; None: the default.
+    """
+
+    roots: tuple[str, ...]
+    cores: int
+    token: str = field(repr=False)
+    host: str = "127.0.0.1"
+    port: int = 0
+    window_bytes: int = 512 << 20
+    job_cores: int | None = None
+    cache_dir: str | None = None
+
+
+@dataclass(eq=False)
+class _Maker(Worker):
+    task: Task | None = None
+    works: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+
+class _Work:
+    """Work that some client has asked for.
+
+    Attributes:
+        size: Bytes of a sample and of a part beside them; None until the work was checked.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.size: tuple[int, int] | None = None
+
+
+class Server:
+    """See Note [One thread]. It listens once it is made, and answers while :meth:`run` runs.
+
+    Args:
+        options: The options.
+
+    Raises:
+        ArgumentError: for a root that is none.
+        OSError: if the address can't be had.
+    """
+
+    def __init__(self, options: ServerOptions) -> None:
+        Roots(options.roots, options.cache_dir)
+        self.options = options
+        self._listener = socket.create_server((options.host, options.port), backlog=256)
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._clients: set[Client] = set()
+        self._works: OrderedDict[str, _Work] = OrderedDict()
+        self._queue = PartQueue(options.job_cores)
+        self._tasks: dict[tuple[str, int, bytes], Task] = {}
+        self._memory = Memory(2 * options.cores + 2)
+        self._window = Window(options.window_bytes, self._memory)
+        self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
+        self._failed_starts = 0
+        self._counts: dict[str, dict[str, int]] = {}
+        self._lost = self._dropped = 0
+        self._is_stopped = threading.Event()
+        self._began_s = time.monotonic()
+
+    def stop(self) -> None:
+        """Has :meth:`run` return soon; for any thread."""
+        self._is_stopped.set()
+        with contextlib.suppress(OSError):
+            self._wake_write.send(b".")
+
+    def status(self) -> dict[str, Any]:
+        """Returns counts as JSON takes them; for any thread.
+
+        Returns:
+            ``address``; ``cores``; ``busy`` (processes that make something); ``queue`` (parts that wait);
+            ``connections``; ``lost`` (processes that died); ``dropped`` (connections that broke the rules or stalled);
+            ``shared`` (parts that were there already); ``cpu_s`` of this process and those that make parts; ``up_s``;
+            ``jobs``: by name ``parts``, ``images``, ``failed``, ``queue`` and ``busy``.
+        """
+        jobs = {
+            name: counts | {"queue": self._queue.waiting(name), "busy": self._queue.running.get(name, 0)}
+            for name, counts in list(self._counts.items())
+        }
+        return {
+            "address": f"{self.address[0]}:{self.address[1]}",
+            "cores": self.options.cores,
+            "busy": sum(self._queue.running.values()),
+            "queue": len(self._queue),
+            "connections": len(self._clients),
+            "lost": self._lost,
+            "dropped": self._dropped,
+            "shared": self._window.hits,
+            "cpu_s": round(cpu_seconds(), 2),
+            "up_s": round(time.monotonic() - self._began_s, 1),
+            "jobs": jobs,
+        }
+
+    def run(self) -> None:
+        """Serves until :meth:`stop`."""
+        try:
+            for number in range(self.options.cores):
+                self._start(number)
+            next_s = time.monotonic()
+            while not self._is_stopped.is_set():
+                now = time.monotonic()
+                if now >= next_s:
+                    next_s = now + BEAT_S
+                    self._tick()
+                unsent = any(maker.unsent for maker in self._supervisor.workers)
+                for key, events in self._selector.select(0.01 if unsent else max(0.0, next_s - now)):
+                    self._serve(key.fileobj, key.data, events)
+                if unsent:
+                    self._supervisor.wait(0)
+                self._give_out()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for client in list(self._clients):
+            self._drop(client, is_fault=False)
+        self._supervisor.close(0.0)
+        for each in (self._listener, self._wake_read, self._wake_write):
+            each.close()
+        self._selector.close()
+
+    def _serve(self, what: Any, data: Any, events: int) -> None:
+        if isinstance(data, Client):
+            if not data.is_closed:
+                self._talk(data, events)
+        elif isinstance(data, int):
+            self._hear(data)
+        elif what is self._listener:
+            self._accept()
+        else:
+            self._wake_read.recv(4096)
+
+    # Clients.
+
+    def _accept(self) -> None:
+        for _ in range(16):
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # none waits, or no descriptor is left
+                return
+            new = sum(not client.job for client in self._clients)
+            if new >= _MOST_NEW or len(self._clients) >= _MOST_CLIENTS:
+                connection.close()
+                self._dropped += 1
+                continue
+            client = Client(connection, f"{address[0]}:{address[1]}")
+            self._clients.add(client)
+            self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def _talk(self, client: Client, events: int) -> None:
+        """Takes what a client has sent, and sends what it has to get. Whatever is wrong costs its connection."""
+        try:
+            if events & selectors.EVENT_READ and client.may_speak():
+                for frame in client.receiver.frames():
+                    client.heard_s = time.monotonic()
+                    self._obey(client, frame)
+                    if not client.may_speak():
+                        break
+            client.flush()
+        except (ProtocolError, KeyError, TypeError, ValueError) as error:
+            _log.info("a client at %s broke the rules: %s", client.address, error)
+            self._drop(client, is_fault=True)
+        except OSError:
+            self._drop(client, is_fault=False)
+        else:
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.sender.unsent_bytes else 0)
+            self._selector.modify(client.connection, wanted, client)
+
+    def _drop(self, client: Client, *, is_fault: bool) -> None:
+        self._dropped += is_fault
+        self._clients.discard(client)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client.connection)
+        for number in list(client.parts):
+            self._forget(client, number)
+        client.close()
+        while client.unsent:
+            self._memory.release(client.unsent.pop())
+
+    def _obey(self, client: Client, frame: Frame) -> None:
+        kind, message = frame.kind, frame.message
+        if not client.job:
+            self._welcome(client, kind, message)
+        elif kind == Kind.WORK:
+            self._take_work(client, message)
+        elif kind == Kind.PART:
+            self._take_part(client, message, b"".join(frame.payload))
+        elif kind == Kind.CANCEL:
+            self._forget(client, _whole(message["number"]))
+        elif kind == Kind.STATUS:
+            client.sender.add(Kind.STATUS, self.status())
+        elif kind != Kind.BEAT:
+            raise ProtocolError(f"{kind.name} after HELLO")
+
+    def _welcome(self, client: Client, kind: Kind, message: Mapping[str, Any]) -> None:
+        token, versions, job = message.get("token"), message.get("versions"), message.get("job")
+        if kind != Kind.HELLO or not isinstance(token, str) or not isinstance(job, str) or not job:
+            raise ProtocolError("no HELLO")
+        if not hmac.compare_digest(token.encode(), self.options.token.encode()):
+            self._refuse(client, "the token is not that of this service")
+            return
+        ours = writer_versions()
+        if versions != ours:
+            theirs = versions if isinstance(versions, dict) else {}
+            found = [
+                f"{name} {ours[name]} (the job has {theirs.get(name)})"
+                for name in ours
+                if theirs.get(name) != ours[name]
+            ]
+            self._refuse(client, f"it has {', '.join(found)}; install the same versions on all nodes")
+            return
+        client.job = job[:200]
+        client.sender.add(Kind.WELCOME, {"cores": self.options.cores})
+
+    def _refuse(self, client: Client, reason: str) -> None:
+        client.sender.add(Kind.REFUSED, {"reason": reason[:2000]})
+        client.is_refused = True
+
+    def _take_work(self, client: Client, message: Mapping[str, Any]) -> None:
+        if client.wanted:
+            raise ProtocolError("WORK a second time")
+        value = message["work"]
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        client.wanted = digest
+        work = self._works.setdefault(digest, _Work(value))
+        self._works.move_to_end(digest)
+        if work.size is not None:
+            self._accepted(client, digest)
+            return
+        task = Task(Kind.WORK, client.job, digest)
+        task = self._tasks.setdefault(task.key, task)
+        if not task.waiters:
+            self._queue.add(task)
+        task.waiters.append((client, -1))
+
+    def _accepted(self, client: Client, digest: str) -> None:
+        client.digest = digest
+        self._counts.setdefault(client.job, {"parts": 0, "images": 0, "failed": 0})
+        client.sender.add(Kind.ACCEPTED, self._credit(client))
+
+    def _take_part(self, client: Client, message: Mapping[str, Any], numbers: bytes) -> None:
+        number, epoch = _whole(message["number"]), _whole(message["epoch"])
+        work = self._works.get(client.digest)
+        if work is None or work.size is None or not numbers or len(numbers) % _NUMBER_BYTES or epoch >= 1 << 32:
+            raise ProtocolError("a part that can't be made")
+        if number in client.parts or len(client.parts) > 2 * self._most_credit() + 16:
+            raise ProtocolError("more parts than it has credit for")
+        if len(numbers) // _NUMBER_BYTES * work.size[0] + work.size[1] > _MOST_PART_BYTES:
+            raise ProtocolError("a part that is too large")
+        task = Task(Kind.PART, client.job, client.digest, epoch, numbers)
+        found = self._window.get(task.key)
+        if found is not None:
+            self._answer(client, number, found)
+            return
+        task = self._tasks.setdefault(task.key, task)
+        if not task.waiters and not task.started_s:
+            self._queue.add(task)
+        task.waiters.append((client, number))
+        client.parts[number] = task
+
+    def _forget(self, client: Client, number: int) -> None:
+        """Takes a client off a part that it does not want any more."""
+        task = client.parts.pop(number, None)
+        if task is None:
+            return
+        task.waiters.remove((client, number))
+        if not task.waiters and not task.started_s:
+            self._queue.remove(task)
+            del self._tasks[task.key]
+
+    def _answer(self, client: Client, number: int, result: Result) -> None:
+        """Sends a finished part, whose memory is in use until it is sent."""
+        client.parts.pop(number, None)
+        counts = self._counts[client.job]
+        counts["parts"] += 1
+        counts["images"] += int(result.message["rows"])
+        result.memory.users += 1
+        client.unsent.append(result.memory)
+        message = result.message | {"number": number}
+
+        def sent() -> None:
+            client.unsent.remove(result.memory)
+            self._memory.release(result.memory)
+
+        client.sender.add(Kind.RESULT, message, result.arrays, sent)
+
+    def _most_credit(self) -> int:
+        return 2 * self.options.cores + 2
+
+    def _credit(self, client: Client) -> dict[str, int]:
+        """Returns what a client may have unanswered: its job's share of the cores, and some for the way."""
+        jobs = len(self._queue.jobs() | {client.job})
+        cores = min(self.options.cores, self.options.job_cores or self.options.cores)
+        share = -(-cores // jobs)
+        return {"credit": share + max(1, share // 4)}
+
+    # Part makers.
+
+    def _start(self, number: int) -> None:
+        self._supervisor.start(number, lambda connection: Forked(_TARGET, connection))
+        maker = self._supervisor.workers[number]
+        self._selector.register(maker.connection, selectors.EVENT_READ, number)
+
+    def _give_out(self) -> None:
+        """Gives idle makers the next tasks."""
+        for number, maker in enumerate(self._supervisor.workers):
+            if maker.task is not None:
+                continue
+            task = self._queue.take()
+            if task is None:
+                return
+            task.started_s = time.monotonic()
+            maker.task, maker.heard_ns = task, time.monotonic_ns()
+            work = self._works[task.digest]
+            if task.kind == Kind.PART and task.digest in maker.works:
+                maker.works.move_to_end(task.digest)
+            else:
+                forget = []
+                maker.works[task.digest] = None
+                while len(maker.works) > _WORKS:
+                    forget.append(maker.works.popitem(last=False)[0])
+                message = {
+                    "digest": task.digest,
+                    "work": work.value,
+                    "roots": self.options.roots,
+                    "cache_dir": self.options.cache_dir,
+                    "forget": forget,
+                }
+                self._supervisor.send(number, pack_frame(Kind.WORK, message))
+            if task.kind == Kind.PART:
+                assert work.size is not None
+                rows = len(task.numbers) // _NUMBER_BYTES
+                task.region = self._memory.take(rows * work.size[0] + work.size[1])
+                region = task.region.region
+                message = {
+                    "digest": task.digest,
+                    "epoch": task.epoch,
+                    "region": task.region.number,
+                    "region_bytes": region.size_bytes,
+                }
+                head = pack_frame(Kind.PART, message, len(task.numbers))
+                self._supervisor.send(number, head + task.numbers, [region.descriptor], region)
+
+    def _hear(self, number: int) -> None:
+        """Takes the answers of a maker; replaces one that has died."""
+        maker = self._supervisor.receive(number)
+        self._take_answers(number, maker)
+        if not maker.has_closed:
+            return
+        self._selector.unregister(maker.connection)
+        self._supervisor.end(number)
+        self._take_answers(number, maker)
+        self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
+        if self._failed_starts > _MOST_FAILED_STARTS:
+            raise RuntimeError("processes that make parts end before they begin; what they printed says why")
+        self._lost += 1
+        if maker.task is not None:
+            self._end(maker, Kind.FAILED, {"error": "the process that made it has died"})
+        self._start(number)
+
+    def _take_answers(self, number: int, maker: _Maker) -> None:
+        for (kind,), data in self._supervisor.messages(number):
+            message = json.loads(data)
+            task = maker.task
+            if task is None or (task.kind == Kind.PART and kind == Kind.ACCEPTED):
+                continue  # the set of a part that follows
+            if task.kind == Kind.PART and kind == Kind.FAILED and message["of"] == Kind.WORK:
+                maker.works.pop(task.digest, None)
+                continue  # so does the part fail
+            self._end(maker, Kind(kind), message)
+
+    def _end(self, maker: _Maker, kind: Kind, message: dict[str, Any]) -> None:
+        """Takes the end of a maker's task, and tells those who wait for it."""
+        task, maker.task = maker.task, None
+        assert task is not None
+        self._queue.ended(task)
+        del self._tasks[task.key]
+        waiters = [(client, number) for client, number in task.waiters if not client.is_closed]
+        if task.kind == Kind.WORK:
+            if kind == Kind.ACCEPTED:
+                self._works[task.digest].size = message["row_bytes"], message["further_bytes"]
+            else:
+                maker.works.pop(task.digest, None)
+                self._works.pop(task.digest, None)
+            for client, _ in waiters:
+                if kind == Kind.ACCEPTED:
+                    self._accepted(client, task.digest)
+                else:
+                    self._refuse(client, str(message["error"]))
+        elif kind == Kind.RESULT:
+            assert task.region is not None
+            places = message.pop("arrays")
+            message["sizes"] = [size for _, size in places]
+            message["rows"] = len(task.numbers) // _NUMBER_BYTES
+            result = Result(message, task.region, places)
+            self._window.add(task.key, result)
+            for client, number in waiters:
+                self._answer(client, number, result)
+            self._memory.release(task.region)
+        else:
+            self._fail(task, waiters, message)
+        for client, _ in waiters:
+            self._talk(client, 0)
+
+    def _fail(self, task: Task, waiters: list[tuple[Client, int]], message: dict[str, Any]) -> None:
+        """Tells clients that a part can't be made here."""
+        if task.region is not None:
+            self._memory.release(task.region)
+        for client, number in waiters:
+            client.parts.pop(number, None)
+            self._counts[client.job]["failed"] += 1
+            client.sender.add(Kind.FAILED, {k: v for k, v in message.items() if k != "of"} | {"number": number})
+
+    def _tick(self) -> None:
+        """Sends beats; ends connections whose time is over, and makers that hang."""
+        for client in list(self._clients):
+            if client.is_late():
+                self._drop(client, is_fault=True)
+                continue
+            if client.job and not client.sender.unsent_bytes:
+                client.sender.add(Kind.BEAT, self._credit(client))
+            self._talk(client, 0)
+        for number, maker in enumerate(self._supervisor.workers):
+            if maker.task is not None:
+                self._supervisor.kill_if_silent(number, maker.heard_ns, has_started=True)
+        used = {client.digest or client.wanted for client in self._clients} | {
+            task.digest for task in self._tasks.values()
+        }
+        for digest in list(self._works):
+            if len(self._works) > _KNOWN_WORKS and digest not in used:
+                del self._works[digest]
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ProtocolError(f"expected a number, got {value!r}")
+    return value

@@ -1,0 +1,145 @@
+"""Whatever dies or stalls, an epoch stays exact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feeder
+from feeder import transforms as T
+from feeder.system.process_usage import process_tree
+from tests.support import ROOT
+from tests.support.batches import check_same, copied_epoch
+from tests.support.loader_data import write_shards
+from tests.support.processes import all_ended, wait_until
+from tests.support.service import ServiceServer
+
+RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
+
+
+def loader(root: Path, **options: Any) -> Any:
+    dataset = feeder.ShardDataset(root / "set", transform=RECIPE)
+    return feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=1, **options)
+
+
+@pytest.fixture(scope="module")
+def expected(root: Path) -> list[list[Any]]:
+    """Three epochs of local workers."""
+    one = loader(root, num_workers=1)
+    return [copied_epoch(one) for _ in range(3)]
+
+
+@pytest.fixture
+def server(root: Path, tmp_path: Path) -> Iterator[ServiceServer]:
+    made = ServiceServer(tmp_path, root)
+    yield made
+    made.close()
+
+
+def check_with_fault(one: Any, expected: list[list[Any]], fault: Any) -> None:
+    """Fails unless three epochs are exact, with a fault in the second."""
+    check_same(copied_epoch(one), expected[0])
+    batches = []
+    for step, batch in enumerate(one):
+        batches.append(tuple(each.clone() for each in batch))
+        if step == 1:
+            fault()
+    check_same(batches, expected[1])
+    check_same(copied_epoch(one), expected[2])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_stalls(
+    root: Path, server: ServiceServer, expected: list[list[Any]], workers: int, number: int
+) -> None:
+    one = loader(root, num_workers=workers, service=server.service)
+    check_with_fault(one, expected, lambda: server.signal(number))
+    assert one.stats()["respawns"] == 0
+
+
+def test_a_process_of_a_server_that_dies(root: Path, server: ServiceServer, expected: list[list[Any]]) -> None:
+    one = loader(root, service=server.service, service_only=True)
+
+    def fault() -> None:
+        for pid in process_tree(server.process.pid)[2:]:  # all but the server and its fork server
+            os.kill(pid, signal.SIGKILL)
+
+    check_with_fault(one, expected, fault)
+    wait_until(lambda: server.status()["lost"])
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"service_only": True}])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_relay_that_dies_or_hangs(
+    root: Path, server: ServiceServer, expected: list[list[Any]], options: dict[str, Any], number: int
+) -> None:
+    one = loader(root, service=server.service, hang_timeout_s=1, **options)
+    check_with_fault(one, expected, lambda: os.kill(one.worker_pids()[-1], number))
+    assert one.stats()["respawns"] == (1 if "service_only" in options or number == signal.SIGKILL else 0)
+
+
+def test_a_trainer_that_dies_leaves_nothing(root: Path, server: ServiceServer) -> None:
+    code = (
+        "import sys, feeder\n"
+        "from feeder import transforms as T\n"
+        "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
+        "loader = feeder.DataLoader(dataset, batch_size=8, service=sys.argv[2], service_only=True)\n"
+        "iterator = iter(loader)\n"
+        "next(iterator)\n"
+        "print(*loader.worker_pids(), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(root / "set"), server.service]
+    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert trainer.stdout is not None
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert pids
+    trainer.kill()
+    trainer.communicate()
+    assert all_ended(pids)
+    wait_until(lambda: server.status()["connections"] == 1)  # that which asks
+
+
+def test_without_a_server_and_without_local_parts_the_end_is_named(root: Path, tmp_path: Path) -> None:
+    one = loader(root, service=f"file:{tmp_path}/none.json", service_only=True, timeout=1)
+    with pytest.raises(feeder.ServiceError, match=r"no server of the service .* was there for 1 s: .*none\.json"):
+        list(one)
+
+
+def test_a_refusal_is_in_the_error(root: Path, server: ServiceServer, tmp_path: Path) -> None:
+    write_shards(tmp_path / "outside", 64)
+    dataset = feeder.ShardDataset(tmp_path / "outside", transform=RECIPE)
+    copied_epoch(loader(root, service=server.service, service_only=True))  # the server has started
+    one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True, timeout=3)
+    with pytest.raises(feeder.ServiceError, match=r"refuses this job: .*lies below no folder"):
+        list(one)
+
+
+def test_without_a_server_local_workers_do_all(root: Path, tmp_path: Path, expected: list[list[Any]]) -> None:
+    for workers in (0, 1):
+        one = loader(root, num_workers=workers, service=f"file:{tmp_path}/none.json")
+        check_same(copied_epoch(one), expected[0])
+
+
+def test_a_loader_that_waits_goes_on_with_the_next_server(
+    root: Path, server: ServiceServer, tmp_path: Path, expected: list[list[Any]]
+) -> None:
+    one = loader(root, service=server.service, service_only=True)
+    next_one: list[ServiceServer] = []
+
+    def fault() -> None:
+        server.kill()
+        next_one.append(ServiceServer(tmp_path, root))
+        os.replace(next_one[0].path, server.path)
+
+    check_with_fault(one, expected, fault)
+    assert next_one[0].parts() > 0
+    next_one[0].close()

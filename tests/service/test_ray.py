@@ -1,0 +1,96 @@
+"""The input service on the nodes of Ray clusters in one machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import feeder
+from feeder import transforms as T
+from tests.support import ROOT
+from tests.support.batches import check_same, copied_epoch
+from tests.support.processes import wait_until
+from tests.support.ray_cluster import RayCluster
+
+pytestmark = pytest.mark.slow
+
+RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
+
+
+def serve(cluster: RayCluster, *options: str) -> str:
+    command = [sys.executable, "-m", "feeder", "serve", "--address", cluster.address, *options]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def status(cluster: RayCluster) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(serve(cluster, "--status", "--json"))["servers"]
+    return found
+
+
+def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
+    dataset = feeder.ShardDataset(root / "set", transform=RECIPE)
+    if cluster is not None:
+        options |= {"service": f"feeder@{cluster.address}"}
+    return feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=1, **options)
+
+
+@pytest.fixture(scope="module")
+def cluster(root: Path) -> Iterator[RayCluster]:
+    """A cluster with two nodes, on which a service runs."""
+    made = RayCluster()
+    made.add_node()
+    made.add_node()
+    serve(made, "--root", str(root), "--cpus", "1")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def expected(root: Path) -> list[list[Any]]:
+    one = loader(root, None, num_workers=1)
+    return [copied_epoch(one) for _ in range(3)]
+
+
+def check_with_fault(one: Any, expected: list[list[Any]], fault: Callable[[], object]) -> None:
+    """Fails unless three epochs are exact, with a fault in the second."""
+    check_same(copied_epoch(one), expected[0])
+    batches = []
+    for step, batch in enumerate(one):
+        batches.append(tuple(each.clone() for each in batch))
+        if step == 1:
+            fault()
+    check_same(batches, expected[1])
+    check_same(copied_epoch(one), expected[2])
+
+
+def test_epochs_are_exact_while_nodes_come_and_go(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
+    one = loader(root, cluster, service_only=True)
+
+    def fault() -> None:
+        cluster.kill_node(cluster.nodes[0])
+        cluster.add_node()
+
+    check_with_fault(one, expected, fault)
+    assert "ray" not in sys.modules
+    assert one.stats()["respawns"] == 0
+
+
+def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
+    wait_until(lambda: len(status(cluster)) == 2)
+    for node in status(cluster):
+        assert node["cores"] == 1
+        assert node["images_per_s"] >= 0
+    assert "images/s" in serve(cluster, "--status")
+
+
+def test_without_the_head_an_epoch_goes_on(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
+    one = loader(root, cluster, num_workers=1)
+    check_with_fault(one, expected, cluster.close)

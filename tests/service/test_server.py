@@ -1,0 +1,262 @@
+"""A server refuses by name what it may not do, and survives peers that break its protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import feeder
+from feeder import transforms as T
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.work_json import work_to_json
+from feeder.service.frames import HEAD, Kind, pack_frame
+from tests.support.loader_data import write_shards
+from tests.support.service import Peer, ServiceServer
+
+RECIPE = T.Compose([T.RandomResizedCrop(16)])
+MESSAGES = int(os.environ.get("FEEDER_FUZZ_MESSAGES", "3000"))
+
+
+def work_of(path: Path) -> dict[str, Any]:
+    dataset = feeder.ShardDataset(path, transform=RECIPE)
+    return work_to_json(Work(dataset.reader, dataset.recipe, "cpu"))
+
+
+def refusal(server: ServiceServer, work: Any) -> str:
+    """The reason for which a server refuses some work."""
+    peer = Peer(server)
+    peer.hello()
+    welcome = peer.next()
+    assert welcome is not None
+    assert welcome.kind == Kind.WELCOME
+    peer.send(Kind.WORK, {"work": work})
+    answer = peer.next()
+    peer.close()
+    assert answer is not None
+    assert answer.kind == Kind.REFUSED, answer
+    return str(answer.message["reason"])
+
+
+def check_serves(server: ServiceServer, work: Any, numbers: bytes) -> bytes:
+    """Fails unless a server makes a part; returns its arrays."""
+    peer = Peer(server)
+    peer.hello()
+    peer.next()
+    peer.send(Kind.WORK, {"work": work})
+    answer = peer.next()
+    assert answer is not None
+    assert answer.kind == Kind.ACCEPTED, answer
+    peer.send(Kind.PART, {"number": 7, "epoch": 0}, numbers)
+    answer = peer.next()
+    peer.close()
+    assert answer is not None
+    assert (answer.kind, answer.message["number"]) == (Kind.RESULT, 7)
+    return b"".join(answer.payload)
+
+
+def numbers_of(count: int) -> bytes:
+    return np.stack([np.arange(count), np.arange(count), np.zeros(count, int)]).astype(np.int64).tobytes()
+
+
+def test_a_wrong_token_is_refused(server: ServiceServer) -> None:
+    for token in ("", "0" * len(server.token), server.token + "0"):
+        peer = Peer(server)
+        peer.hello(token=token)
+        answer = peer.next()
+        assert answer is not None
+        assert (answer.kind, answer.message) == (
+            Kind.REFUSED,
+            {"reason": "the token is not that of this service"},
+        )
+        assert peer.next() is None
+
+
+def test_another_version_is_refused_by_name(server: ServiceServer) -> None:
+    peer = Peer(server)
+    peer.hello(versions={"feeder": "0.0.9"})
+    answer = peer.next()
+    assert answer is not None
+    assert f"it has feeder {feeder.__version__} (the job has 0.0.9)" in answer.message["reason"]
+
+
+def test_nothing_is_done_before_the_token(server: ServiceServer) -> None:
+    for kind in (Kind.WORK, Kind.PART, Kind.STATUS, Kind.BEAT):
+        peer = Peer(server)
+        peer.send(kind, {"work": {}, "number": 1, "epoch": 0})
+        assert peer.next() is None
+
+
+def test_sets_outside_of_the_roots_are_refused(server: ServiceServer, root: Path, tmp_path: Path) -> None:
+    write_shards(tmp_path / "outside", 16)
+    os.symlink(tmp_path / "outside", root / "link")
+    work = work_of(tmp_path / "outside")
+    for path in (tmp_path / "outside", root / "link", root / ".." / ".." / "outside", Path("/")):
+        work["set"]["path"] = str(path)
+        assert "lies below no folder that the service was started for (--root)" in refusal(server, work)
+    work["set"]["path"] = "s3://bucket/set"
+    assert "lies below no URL" in refusal(server, work)
+
+
+def test_a_folder_that_only_begins_like_a_root_is_outside(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "sets").mkdir()
+    write_shards(tmp_path / "sets-of-others", 16)
+    narrow = ServiceServer(tmp_path, tmp_path / "sets")
+    assert "lies below no folder" in refusal(narrow, work_of(tmp_path / "sets-of-others"))
+    narrow.close()
+
+
+def test_a_set_that_differs_is_refused_by_name(server: ServiceServer, root: Path, tmp_path: Path) -> None:
+    write_shards(tmp_path / "other", 16)
+    work = work_of(tmp_path / "other")
+    shutil.copytree(root / "bad", root / "other", dirs_exist_ok=True)
+    work["set"]["path"] = str(root / "other" / "index.bin")
+    assert "the set here is not the client's" in refusal(server, work)
+
+
+def test_functions_are_refused(server: ServiceServer, root: Path) -> None:
+    work = work_of(root / "set")
+    recipes: list[Any] = [[{"Lambda": {"function": "os:system"}}], [{"__import__": {}}], "os.system", [[]], None]
+    for recipe in recipes:
+        assert refusal(server, work | {"recipe": recipe})
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": -1}, {"seed": "0"}, {"backend": "dali"}, {"uint8": []}, {"fields": ["pickle.pkl"]}, {"set": []}]
+)
+def test_damaged_work_is_refused(server: ServiceServer, root: Path, change: dict[str, Any]) -> None:
+    assert refusal(server, work_of(root / "set") | change)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        HEAD.pack(b"fd", Kind.HELLO, 1 << 31, 0),
+        HEAD.pack(b"fd", Kind.HELLO, 2, 1 << 40),
+        HEAD.pack(b"fd", 99, 2, 0) + b"{}",
+        HEAD.pack(b"fd", Kind.RESULT, 2, 0) + b"{}",
+        HEAD.pack(b"fd", Kind.HELLO, 2, 0) + b"[]",
+        HEAD.pack(b"fd", Kind.HELLO, 2, 0) + b"}{",
+        HEAD.pack(b"fd", Kind.HELLO, 4000, 0) + b"[" * 4000,
+        HEAD.pack(b"fd", Kind.HELLO, 0, 0),
+    ],
+)
+def test_a_malformed_frame_costs_its_connection(server: ServiceServer, root: Path, data: bytes) -> None:
+    peer = Peer(server)
+    peer.connection.sendall(data)
+    assert peer.next() is None
+    assert len(check_serves(server, work_of(root / "set"), numbers_of(4))) == 4 * (8 + 3 * 16 * 16)
+
+
+@pytest.mark.parametrize(
+    ("message", "numbers"),
+    [
+        ({"number": 1, "epoch": 0}, b""),
+        ({"number": 1, "epoch": 0}, b"x" * 25),
+        ({"number": -1, "epoch": 0}, numbers_of(1)),
+        ({"number": 1, "epoch": 1 << 33}, numbers_of(1)),
+        ({"number": True, "epoch": 0}, numbers_of(1)),
+        ({"epoch": 0}, numbers_of(1)),
+    ],
+)
+def test_a_part_that_is_none_costs_its_connection(
+    server: ServiceServer, root: Path, message: dict[str, Any], numbers: bytes
+) -> None:
+    peer = Peer(server)
+    peer.hello()
+    peer.next()
+    peer.send(Kind.WORK, {"work": work_of(root / "set")})
+    peer.next()
+    peer.send(Kind.PART, message, numbers)
+    assert peer.next() is None
+
+
+def test_samples_that_there_are_not_fail_alone(server: ServiceServer, root: Path) -> None:
+    peer = Peer(server)
+    peer.hello()
+    peer.next()
+    peer.send(Kind.WORK, {"work": work_of(root / "set")})
+    peer.next()
+    for k, i in enumerate((-1, 64, 1 << 62, -(1 << 63))):
+        numbers = np.array([0, i, 0], np.int64).tobytes()
+        peer.send(Kind.PART, {"number": k, "epoch": 0}, numbers)
+        answer = peer.next()
+        assert answer is not None
+        assert (answer.kind, answer.message["number"]) == (Kind.FAILED, k)
+    peer.close()
+
+
+def _message(draw: random.Random, work: Any, server: ServiceServer) -> bytes:
+    """A message that a client may send, or nearly."""
+    kind = draw.choice(list(Kind))
+    count = draw.choice((0, 1, 4))
+    message: Any = {"number": draw.choice((0, 1, -1, "1", None)), "epoch": draw.choice((0, 1, 1 << 40))}
+    if kind == Kind.WORK:
+        message = {"work": draw.choice((work, {}, [], work | {"recipe": [{"Resize": {"size": 1 << 30}}]}))}
+    if kind == Kind.HELLO:
+        message = {"token": draw.choice((server.token, "x", 1)), "versions": {}, "job": "fuzz"}
+    data = pack_frame(kind, message, count * 24) + draw.randbytes(count * 24)
+    if draw.random() < 0.3:
+        at = draw.randrange(len(data))
+        data = data[:at] + draw.randbytes(draw.randrange(8)) + data[at + draw.randrange(8) :]
+    return data
+
+
+def test_random_messages_cost_connections_and_never_a_server(server: ServiceServer, root: Path) -> None:
+    """FEEDER_FUZZ_MESSAGES sets their number: a million is a campaign."""
+    draw, work, sent = random.Random(0), work_of(root / "set"), 0
+    while sent < MESSAGES:
+        peer = Peer(server)
+        if draw.random() < 0.8:
+            peer.hello()
+        if draw.random() < 0.6:
+            peer.send(Kind.WORK, {"work": work})
+        try:
+            for _ in range(draw.randrange(1, 40)):
+                peer.connection.sendall(_message(draw, work, server))
+                sent += 1
+        except OSError:  # the server has ended the connection
+            pass
+        if draw.random() < 0.5:
+            peer.connection.setsockopt(1, 13, struct.pack("ii", 1, 0))  # a reset in place of an orderly end
+        peer.close()
+    assert server.process.poll() is None
+    check_serves(server, work, numbers_of(4))
+    assert server.status()["dropped"] > 0
+
+
+@pytest.mark.slow
+def test_slow_peers_cost_their_connections(server: ServiceServer, root: Path) -> None:
+    silent, slow = Peer(server), Peer(server)
+    slow.connection.sendall(HEAD.pack(b"fd", Kind.HELLO, 2, 0))
+    quiet = Peer(server)
+    quiet.hello()
+    check_serves(server, work_of(root / "set"), numbers_of(4))
+    assert silent.next() is None
+    assert slow.next() is None
+    quiet.next()
+    assert quiet.next() is None
+
+
+def test_a_finished_part_is_shared_with_another_job(server: ServiceServer, root: Path) -> None:
+    work, before = work_of(root / "set"), server.status()["shared"]
+    first = check_serves(server, work | {"seed": 99}, numbers_of(8))
+    assert check_serves(server, work | {"seed": 99}, numbers_of(8)) == first
+    assert server.status()["shared"] == before + 1
+    assert check_serves(server, work | {"seed": 98}, numbers_of(8)) != first
+
+
+def test_the_file_is_for_its_owner_alone_and_goes_with_the_server(root: Path, tmp_path: Path) -> None:
+    one = ServiceServer(tmp_path, root)
+    assert one.path.stat().st_mode & 0o777 == 0o600
+    assert set(json.loads(one.path.read_text())) == {"token", "servers"}
+    one.close()
+    assert not one.path.exists()

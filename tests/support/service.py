@@ -1,0 +1,105 @@
+"""Servers of the input service as processes of their own, without Ray, and peers that break the protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, pack_frame
+from feeder.service.status import server_status
+from feeder.shard.write.attempt import writer_versions
+from tests.support import ROOT
+from tests.support.processes import wait_until
+
+__all__ = ["Peer", "ServiceServer"]
+
+
+class ServiceServer:
+    """A server.
+
+    Args:
+        folder: A folder for its file.
+        root: Folder below which it reads sets.
+        options: Further options of ``feeder serve``.
+        cores: Number of its processes.
+
+    Attributes:
+        service: The loader's argument.
+        place: Its host and port.
+        token: Its token.
+    """
+
+    def __init__(self, folder: Path, root: Path, *options: str, cores: int = 1) -> None:
+        self.path = folder / f"service-{len(list(folder.glob('service-*')))}.json"
+        self.service = f"file:{self.path}"
+        command = ["serve", "--root", str(root), "--cpus", str(cores), "--file", str(self.path), *options]
+        self.process = subprocess.Popen([sys.executable, "-m", "feeder", *command], cwd=ROOT)
+        wait_until(lambda: self.path.exists() or self.process.poll() is not None)
+        found = json.loads(self.path.read_text())
+        ((host, port),) = found["servers"]
+        self.place, self.token = (str(host), int(port)), str(found["token"])
+
+    def status(self) -> dict[str, Any]:
+        return server_status(self.place, self.token)
+
+    def parts(self) -> int:
+        """Number of parts that it has given out."""
+        return sum(job["parts"] for job in self.status()["jobs"].values())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """Kills it; the file stays, as of a server that has died."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Ends it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            self.process.wait()
+
+
+class Peer:
+    """A connection to a server that sends what it likes.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: ServiceServer) -> None:
+        self.connection = socket.create_connection(server.place, 30)
+        self._server = server
+        self._receiver = Receiver(self.connection, SERVER_LIMITS)
+
+    def hello(self, **changes: Any) -> None:
+        """Introduces itself as a relay does, but for some changes."""
+        self.send(Kind.HELLO, {"token": self._server.token, "versions": writer_versions(), "job": "test"} | changes)
+
+    def send(self, kind: Kind, message: Mapping[str, Any], payload: bytes = b"") -> None:
+        self.connection.sendall(pack_frame(kind, message, len(payload)) + payload)
+
+    def next(self) -> Frame | None:
+        """Returns the next frame that is no beat; None if the server has ended the connection."""
+        try:
+            while True:
+                for frame in self._receiver.frames(1):
+                    if frame.kind != Kind.BEAT:
+                        return frame
+        except ConnectionError:
+            return None
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __del__(self) -> None:
+        self.close()
