@@ -21,7 +21,7 @@ from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
 from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
-from feeder.shard.source.siblings import likely_members, member_names
+from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.system.files import open_regular
 from feeder.system.warning import warn
 
@@ -295,7 +295,7 @@ class FolderReader:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
 
         Warns:
-            UserWarning: if images look like members of others, as a half of these or more have one of the same name.
+            UserWarning: if images look like members of others, and are PNGs, or beside half of these.
         """
         try:
             classes = class_names(root)
@@ -328,7 +328,7 @@ class FolderReader:
         if advice := splits_advice(root, classes):
             warn(advice)
         for field, paths in likely.items():
-            if 3 * len(paths) >= len(labels):  # half of the other images have one
+            if are_worth_a_word(field, len(paths), len(labels)):
                 warn(
                     f"{root}: images such as {min(paths)} are samples, and look like masks or second images of those "
                     f"beside them: targets={{{field!r}: T.Mask()}}, or T.Image(), makes them so"

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import ShardError
+from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.fields import Array, Choice, Json, Lines, Text, Tokens
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.pairs import open_pairs
+from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Resize
@@ -204,13 +205,48 @@ def test_img2datasets_output_is_taken_as_it_is(img2dataset: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("extension", "pair", "masks"), [("seg.png", "seg", 3), ("png", "masks", 3), ("seg.png", "seg", 1)]
+    ("extension", "count", "is_noted"),
+    [("seg.png", 3, True), ("png", 3, True), ("seg.png", 1, True), ("v2.jpg", 3, True), ("v2.jpg", 1, False)],
 )
-def test_masks_beside_images_become_samples_and_a_note_says_how_to_join_them(
-    tmp_path: Path, extension: str, pair: str, masks: int
+def test_images_that_look_like_members_become_samples_and_a_note_says_how_to_join_them(
+    tmp_path: Path, extension: str, count: int, is_noted: bool
 ) -> None:
-    images = [f"cat/{i}.jpg" for i in range(6)] + [f"cat/{i}.{extension}" for i in range(masks)]
-    source = open_folder(str(_write(tmp_path / "src", dict.fromkeys(images, JPEG))))
-    assert len(source.table) == 6 + masks
-    join = f"give --pair 'images={tmp_path}/src/*.jpg' '{pair}={tmp_path}/src/*.{extension}'"
-    assert [note.endswith(join) for note in source.notes] == [True] * (masks > 1)
+    images = [f"cat/{i}.jpg" for i in range(6)] + [f"cat/{i}.{extension}" for i in range(count)]
+    root = str(_write(tmp_path / "src", dict.fromkeys(images, JPEG)))
+    source = open_folder(root)
+    assert len(source.table) == 6 + count
+    join = f"--members {extension} makes them so"
+    assert [note.endswith(join) for note in source.notes] == [True] * is_noted
+    assert len(open_folder(root, [extension]).table) == 6
+
+
+def test_images_beside_images_are_members_if_they_are_named(tmp_path: Path) -> None:
+    names = ["a/0.jpg", "a/1.png", "a/2.jpg", "a/3.seg.png", "b/x.v2.jpg", "b/x.jpg", "b/y.seg.jpg"]
+    masks = {"a/0.seg.png": b"mask 0", "a/1.SEG.png": b"mask 1", "b/x.seg.png": b"mask x", "b/y.seg.png": JPEG}
+    source = _write(tmp_path / "src", dict.fromkeys(names, JPEG) | masks)
+    out = tmp_path / "out"
+    shard(str(source), str(out), kept(targets=TargetSources(members=("seg.png",))))
+    # Without an image beside it, a file that is named so is an image; and b/y.seg.png is a "png" of b/y.seg.jpg.
+    assert [(path, label) for path, _, label in sorted(samples_of(out))] == [
+        *((name, 0) for name in names[:4]),
+        *((name, 1) for name in ("b/x.jpg", "b/x.v2.jpg", "b/y.seg.jpg", "b/y.seg.png")),
+    ]
+    assert [member(out, path, "seg.png") for path in ("a/0.jpg", "a/1.png", "b/x.jpg")] == [
+        b"mask 0",
+        b"mask 1",
+        b"mask x",
+    ]
+
+
+def test_members_that_are_beside_no_image_or_in_no_folder_are_refused(tmp_path: Path) -> None:
+    source = _write(tmp_path / "src", {"a/0.jpg": JPEG, "a/1.depth.png": JPEG, "list.csv": b"path\na/0.jpg\n"})
+    with pytest.raises(SourceError, match=r"no image has a file such as NAME\.depth\.png beside it"):
+        open_folder(str(source), ["depth.png"])
+    options = kept(targets=TargetSources(members=("seg.png",)))
+    with pytest.raises(SourceError, match=r"no folder of images with 'seg\.png' beside them; leave --members out"):
+        shard(str(source / "list.csv"), str(tmp_path / "out"), options)
+    for name in ("seg", "a b.png", ".png", "x.txt"):
+        with pytest.raises(ArgumentError, match="named as an image's field"):
+            TargetSources(members=(name,))
+    with pytest.raises(ArgumentError, match="leave annotations and pairs out"):
+        TargetSources(pairs=(("masks", "x"),), members=("seg.png",))

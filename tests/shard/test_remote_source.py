@@ -13,6 +13,7 @@ import pytest
 from feeder.errors import ArgumentError, ShardError, SourceError, StoreError
 from feeder.shard.source.open import open_source
 from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
@@ -62,11 +63,14 @@ def test_a_flat_folder_with_members_in_a_store(tmp_path: Path, upload: Upload) -
     _same_set(str(folder), upload(folder, "flat"), tmp_path, kept())
 
 
-def test_masks_in_a_store_are_to_be_copied_before_they_are_joined(bucket: Bucket, tmp_path: Path) -> None:
+def test_masks_in_a_store_become_members_if_they_are_named(bucket: Bucket, tmp_path: Path) -> None:
     for name in ("0.jpg", "0.seg.png"):
         bucket.put(f"masks/{name}", encode(pixels(1)))
     (note,) = open_source(f"{bucket.url}/masks", ManifestColumns(), str(tmp_path)).notes
-    assert note.endswith("copy them to a local folder DIR and give --pair 'images=DIR/*.jpg' 'seg=DIR/*.seg.png'")
+    assert note.endswith("--members seg.png makes them so")
+    targets = TargetSources(members=("seg.png",))
+    source = open_source(f"{bucket.url}/masks", ManifestColumns(), str(tmp_path), targets=targets)
+    assert [set(fields) for fields in source.table.by_fields()] == [{"seg.png"}]
 
 
 def test_tars_in_a_store(tmp_path: Path, upload: Upload) -> None:

@@ -6,15 +6,16 @@ import collections
 import errno
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.class_folders import UNREADABLE, class_names, splits_advice, unlistable, walk
 from feeder.shard.source.image_file import LARGE_BYTES, looks_like_image
-from feeder.shard.source.siblings import likely_members, member_names
+from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.shard.source.source import Source
+from feeder.system.text import count
 
 __all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
 
@@ -29,16 +30,18 @@ class FileStatus(Protocol):
     def st_mtime_ns(self) -> int: ...
 
 
-def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
+def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool = False) -> Source:
     """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder. Files beside an image become
     members of its sample, see :func:`feeder.shard.source.siblings.member_names`.
 
     Args:
         root: The folder.
+        members: Fields of images beside images, such as "seg.png", which become members, too.
         skip_unreadable: True to reject unreadable folders below it.
 
     Raises:
-        SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set.
+        SourceError: if the folder, or one below it, can't be listed, or one in it is a shard set; if no image has one
+            of the members.
     """
     try:
         classes = class_names(root, skip_unreadable=skip_unreadable)
@@ -50,19 +53,19 @@ def open_folder(root: str, *, skip_unreadable: bool = False) -> Source:
             )
         for label, name in enumerate(classes):
             before = len(tree.table)
-            _add_class(tree, name, label)
+            _add_class(tree, name, label, members)
             if len(tree.table) == before:
                 tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
         if len(tree.table):
             if advice := splits_advice(root, classes):
                 tree.notes.append(advice)
             _list_files(tree, "", -1, "is outside the class folders")
-            note_members(tree)
+            note_members(tree, members)
             return tree
         flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
-        _list_files(flat, "", -1, None, with_members=True)
-        note_members(flat)
+        _list_files(flat, "", -1, None, members)
+        note_members(flat, members)
         return flat
     except OSError as error:
         raise SourceError(f"{root}: can't be listed: {error.strerror}") from None
@@ -76,13 +79,13 @@ def list_tree(source: Source) -> None:
     """
     try:
         for name in _list_files(source, "", -1, None):
-            _add_class(source, name, -1, with_members=False)
+            _add_class(source, name, -1, None)
     except OSError as error:
         raise SourceError(f"{source.root}: can't be listed: {error.strerror}") from None
 
 
-def _add_class(source: Source, top: str, label: int, *, with_members: bool = True) -> None:
-    """Adds the files below a class folder, sorted by name."""
+def _add_class(source: Source, top: str, label: int, members: Sequence[str] | None) -> None:
+    """Adds the files below a class folder, sorted by name; see :func:`_list_files`."""
 
     def leave_out(path: str, reason: str) -> None:
         if reason.startswith("unreadable"):
@@ -93,18 +96,18 @@ def _add_class(source: Source, top: str, label: int, *, with_members: bool = Tru
     walk(
         source.root,
         top,
-        lambda relative: _list_files(source, relative, label, None, with_members=with_members),
+        lambda relative: _list_files(source, relative, label, None, members),
         leave_out,
         skip_unreadable=source.skip_unreadable,
     )
 
 
 def _list_files(
-    source: Source, relative: str, label: int, refusal: str | None, *, with_members: bool = False
+    source: Source, relative: str, label: int, refusal: str | None, members: Sequence[str] | None = None
 ) -> list[str]:
     """Adds a folder's files, or rejects them all with the reason ``refusal``; returns its subfolders, sorted.
 
-    With ``with_members`` files beside an image are members of its sample.
+    Unless ``members`` is None, files beside an image are members of its sample, and so are images of these fields.
 
     Raises:
         OSError: if the folder can't be listed or searched.
@@ -144,7 +147,7 @@ def _list_files(
             source.reject(path, refusal, bad=looks_like_image(path))
         else:
             files[name] = status
-    add_files(source, relative, files, label, members_of_photos(files) if with_members else {})
+    add_files(source, relative, files, label, {} if members is None else members_of_photos(files, members))
     return folders
 
 
@@ -175,16 +178,29 @@ def add_files(
             parts.append(source.table.add_file(field, path, beside.st_size))
             size, newest_ns = size + beside.st_size, max(newest_ns, beside.st_mtime_ns)
         source.table.add(os.fsencode(os.path.join(relative, name)), size, newest_ns, label, parts)
-    for name, field in likely_members([name for name in files if _is_photo(name)]).items():
+    for name, field in likely_members([name for name in files if _is_photo(name) and name not in taken]).items():
         source.likely_members.setdefault(field, []).append(os.path.join(relative, name))
 
 
-def members_of_photos(files: Mapping[str, FileStatus]) -> dict[str, str]:
+def members_of_photos(files: Mapping[str, FileStatus], images: Sequence[str] = ()) -> dict[str, str]:
     """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
-    none, nor are large files, such as videos."""
-    photos = [name for name in files if _is_photo(name)]
+    none, nor are large files, such as videos.
+
+    Args:
+        files: The files of a folder.
+        images: Fields of images beside images that are members.
+    """
+    fields = {field.lower() for field in images}
+    endings = tuple(f".{field}" for field in fields)
+    asked = {name for name in files if _is_photo(name) and name.lower().endswith(endings)} if endings else set()
+    photos = [name for name in files if _is_photo(name) and name not in asked]
     others = [name for name, status in files.items() if not _is_photo(name) and status.st_size <= LARGE_BYTES]
-    return {name: field for name, field in member_names(photos, others).items() if field.lower() != "cls"}
+    found = member_names(photos, [*others, *asked])
+    return {
+        name: field
+        for name, field in found.items()
+        if field.lower() != "cls" and (name not in asked or field.lower() in fields)
+    }
 
 
 def _is_photo(name: str) -> bool:
@@ -192,21 +208,23 @@ def _is_photo(name: str) -> bool:
     return looks_like_image(name) and not name.lower().endswith(".npy")
 
 
-def note_members(source: Source) -> None:
-    """Notes the names of the files that became members, and the images that look like members and did not."""
+def note_members(source: Source, members: Sequence[str]) -> None:
+    """Notes the names of the files that became members, and the images that look like members and did not.
+
+    Raises:
+        SourceError: if no file became one of the members that were asked for.
+    """
     counts: collections.Counter[str] = collections.Counter()
     for fields, ids in source.table.by_fields().items() if source.table.fields else ():
         counts.update(dict.fromkeys(fields, len(ids)))
+    if (missing := next((name for name in members if name.lower() not in counts), None)) is not None:
+        raise SourceError(f"{source.root}: no image has a file such as NAME.{missing} beside it, as for NAME.jpg")
     if counts:
         listed = ", ".join(f"{field} ({number:,})" for field, number in sorted(counts.items()))
         source.notes.append(f"{source.root}: files beside the images are members of their samples: {listed}")
     for field, paths in source.likely_members.items():
-        if 3 * len(paths) >= len(source.table):  # half of the other images have one
-            tree = "DIR" if source.is_remote else source.root.rstrip("/")
-            copied = "copy them to a local folder DIR and " if source.is_remote else ""
-            name = field.split(".")[0] if "." in field else "masks"
+        if are_worth_a_word(field, len(paths), len(source.table)):
             source.notes.append(
-                f"{source.root}: images such as {min(paths)} become samples, and look like masks or second images of "
-                f"those beside them; to join them, {copied}give --pair 'images={tree}/*.jpg' "
-                f"'{name}={tree}/*.{field}'"
+                f"{source.root}: {count(len(paths), 'image')} such as {min(paths)} become samples, and look like masks "
+                f"or second images of those beside them; --members {field} makes them so"
             )

@@ -57,7 +57,8 @@ def open_source(
     Raises:
         SourceError: if it is none of these, or can't be read.
     """
-    if targets:
+    members = () if targets is None else targets.members
+    if targets and not members:
         if is_remote(path):
             raise SourceError(f"{split_url(path)[0]}: images with annotations or pairs must lie in local folders")
         return _open_with_targets(path, targets, columns, work, skip_unreadable, image_field)
@@ -65,6 +66,8 @@ def open_source(
     option = None if kind == "manifest" else columns.only_for_manifests()
     if option is not None:
         raise SourceError(f"{path}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
+    if members and kind in ("manifest", "tars"):
+        raise SourceError(f"{path}: is no folder of images with {members[0]!r} beside them; leave --members out")
     if kind == "prefix":
         store, entries = list_objects(path)
         if tars := _lone_tars(entries):
@@ -78,8 +81,8 @@ def open_source(
     if columns.label is not None or columns.targets or not columns.has_labels:
         raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
     if kind == "prefix":
-        return open_remote_folder(store, entries)
-    return open_folder(path, skip_unreadable=skip_unreadable)
+        return open_remote_folder(store, entries, members)
+    return open_folder(path, members, skip_unreadable=skip_unreadable)
 
 
 def _open_with_targets(

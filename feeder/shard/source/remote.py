@@ -182,15 +182,16 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     return store, entries
 
 
-def open_remote_folder(store: Store, entries: Sequence[Entry]) -> Source:
+def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence[str] = ()) -> Source:
     """Lists a class-per-folder tree or a flat folder in a store as :func:`open_folder` lists a local one.
 
     Args:
         store: The store.
         entries: All objects of it.
+        members: See :func:`open_folder`.
 
     Raises:
-        SourceError: if one of its folders is a shard set.
+        SourceError: if one of its folders is a shard set; if no image has one of the members.
     """
     folders: dict[str, dict[str, _Status]] = {}
     for entry in entries:
@@ -212,11 +213,11 @@ def open_remote_folder(store: Store, entries: Sequence[Entry]) -> Source:
         files = dict(sorted(folders[folder].items()))
         if classes and not folder:
             continue
-        add_files(source, folder, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files))
+        add_files(source, folder, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files, members))
     if classes:
         for name in sorted(folders.get("", ())):
             source.reject(name, "is outside the class folders", bad=looks_like_image(name))
         if advice := splits_advice(source.root, classes):
             source.notes.append(advice)
-    note_members(source)
+    note_members(source, members)
     return source

@@ -142,6 +142,14 @@ def add_source(command: Any) -> None:
         "'DIR/*_mask.png' takes the files of this name",
     )
     command.add_argument(
+        "--members",
+        nargs="+",
+        default=[],
+        metavar="FIELD",
+        help="images beside the images of a folder that belong to their samples: seg.png takes a.seg.png as that field "
+        "of a.jpg; other images are samples of their own",
+    )
+    command.add_argument(
         "--names", metavar="FILE", help="with --annotations or --pair: names of the samples to take, a line each"
     )
 
@@ -162,7 +170,9 @@ def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         arguments.suffix,
         arguments.allow_private,
     )
-    targets = TargetSources(arguments.annotations, arguments.instance_masks, pairs, arguments.names)
+    targets = TargetSources(
+        arguments.annotations, arguments.instance_masks, pairs, arguments.names, tuple(arguments.members)
+    )
     reading = {"columns": columns, "targets": targets, "skip_unreadable": arguments.skip_unreadable}
     return source, reading | {"workers": arguments.workers, "max_bad": arguments.max_bad}
 
