@@ -120,6 +120,7 @@ def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
     at: str | None = "/samples?label=1"
     while at is not None:
         text = page.get(at).text
+        assert set(found).isdisjoint(ids(text))
         found += ids(text)
         following = re.search(r'rel="next" href="([^"]+)"', text)
         at = None if following is None else unescape(following[1])
