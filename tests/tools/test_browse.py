@@ -116,7 +116,8 @@ def test_rejected_files_are_shown_with_reasons_and_as_text(page: TestClient) -> 
 def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
     make_tree(tmp_path / "images", classes=2, per_class=70)
     assert cli.main(["shard", str(tmp_path / "images"), "-q"]) == 0
-    page, found = client(tmp_path / "images-shards"), []
+    page = client(tmp_path / "images-shards")
+    found: list[int] = []
     at: str | None = "/samples?label=1"
     while at is not None:
         text = page.get(at).text
