@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import FormatError
+from feeder.errors import ChangedError, FormatError, NotFoundError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.sealed_head import PREFIX_BYTES, damaged, head_bytes, read_head, sealed, short_hash
 from feeder.shard.format.shard_index import IndexedShard
@@ -191,18 +191,10 @@ class SetHeader:
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
         self.path, self._mirror = path, mirror
         self._name = os.path.basename(path)
+        self._is_moved = False
         self._shown = path if mirror is None else f"{mirror.place}/{self._name}"
-        self._need(0, PREFIX_BYTES)
-        try:
-            descriptor = open_regular(path)
-            try:
-                size = os.fstat(descriptor).st_size
-                with explained():
-                    self._data = map_file(descriptor, size)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise FormatError(f"{self._shown}: this index can't be read: {error.strerror}") from None
+        self._need((0, PREFIX_BYTES))
+        self._map()
         head, self.hash, self._end = self._read_head()
         try:
             self._take(head)
@@ -211,17 +203,30 @@ class SetHeader:
         self._pages: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {}
         self._names: dict[int, list[str]] = {}
 
+    def _map(self) -> None:
+        """Maps the file."""
+        try:
+            descriptor = open_regular(os.path.join(os.path.dirname(self.path), self._name))
+            try:
+                size = os.fstat(descriptor).st_size
+                with explained():
+                    self._data = map_file(descriptor, size)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise FormatError(f"{self._shown}: this index can't be read: {error.strerror}") from None
+
     def _read_head(self) -> tuple[dict[str, Any], bytes, int]:
         for left in reversed(range(self._attempts)):
             end = PREFIX_BYTES
             try:
                 end = head_bytes(self._shown, HEADER_MAGIC, self._data)
-                self._need(0, end)
+                self._need((0, end))
                 return read_head(self._shown, HEADER_MAGIC, self._data)
             except FormatError:
                 if not left:
                     raise
-                self._need(0, end, again=True)
+                self._need((0, end), again=True)
         raise AssertionError
 
     def _take(self, head: dict[str, Any]) -> None:
@@ -348,8 +353,8 @@ class SetHeader:
 
     def _open_pages(self, pages: set[int]) -> None:
         missing = sorted(pages - self._pages.keys())
-        if missing and self._mirror is not None:
-            self._mirror.need([(self._name, *self._page_range(page)) for page in missing])
+        if missing:
+            self._need(*(self._page_range(page) for page in missing))
         for page in missing:
             self._pages[page] = self._read_page(page)
 
@@ -382,7 +387,7 @@ class SetHeader:
         start, size = self._end + int(row["offset"]), int(row["size"])
         if start + size > len(self._data):
             raise damaged(self._shown, f"page {page} of its names ends at byte {start + size} of {len(self._data)}")
-        self._need(start, start + size)
+        self._need((start, start + size))
         data = self._hashed(start, start + size, row["hash"].tobytes(), f"page {page} of its names")
         names = [self._checked_name(os.fsdecode(name)) for name in bytes(data).split(b"\0")]
         if len(names) != min(self.page_shards, self.shards - page * self.page_shards):
@@ -402,7 +407,7 @@ class SetHeader:
         start = self._end + offset
         if offset < 0 or size != count * dtype.itemsize or start + size > len(self._data):
             raise ValueError(f"{size} bytes at byte {start} of {len(self._data)} for {count} pages")
-        self._need(start, start + size)
+        self._need((start, start + size))
         return np.frombuffer(self._hashed(start, start + size, expected, "a table of its pages"), dtype)
 
     def _hashed(self, start: int, end: int, expected: bytes, what: str) -> memoryview:
@@ -413,7 +418,9 @@ class SetHeader:
             if short_hash(data) == expected:
                 return data
             if left:
-                self._need(start, end, again=True)
+                self._need((start, end), again=True)
+        if self._has_moved():
+            return self._hashed(start, end, expected, what)
         raise damaged(self._shown, f"{what} does not match its hash")
 
     @property
@@ -421,9 +428,33 @@ class SetHeader:
         """Number of times that a range is read before it is an error that it is damaged."""
         return 1 if self._mirror is None else _FETCHES
 
-    def _need(self, start: int, end: int, *, again: bool = False) -> None:
-        if self._mirror is not None:
-            self._mirror.need([(self._name, start, end)], again=again)
+    def _need(self, *ranges: tuple[int, int], again: bool = False) -> None:
+        """Has ranges of the file brought into the mirror."""
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.need([(self._name, *each) for each in ranges], again=again)
+        except ChangedError:
+            if not self._has_moved():
+                raise
+            self._mirror.need([(self._name, *each) for each in ranges], again=again)
+
+    def _has_moved(self) -> bool:
+        """Returns True if this version was kept in a file of its own when a newer one took its place in the store; its
+        pages are read from there from then on."""
+        if self._mirror is None or self._is_moved or not hasattr(self, "info"):
+            return False
+        before, data = self._name, self._data
+        try:
+            self._name = os.path.basename(version_path(self.path, self.info.version))
+            self._mirror.need([(self._name, 0, self._end)])
+            self._map()
+            self._is_moved = read_head(self._shown, HEADER_MAGIC, self._data)[1] == self.hash
+        except (FormatError, NotFoundError):  # there is none
+            pass
+        if not self._is_moved:
+            self._name, self._data = before, data
+        return self._is_moved
 
 
 def _is_encodable(name: str) -> bool:

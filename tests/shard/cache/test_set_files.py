@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from feeder.errors import FormatError, StoreError
+from feeder.errors import ChangedError, FormatError, StoreError
 from feeder.shard.cache.fetcher import Fetcher
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
@@ -70,6 +70,43 @@ def test_an_index_of_more_bytes_than_its_shard_can_have_is_not_read(fetcher: Fet
     with pytest.raises(FormatError, match=r"shard-000001\.fidx: has 68,719,476,736 bytes, expected .* at most"):
         fetcher.need([("shard-000001.tar", 0, 100)])
     assert "shard-000001.fidx" not in (folder / ".asked").read_text()
+
+
+def write_long_header(path: Path, shards: int, version: int) -> None:
+    """Writes the header of a set of so many shards, whose pages do not lie in one block."""
+    rows = np.zeros(shards, ROW)
+    rows["samples"], rows["size_bytes"] = 10, np.arange(shards)
+    info = SetInfo((), None, (), 0, -1, False, "0" * 32, version=version, versions=((0, 0),) * (version - 1))
+    write_header(str(path), info, rows, [f"shard-{number:06d}.tar" for number in range(shards)])
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_run_goes_on_with_its_version_when_the_store_has_a_newer_one(
+    fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Of a header that is too long to be fetched as a whole."""
+    monkeypatch.setattr("feeder.shard.cache.set_files._WHOLE_HEADER_BYTES", 0)
+    write_long_header(folder / "index.bin", 20_000, 1)
+    header = SetHeader(os.path.join(fetcher.folder, "index.bin"), fetcher)
+    assert header.shard(0).size_bytes == 0
+    os.rename(folder / "index.bin", folder / "index-000001.bin")
+    write_long_header(folder / "index.bin", 20_001, 2)
+    if is_known:  # to the fetcher, from a run that was started since
+        fetcher.contents.forget()
+        assert SetHeader(os.path.join(fetcher.folder, "index.bin"), fetcher).shard(20_000).size_bytes == 20_000
+    assert [header.shard(number).size_bytes for number in (10_000, 19_999)] == [10_000, 19_999]
+
+
+def test_a_long_header_that_was_replaced_by_another_set_is_an_error(
+    fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.shard.cache.set_files._WHOLE_HEADER_BYTES", 0)
+    write_long_header(folder / "index.bin", 20_000, 1)
+    header = SetHeader(os.path.join(fetcher.folder, "index.bin"), fetcher)
+    write_long_header(folder / "index.bin", 20_001, 2)
+    write_long_header(folder / "index-000001.bin", 20_002, 1)
+    with pytest.raises(ChangedError):
+        header.shard(10_000)
 
 
 def test_a_header_of_more_bytes_than_any_set_has_takes_no_room(fetcher: Fetcher, folder: Path) -> None:
