@@ -2,15 +2,15 @@
 
 A worker's share is what it does for each image: read the index and the rows of the crop, draw, plan, and write the
 plan to the slot. The trainer's is to join the plans of a batch into what one copy takes to the GPU. Held equal: the
-images, in a seekable and a packed set, random resized crops to 224 with flips, parts of 64, one thread. Files are in
-the page cache. Sets take turns.
+images, in a seekable and a packed set, random resized crops to 224 with flips, parts of 16, as 16 workers get of
+batches of 256, one thread. Files are in the page cache. Sets take turns.
 
 worker_us, trainer_us   CPU time
 of_it_*_us              the worker's stages, by the wall clock: mean only what they say on an idle machine
 decoded_by_workers      the share of images that the GPU does not decode: crops of at most 1,024 pixels
 upload_bytes            what the GPU gets of an image, and read_bytes what was read of it
 
-    python -m bench.cuda_host --images IMAGES [--passes 9] [--json OUT]
+    python -m bench.cuda_host --images IMAGES [--passes 9] [--part 16] [--json OUT]
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 
-PART = 64
 SIZE = (224, 224)
 RECIPE = (
     RandomResizedCrop(SIZE),
@@ -54,13 +53,14 @@ RECIPE = (
 class Host:
     """Work of a worker and of the trainer on the images of a set."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, part: int) -> None:
+        self._part = part
         dataset = ShardDataset(folder, RECIPE)
         reader = dataset.reader
         self._work = Work(reader, dataset.recipe, "cuda")
         self._work.stager = PlanStager()
         known = reader.peek(planning_sample(len(reader), in_shards=True))
-        self._work.share_bytes = plan_capacity(known, [SIZE], PART).share_bytes
+        self._work.share_bytes = plan_capacity(known, [SIZE], part).share_bytes
         self._upload = np.zeros(0, np.uint8)
 
     def run(self, epoch: int) -> dict[str, float]:
@@ -69,7 +69,7 @@ class Host:
         work.meter.words[:] = 0
         spent_ns = [0, 0]
         plans_bytes = planned = 0
-        for ids in _parts(np.random.default_rng(epoch).permutation(count)):
+        for ids in _parts(np.random.default_rng(epoch).permutation(count), self._part):
             view = SlotView.new(work.layout(len(ids)), Samples.of(ids, ids))
             began = time.thread_time_ns()
             report = work.run(epoch, view)
@@ -103,18 +103,18 @@ class Host:
         }
 
 
-def _parts(ids: np.ndarray) -> Iterator[np.ndarray]:
-    for part in range(math.ceil(len(ids) / PART)):
-        yield ids[PART * part : PART * (part + 1)]
+def _parts(ids: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for part in range(math.ceil(len(ids) / size)):
+        yield ids[size * part : size * (part + 1)]
 
 
-def measure(images: str, passes: int) -> dict[str, Any]:
+def measure(images: str, passes: int, part: int) -> dict[str, Any]:
     """Returns the figures of both sets."""
     with tempfile.TemporaryDirectory(prefix="feeder-cuda-") as folder:
         root = Path(folder)
         shard(images, str(root / "seekable"), ShardOptions())
         shard(images, str(root / "packed"), ShardOptions(encode=EncodeOptions("packed")))
-        hosts = {name: Host(root / name) for name in ("seekable", "packed")}
+        hosts = {name: Host(root / name, part) for name in ("seekable", "packed")}
         found: dict[str, list[dict[str, float]]] = {name: [] for name in hosts}
         for each in range(passes + 1):
             for name, host in hosts.items():
@@ -125,13 +125,13 @@ def measure(images: str, passes: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    options = arguments(__doc__, "cuda_host", {"passes": 1}, images=None, passes=9)
-    found = measure(options.images, options.passes)
+    options = arguments(__doc__, "cuda_host", {"passes": 1}, images=None, passes=9, part=16)
+    found = measure(options.images, options.passes, options.part)
     keys = list(found["seekable"])
     rows = [["an image", *found]]
     rows += [[key, *(f"{sets[key]['median']:,.1f}" for sets in found.values())] for key in keys]
     print(table(rows))
-    print(save("cuda_host", {"part": PART, "sets": found}, options.json))
+    print(save("cuda_host", {"part": options.part, "sets": found}, options.json))
     return 0
 
 

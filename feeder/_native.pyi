@@ -700,3 +700,34 @@ class PartRunner:
         Raises:
             ValueError: an argument has another shape or dtype than the above.
         """
+    def plan(
+        self,
+        index: HeldIndex,
+        open_shards: OpenShards,
+        shards: npt.NDArray[np.int64] | None,
+        per_shard: int,
+        rows: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        repeats: npt.NDArray[np.int64],
+        samples: int,
+        epoch: int,
+        size: tuple[int, int],
+        labels: npt.NDArray[np.int64] | None,
+        words: npt.NDArray[np.int64],
+        brought_ns: int,
+        is_last: bool,
+        beat: Callable[[], object],
+    ) -> list[int] | tuple[list[int], int, int, int, int, npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:
+        """Plans N samples for the CUDA kernels; reads and plans without the GIL.
+
+        Args:
+            size: (height, width) of the outputs.
+            The others: See :meth:`run`.
+
+        Returns:
+            As :meth:`run` does, with the time of planning alone in place of the number of images decoded slowly, and
+            the plans and their places, see :func:`plan_images`. Samples without a plan are among the rows left out.
+
+        Raises:
+            ValueError: an argument has another shape or dtype than the above.
+        """

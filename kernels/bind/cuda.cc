@@ -7,8 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -17,8 +15,7 @@
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "bind/output.h"
-#include "cpu/boxes.h"
-#include "cpu/view_groups.h"
+#include "bind/plans.h"
 #include "cuda/grid.h"
 #include "cuda/joined.h"
 
@@ -36,42 +33,6 @@ using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device:
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 
-// True if the CPU backend decodes the view as for Fidelity::exact, see kFewPixels. A turn does not change an area.
-bool is_for_exactness(const View& view, int height, int width) {
-    int box[4];
-    std::copy_n(view.support_box, 4, box);
-    if (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3]) return false;  // refused later
-    narrow_support(view.source_box, height, width, box);
-    return static_cast<int64_t>(box[2] - box[0]) * (box[3] - box[1]) <= kFewPixels;
-}
-
-// Memory of plans that are gone, kept for later ones: the system would clear each new page.
-class PlanMemory {
-  public:
-    std::unique_ptr<Bytes> take() {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (idle_.empty()) return std::make_unique<Bytes>();
-        std::unique_ptr<Bytes> bytes = std::move(idle_.back());
-        idle_.pop_back();
-        bytes->set_size(0);
-        return bytes;
-    }
-    void give_back(std::unique_ptr<Bytes> bytes) {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (idle_.size() < kMost && bytes->capacity() <= kMostBytes) idle_.push_back(std::move(bytes));
-    }
-
-  private:
-    static constexpr size_t kMost = 4, kMostBytes = size_t{64} << 20;
-    std::mutex mutex_;
-    std::vector<std::unique_ptr<Bytes>> idle_;
-};
-
-PlanMemory& plan_memory() {
-    static PlanMemory* const memory = new PlanMemory;  // never destroyed: arrays may be freed at exit
-    return *memory;
-}
-
 nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips, Bytes8 orientations,
                       Sizes32 image_sizes, Sizes32 output_sizes, int64_t max_pixels, std::optional<Ints32> first_rows) {
     const size_t count = nb::len(buffers);
@@ -83,14 +44,10 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
     std::vector<BufferView> files;
     files.reserve(count);
     for (nb::handle buffer : buffers) files.emplace_back(buffer);
-    std::unique_ptr<Bytes> plans = plan_memory().take();
-    auto places = std::make_unique<int64_t[]>(count + 1);
-    bool has_memory = true;
+    Plans plans(count);
     {
         nb::gil_scoped_release release;
-        thread_local cuda::BatchPlan plan(1, 1);
-        places[0] = 0;
-        for (size_t i = 0; i < count && has_memory; ++i) {
+        for (size_t i = 0; i < count; ++i) {
             View view;
             std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
             std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
@@ -102,26 +59,10 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
             if (first_rows) job.first_row = first_rows->data()[i];
             job.orientation = orientations.data()[i];
             job.views = {&view, 1};
-            const int height = output_sizes.data()[2 * i], width = output_sizes.data()[2 * i + 1];
-            const bool is_usual = job.orientation >= 1 && job.orientation <= 8 && height >= 1 && width >= 1 &&
-                                  height <= 65535 && width <= 65535 && job.image_height >= 1 && job.image_width >= 1 &&
-                                  static_cast<int64_t>(job.image_height) * job.image_width <= max_pixels &&
-                                  !is_for_exactness(view, height, width);
-            if (is_usual) {
-                plan.begin(static_cast<uint32_t>(height), static_cast<uint32_t>(width), plans.get());
-                if (plan.add(job)) has_memory = cuda::append_planned(plan, *plans);
-            }
-            places[i + 1] = static_cast<int64_t>(plans->size());
+            plans.add(job, output_sizes.data()[2 * i], output_sizes.data()[2 * i + 1], max_pixels);
         }
     }
-    if (!has_memory) throw std::bad_alloc();
-    const size_t bytes[1] = {plans->size()}, entries[1] = {count + 1};
-    uint8_t* const data = plans->data();
-    nb::capsule plans_owner(plans.release(), [](void* p) noexcept { plan_memory().give_back(std::unique_ptr<Bytes>(static_cast<Bytes*>(p))); });
-    int64_t* const ends = places.release();
-    nb::capsule places_owner(ends, [](void* p) noexcept { delete[] static_cast<int64_t*>(p); });
-    return nb::make_tuple(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, 1, bytes, plans_owner),
-                          nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(ends, 1, entries, places_owner));
+    return plans.arrays();
 }
 
 // A kernel's name, its blocks of threads, the threads of each, and its argument.

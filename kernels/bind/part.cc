@@ -15,6 +15,7 @@
 
 #include "bind/module.h"
 #include "bind/output.h"
+#include "bind/plans.h"
 #include "bind/shard_rows.h"
 #include "cpu/part/base_draws.h"
 #include "cpu/part/part_runner.h"
@@ -143,6 +144,7 @@ class Runner {
            int64_t max_pixels, const std::string& fidelity, int threads, const std::string& dtype,
            std::optional<Floats> scale, std::optional<Floats> bias, std::vector<size_t> stages)
         : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads)),
+          max_pixels_(max_pixels),
           dtype_(dtype_of(dtype)),
           has_affine_(scale.has_value()) {
         if (scale.has_value() != bias.has_value()) bad("scale and bias go together");
@@ -160,46 +162,16 @@ class Runner {
                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns, bool is_last,
                    nb::callable beat) {
         const size_t count = rows.shape(0);
-        if (ids.shape(0) != count || repeats.shape(0) != count || out.shape(0) != count ||
-            (labels && labels->shape(0) != count) || (shard_numbers && shard_numbers->shape(0) != count))
-            bad("shards, rows, ids, repeats, out and labels must be of one length");
-        if (words.shape(0) < most_ + StageMeter::kWords) bad("the meter is too short for its stages");
-        if (is_running_) return nb::none();
-        struct Running {
-            bool& is_running;
-            explicit Running(bool& flag) : is_running(flag) { is_running = true; }
-            ~Running() { is_running = false; }
-        } const running(is_running_);
+        if (out.shape(0) != count) bad("rows and out must be of one length");
         const PartOutput output = output_of(out);
+        const Running running(is_running_);
+        Spent spent;
+        nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
+                                 brought_ns, is_last, beat, running, spent);
+        if (unread.is_valid()) return unread;
         int64_t started = now_ns();
-        samples_.resize(count);
-        for (size_t i = 0; i < count; ++i) {
-            const int64_t row = rows.data()[i];
-            PartSample& one = samples_[i];
-            one.shard = shard_numbers ? shard_numbers->data()[i] : per_shard > 0 ? row / per_shard : -1;
-            one.row = per_shard > 0 ? row - one.shard * per_shard : row;
-            one.key = static_cast<uint64_t>(ids.data()[i]) +
-                      static_cast<uint64_t>(repeats.data()[i]) * static_cast<uint64_t>(samples);
-        }
-        if (!runner_.find(samples_, index.index(), shards, is_last, missing_)) {
-            nb::list missing;
-            for (const int64_t shard : missing_) missing.append(shard);
-            return missing;
-        }
-        int64_t read_ns = brought_ns + now_ns() - started;
-        started = now_ns();
-        runner_.draw(samples_, epoch, index.index());
-        const int64_t draw_ns = now_ns() - started;
         {
             nb::gil_scoped_release release;
-            started = now_ns();
-            runner_.read(shards);
-            read_ns += now_ns() - started;
-        }
-        beat();
-        {
-            nb::gil_scoped_release release;
-            started = now_ns();
             runner_.decode(output);
         }
         const int64_t decode_ns = now_ns() - started;
@@ -220,12 +192,108 @@ class Runner {
             if (labels) labels->data()[i] = runner_.label(i);
         }
         transform.add_bytes(written);
-        StageMeter(words.data() + stages_.read).add(read_ns, runner_.read_bytes());
-        StageMeter(words.data() + stages_.draw).add(draw_ns);
-        return nb::make_tuple(others, read_ns, draw_ns + decode_ns, runner_.read_bytes(), slow);
+        count_stages(words, spent);
+        return nb::make_tuple(others, spent.read_ns, spent.draw_ns + decode_ns, runner_.read_bytes(), slow);
+    }
+
+    nb::object plan(HeldIndex& index, OpenShards& shards, std::optional<Column<const int64_t>> shard_numbers,
+                    int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
+                    Column<const int64_t> repeats, int64_t samples, uint32_t epoch, std::pair<int, int> size,
+                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns, bool is_last,
+                    nb::callable beat) {
+        const size_t count = rows.shape(0);
+        const Running running(is_running_);
+        Spent spent;
+        nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
+                                 brought_ns, is_last, beat, running, spent);
+        if (unread.is_valid()) return unread;
+        const int64_t started = now_ns();
+        PartOutput output;
+        output.first.height = size.first;
+        output.first.width = size.second;
+        Plans plans(count);
+        {
+            nb::gil_scoped_release release;
+            const std::span<const ImageJob> jobs = runner_.jobs(output);
+            size_t k = 0;
+            for (size_t i = 0; i < count; ++i) {
+                if (k == jobs.size() || runner_.sample_of(k) != i) plans.end_image();
+                else if (!plans.add(jobs[k++], size.first, size.second, max_pixels_)) runner_.leave_out(i);
+            }
+        }
+        const int64_t plan_ns = now_ns() - started;
+        nb::list others;
+        for (size_t i = 0; i < count; ++i) {
+            if (!runner_.is_done(i)) others.append(i);
+            else if (labels) labels->data()[i] = runner_.label(i);
+        }
+        nb::tuple made = plans.arrays();
+        count_stages(words, spent);
+        return nb::make_tuple(others, spent.read_ns, spent.draw_ns + plan_ns, runner_.read_bytes(), plan_ns, made[0], made[1]);
     }
 
   private:
+    struct Spent {
+        int64_t read_ns, draw_ns;
+    };
+    // The runner is in use by this thread, unless another one uses it, which has given the GIL away.
+    struct Running {
+        bool& flag;
+        const bool is_ours;
+        explicit Running(bool& is_running) : flag(is_running), is_ours(!is_running) { flag = true; }
+        Running(const Running&) = delete;
+        ~Running() {
+            if (is_ours) flag = false;
+        }
+    };
+
+    // Finds, draws and reads a part. Returns no object then; else what the caller is to be told: None if another thread uses
+    // the runner, or a list of shards.
+    nb::object read(HeldIndex& index, OpenShards& shards, const std::optional<Column<const int64_t>>& shard_numbers,
+                    int64_t per_shard, const Column<const int64_t>& rows, const Column<const int64_t>& ids,
+                    const Column<const int64_t>& repeats, int64_t samples, uint32_t epoch,
+                    const std::optional<Column<int64_t>>& labels, const Column<int64_t>& words, int64_t brought_ns,
+                    bool is_last, const nb::callable& beat, const Running& running, Spent& spent) {
+        const size_t count = rows.shape(0);
+        if (ids.shape(0) != count || repeats.shape(0) != count || (labels && labels->shape(0) != count) ||
+            (shard_numbers && shard_numbers->shape(0) != count))
+            bad("shards, rows, ids, repeats and labels must be of one length");
+        if (words.shape(0) < most_ + StageMeter::kWords) bad("the meter is too short for its stages");
+        if (!running.is_ours) return nb::none();
+        int64_t started = now_ns();
+        samples_.resize(count);
+        for (size_t i = 0; i < count; ++i) {
+            const int64_t row = rows.data()[i];
+            PartSample& one = samples_[i];
+            one.shard = shard_numbers ? shard_numbers->data()[i] : per_shard > 0 ? row / per_shard : -1;
+            one.row = per_shard > 0 ? row - one.shard * per_shard : row;
+            one.key = static_cast<uint64_t>(ids.data()[i]) +
+                      static_cast<uint64_t>(repeats.data()[i]) * static_cast<uint64_t>(samples);
+        }
+        if (!runner_.find(samples_, index.index(), shards, is_last, missing_)) {
+            nb::list missing;
+            for (const int64_t shard : missing_) missing.append(shard);
+            return missing;
+        }
+        spent.read_ns = brought_ns + now_ns() - started;
+        started = now_ns();
+        runner_.draw(samples_, epoch, index.index());
+        spent.draw_ns = now_ns() - started;
+        {
+            nb::gil_scoped_release release;
+            started = now_ns();
+            runner_.read(shards);
+            spent.read_ns += now_ns() - started;
+        }
+        beat();
+        return nb::object();
+    }
+
+    void count_stages(const Column<int64_t>& words, const Spent& spent) const {
+        StageMeter(words.data() + stages_.read).add(spent.read_ns, runner_.read_bytes());
+        StageMeter(words.data() + stages_.draw).add(spent.draw_ns);
+    }
+
     static PartOptions options(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes,
                                std::optional<int64_t> made_ns, int64_t max_pixels, const std::string& fidelity,
                                int threads) {
@@ -262,6 +330,7 @@ class Runner {
 
     PartRunner runner_;
     bool is_running_ = false;  // by another thread, while this one has the GIL
+    int64_t max_pixels_;
     Dtype dtype_;
     bool has_affine_;
     float scale_[3] = {}, bias_[3] = {};
@@ -304,7 +373,11 @@ void add_part(nb::module_& module) {
         .def("run", &Runner::run, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
              "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "is_last"_a, "beat"_a,
-             "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.");
+             "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.")
+        .def("plan", &Runner::plan, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
+             "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),
+             nb::arg("words").noconvert(), "brought_ns"_a, "is_last"_a, "beat"_a,
+             "Plans N samples for the CUDA kernels, most of the time without the GIL; see feeder/_native.pyi.");
 }
 
 }  // namespace feeder::bind

@@ -69,9 +69,11 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in ("seekable", "packed", "keep")}
 
 
-def epochs(folder: Path, recipe: Any, **options: Any) -> tuple[list[Any], list[Any], dict[str, Any]]:
+def epochs(
+    folder: Path, recipe: Any, fields: tuple[str, ...] = ("index",), **options: Any
+) -> tuple[list[Any], list[Any], dict[str, Any]]:
     """An epoch of the backend, the same of the CPU's, and the stats."""
-    dataset = ShardDataset(folder, recipe, fields=("index",))
+    dataset = ShardDataset(folder, recipe, fields=fields)
     options = {"batch_size": 7, "shuffle": True, "seed": 3} | options
     loader = DataLoader(dataset, backend="cuda", **options)
     found = copied_epoch(loader)
@@ -82,8 +84,11 @@ def epochs(folder: Path, recipe: Any, **options: Any) -> tuple[list[Any], list[A
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["seekable", "packed", "keep"])
-def test_batches_are_those_of_the_cpu_backend(sets: dict[str, Path], name: str, workers: int) -> None:
-    found, expected, stats = epochs(sets[name], CROP, num_workers=workers)
+@pytest.mark.parametrize("fields", [(), ("index",)], ids=["in one call", "step by step"])
+def test_batches_are_those_of_the_cpu_backend(
+    sets: dict[str, Path], name: str, workers: int, fields: tuple[str, ...]
+) -> None:
+    found, expected, stats = epochs(sets[name], CROP, fields, num_workers=workers)
     assert same_batches(found, expected)
     counts = {key: stats[key] for key in ("backend", "cuda_images", "cpu_images", "redone_images")}
     by_workers = 3 if name == "keep" else 1  # the PNG; where nothing is transcoded, progressive JPEGs

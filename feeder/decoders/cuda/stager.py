@@ -24,6 +24,8 @@ class PlanStager(Stager):
     are decoded here.
     """
 
+    plans = True
+
     @property
     def takes_rows(self) -> bool:
         """True: a plan needs only the rows of the crop."""

@@ -42,9 +42,12 @@ class Stager:
             for a decoder whose batches have each image once.
 
     Attributes:
+        plans: True if its JPEGs are staged as plans, see ``_native.plan_images``.
         clipped, slow: Number of images in the last call that were decoded here with a loss of range, or slowly; see
             :class:`feeder.decoders.decoder.Decoder`.
     """
+
+    plans = False
 
     def __init__(
         self,

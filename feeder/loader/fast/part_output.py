@@ -5,6 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -198,6 +199,21 @@ class StagedSink:
         for place, payload in zip(places.tolist(), staged.payloads, strict=True):
             self._staged.payloads[place] = payload
         return errors
+
+    def put_plans(
+        self, plans: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], size: tuple[int, int], time_ns: int
+    ) -> None:
+        """Takes the only view of all images as plans, see ``_native.plan_images``; those without bytes are added later.
+
+        Args:
+            plans, places: The plans.
+            size: (height, width) of the outputs.
+            time_ns: Time of planning.
+        """
+        self._staged.rows["kind"], self._staged.rows["size"] = Kind.PLAN, size
+        memory = plans.data
+        self._staged.payloads[:] = [memory[a:b] for a, b in itertools.pairwise(places.tolist())]
+        self._meter.add("cut", time_ns, len(plans))
 
     def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""

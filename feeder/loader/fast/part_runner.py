@@ -3,7 +3,8 @@
 Note [One call]
     The call finds samples in the index, draws, reads, decodes and stores without Python, and mostly without its lock.
     It is for images and labels of one shard set, of recipes that are a base path, with the native backend. The images
-    of a remote set are brought into its mirror before. A sample of which anything is unusual is left to
+    of a remote set are brought into its mirror before. Images for the CUDA backend are planned in such a call, whatever
+    follows the base path. A sample of which anything is unusual is left to
     :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.decoders.decoder import Decoder
     from feeder.decoders.device.fused import DeviceSplit
+    from feeder.loader.fast.part_output import StagedSink
     from feeder.loader.fast.part_report import PartReport
     from feeder.loader.slots.image_slots import SlotView
     from feeder.transforms import Recipe
@@ -46,6 +48,7 @@ class PartRunner:
         subsets: int64 [N] each: what the dataset's ids are in the set, subset by subset, outermost first.
         native: The kernels' runner.
         samples: Number of samples of the dataset.
+        size: (height, width) after the base path.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class PartRunner:
         subsets: list[npt.NDArray[np.int64]],
         native: _native.PartRunner,
         samples: int,
+        size: tuple[int, int],
     ) -> None:
         self._reader, self._subsets, self._native, self._samples = reader, subsets, native, samples
+        self._size = size
         self._pause = 0
 
     @classmethod
@@ -71,32 +76,54 @@ class PartRunner:
             decoder: The backend.
             seed: Of the augmentation.
         """
-        samples, subsets = len(reader), []
-        while isinstance(reader, PartReader):
-            subsets.append(reader.ids)
-            reader = reader.whole
-        if type(reader) is not ShardReader or type(decoder) is not CpuDecoder or not reader.takes_parts:
-            return None
         made = recipe if split is None else split.cpu
-        ops = base_ops(recipe)
-        if ops is None or not made.is_base_path or made.base_size is None or recipe.base_size != made.base_size:
+        if type(decoder) is not CpuDecoder or not made.is_base_path or recipe.base_size != made.base_size:
             return None
         scale, bias = made.affine or (None, None)
-        native = _native.PartRunner(
-            ops,
-            seed=seed,
-            exif=reader.exif,
-            large_bytes=LARGE_BYTES,
-            made_ns=reader.unchanged_since_ns,
+        return cls._made(
+            reader,
+            recipe,
+            seed,
             max_pixels=decoder.max_pixels,
             fidelity=decoder.fidelity,
             threads=decoder.threads,
             dtype=made.output_dtype,
             scale=scale,
             bias=bias,
-            stages=[stage_at(stage) for stage in _STAGES],
         )
-        return cls(reader, subsets, native, samples)
+
+    @classmethod
+    def for_plans(cls, reader: Reader, recipe: Recipe, max_pixels: int, seed: int) -> PartRunner | None:
+        """Returns a runner for plans of images, see ``_native.plan_images``; None if they are not for one call.
+
+        Args:
+            reader, recipe, seed: See :meth:`of`.
+            max_pixels: Larger images are left to the other way.
+        """
+        options: dict[str, Any] = {"fidelity": "fast", "threads": 1, "dtype": "uint8", "scale": None, "bias": None}
+        return cls._made(reader, recipe, seed, max_pixels=max_pixels, **options)
+
+    @classmethod
+    def _made(cls, reader: Reader, recipe: Recipe, seed: int, **options: Any) -> PartRunner | None:
+        samples, subsets = len(reader), []
+        while isinstance(reader, PartReader):
+            subsets.append(reader.ids)
+            reader = reader.whole
+        if type(reader) is not ShardReader or not reader.takes_parts:
+            return None
+        ops = base_ops(recipe)
+        if ops is None or recipe.base_size is None:
+            return None
+        native = _native.PartRunner(
+            ops,
+            seed=seed,
+            exif=reader.exif,
+            large_bytes=LARGE_BYTES,
+            made_ns=reader.unchanged_since_ns,
+            stages=[stage_at(stage) for stage in _STAGES],
+            **options,
+        )
+        return cls(reader, subsets, native, samples, recipe.base_size)
 
     def run(
         self, epoch: int, view: SlotView, report: PartReport, meter: Meter, beat: Callable[[], None]
@@ -113,6 +140,43 @@ class PartRunner:
         Returns:
             The rows that are left to be made in the other way; None: all of them.
         """
+        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, beat)
+        if found is None:
+            return None
+        report.slow += found[1]
+        return list(found[0])
+
+    def plan(
+        self, epoch: int, view: SlotView, report: PartReport, meter: Meter, beat: Callable[[], None], sink: StagedSink
+    ) -> list[int] | None:
+        """Plans the samples of a part, and counts them.
+
+        Args:
+            epoch, view, report, meter, beat: See :meth:`run`; the view's images are left alone.
+            sink: Gets the plans.
+
+        Returns:
+            See :meth:`run`; the sink takes these rows afterwards.
+        """
+        found = self._call(self._native.plan, self._size, epoch, view, report, meter, beat)
+        if found is None:
+            return None
+        left, plan_ns, plans, places = found
+        sink.put_plans(plans, places, self._size, plan_ns)
+        return list(left)
+
+    def _call(
+        self,
+        native: Callable[..., Any],
+        out: Any,
+        epoch: int,
+        view: SlotView,
+        report: PartReport,
+        meter: Meter,
+        beat: Callable[[], None],
+    ) -> Any:
+        """Calls the kernels' runner, again with the shards open that it lacks; returns the rows that are left and what
+        follows the sums in its answer, or None."""
         reader, samples = self._reader, view.samples
         if self._pause or reader.advises:
             self._pause = max(0, self._pause - 1)
@@ -125,24 +189,23 @@ class PartRunner:
         index = reader.index.native
         assert index is not None
         what = (shards, per_shard, rows, samples.ids, samples.repeats, self._samples, epoch)
-        arrays = (view.images[0], labels, meter.words)
+        arrays = (out, labels, meter.words)
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
-        found = self._native.run(index, reader.native_shards, *what, *arrays, brought_ns, False, beat)
+        found = native(index, reader.native_shards, *what, *arrays, brought_ns, False, beat)
         if isinstance(found, list):
             reader.open_shards(found, ids)
-            found = self._native.run(index, reader.native_shards, *what, *arrays, brought_ns, True, beat)
+            found = native(index, reader.native_shards, *what, *arrays, brought_ns, True, beat)
         if not isinstance(found, tuple):
             return None
-        left, read_ns, decode_ns, read_bytes, slow = found
+        left, read_ns, decode_ns, read_bytes, *more = found
         if reader.given_labels is not None:
             view.labels[:] = reader.given_labels[ids]
         report.read_ns += read_ns
         report.decode_ns += decode_ns
         report.encoded_bytes += read_bytes
-        report.slow += slow
         reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):
             self._pause = _PAUSE
-        return left
+        return left, *more

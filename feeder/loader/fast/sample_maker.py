@@ -203,13 +203,19 @@ class Work:
         samples, report = view.samples, PartReport()
         report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
         recipes = self.recipes_at(view.image_size, epoch)
-        runner = self._runner(recipes)
-        left = None if runner is None else runner.run(epoch, view, report, self.meter, beat)
-        if left is not None and not left:
-            return report
-        part = _Part(epoch, recipes, view, self._sinks(recipes, view.images), report, beat)
-        rows = np.arange(len(samples.ids)) if left is None else np.array(left)
-        errors = self._make(part, rows, samples if left is None else samples.part(rows))
+        runner, left = self._runner(recipes), None
+        how = (epoch, view, report, self.meter, beat)
+        if self.stager is None and runner is not None:
+            left = runner.run(*how)
+            if left is not None and not left:
+                return report
+        sinks = self._sinks(recipes, view.images)
+        if self.stager is not None and runner is not None:
+            assert isinstance(sinks[0], StagedSink)
+            left = runner.plan(*how, sinks[0])
+        part = _Part(epoch, recipes, view, sinks, report, beat)
+        rows = np.arange(len(samples.ids)) if left is None else np.array(left, np.int64)
+        errors = self._make(part, rows, samples if left is None else samples.part(rows)) if len(rows) else []
         if any(errors):
             for row, error in zip(rows.tolist(), errors, strict=True):
                 if error is not None:
@@ -223,17 +229,23 @@ class Work:
 
     def _runner(self, recipes: tuple[Recipe, ...]) -> PartRunner | None:
         """Returns the runner of a batch's parts; None if they are not for one call, see Note [One call]."""
-        if self.stager is not None or self.extras or self.pad is not None or len(recipes) != 1:
+        if self.extras or self.pad is not None or len(recipes) != 1:
+            return None
+        stager = self.stager
+        if stager is not None and not stager.plans:
             return None
         recipe = recipes[0]
         found = self._runners.get(id(recipe))
         if found is None:
             from feeder.loader.fast.part_runner import PartRunner  # which needs the kernels
 
-            decoder = self.decoder
-            is_native = decoder.name == "cpu"
-            split = self.splits_of(recipes)[0]
-            runner = PartRunner.of(self.reader, recipe, split, decoder, self.seed) if is_native else None
+            runner = None
+            if stager is not None:
+                most = min(stager.max_pixels, stager.outlier_pixels)
+                runner = PartRunner.for_plans(self.reader, recipe, most, self.seed)
+            elif self.decoder.name == "cpu":
+                split = self.splits_of(recipes)[0]
+                runner = PartRunner.of(self.reader, recipe, split, self.decoder, self.seed)
             found = self._runners[id(recipe)] = recipe, runner
         return found[1]
 

@@ -130,7 +130,7 @@ void PartRunner::read(OpenShards& shards) {
     }
 }
 
-void PartRunner::decode(const PartOutput& output) {
+std::span<const ImageJob> PartRunner::jobs(const PartOutput& output) {
     jobs_.clear();
     order_.clear();
     for (size_t i = 0; i < images_.size(); ++i) {
@@ -157,6 +157,11 @@ void PartRunner::decode(const PartOutput& output) {
         jobs_.push_back(job);
         order_.push_back(i);
     }
+    return jobs_;
+}
+
+void PartRunner::decode(const PartOutput& output) {
+    jobs(output);
     outcomes_.assign(jobs_.size(), {});
     decode_all(jobs_, options_.decode, options_.threads, outcomes_);
     for (size_t k = 0; k < jobs_.size(); ++k) {

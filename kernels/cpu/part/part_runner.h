@@ -75,6 +75,11 @@ class PartRunner {
     // Reads in stored order, so that neighbors come from one place on the disk. Without the index.
     void read(OpenShards& shards);
     void decode(const PartOutput& output);
+    // In place of decode(): the jobs of the samples at hand with outputs of this size, to be done by the caller. Job k is
+    // sample sample_of(k).
+    std::span<const ImageJob> jobs(const PartOutput& output);
+    size_t sample_of(size_t job) const { return order_[job]; }
+    void leave_out(size_t i) { images_[i].is_ours = false; }
 
     bool is_done(size_t i) const { return images_[i].is_ours; }
     int64_t label(size_t i) const { return images_[i].indexed.label; }
