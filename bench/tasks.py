@@ -19,6 +19,8 @@ views-files    The same from the images as they are.
 dino           The same views by DINO's recipe, with color, blur and solarize, beside torch's loader with
                torchvision's v2 on Pillow's images, if it is installed.
 buckets        Batches of five aspect ratios and about 224x224 pixels, beside batches of that fixed size.
+dali-views     The views by backend="dali" on the CPU, beside its samples named eight times. Left out without DALI.
+dali-buckets   The buckets by it, beside its fixed size, sizes by epoch, and padded images whose shorter side is 224.
 
 Equal in each task: the files (in the page cache), the ops, the batches, the worker processes: none on one core, two on
 two cores, to which the whole process tree is held. The rivals run in turn, and each figure is of the time between two
@@ -47,6 +49,7 @@ import torch
 from bench.smoke import arguments
 from bench.task_feeds import buckets, clip, segmentation, views, webdataset
 from bench.task_feeds.setting import Feed, Setting, Task
+from feeder.decoders.registry import dali_is_installed
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
@@ -66,6 +69,8 @@ TASKS = {
     "dino": Task(views.dino, {}),
     "buckets": Task(buckets.feeds, {"fixed size": 0.95}),
 }
+if dali_is_installed():
+    TASKS |= {"dali-views": Task(views.dali_feeds, {}), "dali-buckets": Task(buckets.dali_feeds, {})}
 
 
 @contextlib.contextmanager

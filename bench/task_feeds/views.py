@@ -17,7 +17,7 @@ from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
 from feeder.tools.presets import preset
 
-__all__ = ["NAMED", "dino", "feeds", "feeds_of_files"]
+__all__ = ["NAMED", "dali_feeds", "dino", "feeds", "feeds_of_files"]
 
 _LARGE, _SMALL = 2, 6
 NAMED = "feeder, samples named eight times"
@@ -31,6 +31,11 @@ def feeds(setting: Setting) -> dict[str, Feed]:
 def feeds_of_files(setting: Setting) -> dict[str, Feed]:
     """Returns the rivals on the images as they are."""
     return _feeds(setting, lambda transform: setting.long(feeder.FolderDataset(setting.images, transform)))
+
+
+def dali_feeds(setting: Setting) -> dict[str, Feed]:
+    """Returns feeder's rivals on seekable shards with DALI, on the CPU."""
+    return _feeds(setting, lambda transform: setting.dataset(setting.shards(), transform), backend="dali")
 
 
 def dino(setting: Setting) -> dict[str, Feed]:
@@ -64,19 +69,20 @@ def _count(name: str, views: list[torch.Tensor], setting: Setting) -> int:
     return images
 
 
-def _feeds(setting: Setting, open_dataset: Callable[[Any], Any]) -> dict[str, Feed]:
+def _feeds(setting: Setting, open_dataset: Callable[[Any], Any], backend: str = "cpu") -> dict[str, Feed]:
     large, small = (preset("train", "float32", size) for size in _sizes(setting))
 
     def ours() -> Generator[int]:
         dataset = open_dataset(T.Views([large] * _LARGE + [small] * _SMALL))
-        for views, _ in epochs(dataset, setting):
+        for views, _ in epochs(dataset, setting, backend=backend):
             yield _count("feeder", views, setting)
 
     def named() -> Generator[int]:
         whole = []
         for recipe, times in ((large, _LARGE), (small, _SMALL)):
             dataset = open_dataset(recipe)
-            whole.append((epochs(dataset, setting, shuffle=None, sampler=_Repeated(len(dataset), times)), times))
+            sampler = _Repeated(len(dataset), times)
+            whole.append((epochs(dataset, setting, backend=backend, shuffle=None, sampler=sampler), times))
         while True:  # as many batches of each as have the views of one batch of images
             for (batches, times), size in zip(whole, _sizes(setting), strict=True):
                 for _ in range(times):
@@ -89,7 +95,7 @@ def _feeds(setting: Setting, open_dataset: Callable[[Any], Any]) -> dict[str, Fe
         for views in torch_batches(_PillowViews(setting, crops), setting):
             yield _count("torch and Pillow", views, setting)
 
-    return {"feeder": ours, NAMED: named, "torch and Pillow": pillow}
+    return {"feeder": ours, NAMED: named} | ({"torch and Pillow": pillow} if backend == "cpu" else {})
 
 
 class _Repeated(torch.utils.data.Sampler[int]):
