@@ -10,7 +10,8 @@ trials      CPU of a server for two and for three trials that read the same epoc
 
 Needs two cores that have nothing else to do.
 
-    python -m bench.service --shards SHARDS [--size 224] [--batch 256] [--epochs 4] [--repeats 5] [--json OUT]
+    python -m bench.service --shards SHARDS [--size 224] [--batch 256] [--epochs 4] [--repeats 5] [--trials 3]
+        [--rivals store,data] [--json OUT]
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from tests.support.ray_cluster import RayCluster
 from tests.support.service import ServiceServer
 
 _CORES = 2
+_RAY = {"store": "Ray's object store", "data": "Ray Data"}
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # of CPU times: at the smallest size nothing else may be seen
 
 
@@ -119,14 +122,21 @@ def trials(options: Any, folder: Path, count: int) -> float:
     return spent
 
 
+def _cluster() -> RayCluster:
+    made = RayCluster()
+    for _ in range(_CORES):
+        made.add_node()
+    return made
+
+
 def main() -> None:
     options = arguments(
-        __doc__, "service", smoke={"size": 32, "batch": 16, "epochs": 1, "repeats": 1},
-        shards=None, size=224, batch=256, epochs=4, repeats=5,
+        __doc__, "service", smoke={"size": 32, "batch": 16, "epochs": 1, "repeats": 1, "rivals": "", "trials": 1},
+        shards=None, size=224, batch=256, epochs=4, repeats=5, rivals="store,data", trials=3,
     )  # fmt: skip
     options.shards = os.path.abspath(options.shards)
     expected = run(loader(options, num_workers=1), options.epochs)[2]
-    cluster = RayCluster()
+    cluster: RayCluster | None = None
     try:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -136,21 +146,24 @@ def main() -> None:
                 found.append(service_run(options, folder, expected))
                 return found[-1]["images_per_s"]
 
-            for _ in range(_CORES):
-                cluster.add_node()
-            rivals = {
+            rivals: dict[str, Callable[[], float]] = {
                 "2 local workers": lambda: local_rate(options, expected),
                 "service of 2 cores": service,
-                "Ray's object store": lambda: ray_rate("store", options, cluster, expected),
-                "Ray Data": lambda: ray_rate("data", options, cluster, expected),
             }
+            for way in filter(None, options.rivals.split(",")):
+                cluster = cluster or _cluster()
+                rivals[_RAY[way]] = functools.partial(ray_rate, way, options, cluster, expected)
             rates = interleave(rivals, options.repeats)
-            by_count = {str(k): functools.partial(trials, options, folder, k) for k in (1, 2, 3)}
+            by_count = {str(k): functools.partial(trials, options, folder, k) for k in range(1, options.trials + 1)}
             spent = interleave(by_count, options.repeats)
     finally:
-        cluster.close()
+        if cluster is not None:
+            cluster.close()
     ratios = [ours / theirs for theirs, ours in zip(rates["2 local workers"], rates["service of 2 cores"], strict=True)]
-    further = [(last - first) / 2 / first for first, last in zip(spent["1"], spent["3"], strict=True)]
+    most = options.trials
+    further = [
+        (last - first) / max(1, most - 1) / first for first, last in zip(spent["1"], spent[str(most)], strict=True)
+    ]
     results = {
         "images_per_s": {name: spread(values) for name, values in rates.items()},
         "service_of_local": spread(ratios),

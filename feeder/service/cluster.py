@@ -12,7 +12,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
-from feeder.service.status import service_status as status
+from feeder.service.status import service_status
 
 __all__ = ["directory", "start", "status", "stop"]
 
@@ -126,6 +126,23 @@ def start(
             _end(ray, registry)
             raise
     return {"servers": servers}
+
+
+def status(name: str = "feeder", *, address: str = "auto") -> dict[str, Any]:
+    """Returns the state of a service's servers.
+
+    Args:
+        name: Its name.
+        address: The cluster.
+
+    Returns:
+        ``servers``: for each what :meth:`feeder.service.server.Server.status` returns with ``images_per_s`` and
+        ``cpu_share`` (of its cores) over a second; or ``address`` and ``problem``.
+
+    Raises:
+        ServiceError: if there is none of that name.
+    """
+    return service_status(name, address=address)
 
 
 def stop(name: str = "feeder", *, address: str = "auto") -> None:

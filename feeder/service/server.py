@@ -22,11 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from feeder.loader.workers.process import Forked
-from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.service.client import Client
-from feeder.service.frames import BEAT_S, Frame, Kind, ProtocolError, pack_frame
-from feeder.service.part_maker import ANSWER
+from feeder.service.frames import BEAT_S, Frame, Kind, ProtocolError
+from feeder.service.makers import NUMBER_BYTES, KnownWork, Makers
 from feeder.service.part_queue import Memory, PartQueue, Result, Task, Window
 from feeder.service.roots import Roots
 from feeder.shard.write.attempt import writer_versions
@@ -35,14 +33,9 @@ from feeder.system.process_usage import cpu_seconds
 __all__ = ["Server", "ServerOptions"]
 
 _log = logging.getLogger("feeder")
-_TARGET = "feeder.service.part_maker:part_maker"
-_HANG_S = 120.0
 _MOST_CLIENTS, _MOST_NEW = 4096, 64
-_WORKS = 16  # that a process keeps open
 _KNOWN_WORKS = 256  # whose JSON the server keeps
 _MOST_PART_BYTES = 1 << 30
-_MOST_FAILED_STARTS = 5
-_NUMBER_BYTES = 24  # of a sample: position, id, repeats
 
 
 @dataclass(frozen=True)
@@ -70,24 +63,6 @@ class ServerOptions:
     cache_dir: str | None = None
 
 
-@dataclass(eq=False)
-class _Maker(Worker):
-    task: Task | None = None
-    works: OrderedDict[str, None] = field(default_factory=OrderedDict)
-
-
-class _Work:
-    """Work that some client has asked for.
-
-    Attributes:
-        size: Bytes of a sample and of a part beside them; None until the work was checked.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.size: tuple[int, int] | None = None
-
-
 class Server:
     """See Note [One thread]. It listens once it is made, and answers while :meth:`run` runs.
 
@@ -110,15 +85,14 @@ class Server:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._clients: set[Client] = set()
-        self._works: OrderedDict[str, _Work] = OrderedDict()
+        self._works: OrderedDict[str, KnownWork] = OrderedDict()
         self._queue = PartQueue(options.job_cores)
         self._tasks: dict[tuple[str, int, bytes], Task] = {}
         self._memory = Memory(2 * options.cores + 2)
         self._window = Window(options.window_bytes, self._memory)
-        self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
-        self._failed_starts = 0
+        self._makers = Makers(options.cores, options.roots, options.cache_dir, self._memory, self._selector, self._end)
         self._counts: dict[str, dict[str, int]] = {}
-        self._lost = self._dropped = 0
+        self._dropped = 0
         self._is_stopped = threading.Event()
         self._began_s = time.monotonic()
 
@@ -147,7 +121,7 @@ class Server:
             "busy": sum(self._queue.running.values()),
             "queue": len(self._queue),
             "connections": len(self._clients),
-            "lost": self._lost,
+            "lost": self._makers.lost,
             "dropped": self._dropped,
             "shared": self._window.hits,
             "cpu_s": round(cpu_seconds(), 2),
@@ -158,27 +132,26 @@ class Server:
     def run(self) -> None:
         """Serves until :meth:`stop`."""
         try:
-            for number in range(self.options.cores):
-                self._start(number)
+            self._makers.start()
             next_s = time.monotonic()
             while not self._is_stopped.is_set():
                 now = time.monotonic()
                 if now >= next_s:
                     next_s = now + BEAT_S
                     self._tick()
-                unsent = any(maker.unsent for maker in self._supervisor.workers)
+                unsent = self._makers.has_unsent()
                 for key, events in self._selector.select(0.01 if unsent else max(0.0, next_s - now)):
                     self._serve(key.fileobj, key.data, events)
                 if unsent:
-                    self._supervisor.wait(0)
-                self._give_out()
+                    self._makers.send()
+                self._makers.give_out(self._queue, self._works)
         finally:
             self._close()
 
     def _close(self) -> None:
         for client in list(self._clients):
             self._drop(client, is_fault=False)
-        self._supervisor.close(0.0)
+        self._makers.close()
         for each in (self._listener, self._wake_read, self._wake_write):
             each.close()
         self._selector.close()
@@ -188,7 +161,7 @@ class Server:
             if not data.is_closed:
                 self._talk(data, events)
         elif isinstance(data, int):
-            self._hear(data)
+            self._makers.hear(data)
         elif what is self._listener:
             self._accept()
         else:
@@ -286,7 +259,7 @@ class Server:
         value = message["work"]
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
         client.wanted = digest
-        work = self._works.setdefault(digest, _Work(value))
+        work = self._works.setdefault(digest, KnownWork(value))
         self._works.move_to_end(digest)
         if work.size is not None:
             self._accepted(client, digest)
@@ -305,11 +278,11 @@ class Server:
     def _take_part(self, client: Client, message: Mapping[str, Any], numbers: bytes) -> None:
         number, epoch = _whole(message["number"]), _whole(message["epoch"])
         work = self._works.get(client.digest)
-        if work is None or work.size is None or not numbers or len(numbers) % _NUMBER_BYTES or epoch >= 1 << 32:
+        if work is None or work.size is None or not numbers or len(numbers) % NUMBER_BYTES or epoch >= 1 << 32:
             raise ProtocolError("a part that can't be made")
         if number in client.parts or len(client.parts) > 2 * self._most_credit() + 16:
             raise ProtocolError("more parts than it has credit for")
-        if len(numbers) // _NUMBER_BYTES * work.size[0] + work.size[1] > _MOST_PART_BYTES:
+        if len(numbers) // NUMBER_BYTES * work.size[0] + work.size[1] > _MOST_PART_BYTES:
             raise ProtocolError("a part that is too large")
         task = Task(Kind.PART, client.job, client.digest, epoch, numbers)
         found = self._window.get(task.key)
@@ -358,85 +331,10 @@ class Server:
         share = -(-cores // jobs)
         return {"credit": share + max(1, share // 4)}
 
-    # Part makers.
+    # Parts.
 
-    def _start(self, number: int) -> None:
-        self._supervisor.start(number, lambda connection: Forked(_TARGET, connection))
-        maker = self._supervisor.workers[number]
-        self._selector.register(maker.connection, selectors.EVENT_READ, number)
-
-    def _give_out(self) -> None:
-        """Gives idle makers the next tasks."""
-        for number, maker in enumerate(self._supervisor.workers):
-            if maker.task is not None:
-                continue
-            task = self._queue.take()
-            if task is None:
-                return
-            task.started_s = time.monotonic()
-            maker.task, maker.heard_ns = task, time.monotonic_ns()
-            work = self._works[task.digest]
-            if task.kind == Kind.PART and task.digest in maker.works:
-                maker.works.move_to_end(task.digest)
-            else:
-                forget = []
-                maker.works[task.digest] = None
-                while len(maker.works) > _WORKS:
-                    forget.append(maker.works.popitem(last=False)[0])
-                message = {
-                    "digest": task.digest,
-                    "work": work.value,
-                    "roots": self.options.roots,
-                    "cache_dir": self.options.cache_dir,
-                    "forget": forget,
-                }
-                self._supervisor.send(number, pack_frame(Kind.WORK, message))
-            if task.kind == Kind.PART:
-                assert work.size is not None
-                rows = len(task.numbers) // _NUMBER_BYTES
-                task.region = self._memory.take(rows * work.size[0] + work.size[1])
-                region = task.region.region
-                message = {
-                    "digest": task.digest,
-                    "epoch": task.epoch,
-                    "region": task.region.number,
-                    "region_bytes": region.size_bytes,
-                }
-                head = pack_frame(Kind.PART, message, len(task.numbers))
-                self._supervisor.send(number, head + task.numbers, [region.descriptor], region)
-
-    def _hear(self, number: int) -> None:
-        """Takes the answers of a maker; replaces one that has died."""
-        maker = self._supervisor.receive(number)
-        self._take_answers(number, maker)
-        if not maker.has_closed:
-            return
-        self._selector.unregister(maker.connection)
-        self._supervisor.end(number)
-        self._take_answers(number, maker)
-        self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
-        if self._failed_starts > _MOST_FAILED_STARTS:
-            raise RuntimeError("processes that make parts end before they begin; what they printed says why")
-        self._lost += 1
-        if maker.task is not None:
-            self._end(maker, Kind.FAILED, {"error": "the process that made it has died"})
-        self._start(number)
-
-    def _take_answers(self, number: int, maker: _Maker) -> None:
-        for (kind,), data in self._supervisor.messages(number):
-            message = json.loads(data)
-            task = maker.task
-            if task is None or (task.kind == Kind.PART and kind == Kind.ACCEPTED):
-                continue  # the set of a part that follows
-            if task.kind == Kind.PART and kind == Kind.FAILED and message["of"] == Kind.WORK:
-                maker.works.pop(task.digest, None)
-                continue  # so does the part fail
-            self._end(maker, Kind(kind), message)
-
-    def _end(self, maker: _Maker, kind: Kind, message: dict[str, Any]) -> None:
-        """Takes the end of a maker's task, and tells those who wait for it."""
-        task, maker.task = maker.task, None
-        assert task is not None
+    def _end(self, task: Task, kind: Kind, message: dict[str, Any]) -> None:
+        """Takes the end of a task, and tells those who wait for it."""
         self._queue.ended(task)
         del self._tasks[task.key]
         waiters = [(client, number) for client, number in task.waiters if not client.is_closed]
@@ -444,7 +342,6 @@ class Server:
             if kind == Kind.ACCEPTED:
                 self._works[task.digest].size = message["row_bytes"], message["further_bytes"]
             else:
-                maker.works.pop(task.digest, None)
                 self._works.pop(task.digest, None)
             for client, _ in waiters:
                 if kind == Kind.ACCEPTED:
@@ -455,7 +352,7 @@ class Server:
             assert task.region is not None
             places = message.pop("arrays")
             message["sizes"] = [size for _, size in places]
-            message["rows"] = len(task.numbers) // _NUMBER_BYTES
+            message["rows"] = len(task.numbers) // NUMBER_BYTES
             result = Result(message, task.region, places)
             self._window.add(task.key, result)
             for client, number in waiters:
@@ -484,9 +381,7 @@ class Server:
             if client.job and not client.sender.unsent_bytes:
                 client.sender.add(Kind.BEAT, self._credit(client))
             self._talk(client, 0)
-        for number, maker in enumerate(self._supervisor.workers):
-            if maker.task is not None:
-                self._supervisor.kill_if_silent(number, maker.heard_ns, has_started=True)
+        self._makers.kill_hung()
         used = {client.digest or client.wanted for client in self._clients} | {
             task.digest for task in self._tasks.values()
         }

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import feeder
-from feeder import fields, transforms
+from feeder import fields, service, transforms
 from tests.support import ROOT
 
 # Public for those who write ops and frameworks, and described where they are used.
-UNLISTED = {"BatchOp", "Draws", "fields", "recipe_or_views", "transforms", "wds"}
+UNLISTED = {"BatchOp", "Draws", "fields", "recipe_or_views", "service", "transforms", "wds"}
 
 
 @pytest.mark.slow
@@ -30,4 +30,5 @@ def test_reference_names_everything_public() -> None:
     public = {f"feeder.{name}" for name in feeder.__all__ if name not in UNLISTED}
     public |= {f"feeder.transforms.{name}" for name in transforms.__all__ if name not in UNLISTED}
     public |= {f"feeder.fields.{name}" for name in fields.__all__}
+    public |= {f"feeder.service.{name}" for name in service.__all__}
     assert {name for name in public if f"::: {name}\n" not in text} == set()

@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
+import socket
 import struct
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +262,16 @@ def test_the_file_is_for_its_owner_alone_and_goes_with_the_server(root: Path, tm
     assert set(json.loads(one.path.read_text())) == {"token", "servers"}
     one.close()
     assert not one.path.exists()
+
+
+def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    one = ServiceServer(tmp_path, root, "--metrics-port", str(port))
+    check_serves(one, work_of(root / "set"), numbers_of(4))
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    one.close()
+    assert 'feeder_service_job_images_total{job="test"} 4.0' in text
+    assert "feeder_service_cores 1.0" in text
