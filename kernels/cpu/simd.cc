@@ -43,15 +43,24 @@ SimdLevel best_simd_level() {
     return best;
 }
 
+bool is_amd() {
+#if defined(__x86_64__)
+    static const bool found = [] {
+        unsigned a = 0, vendor = 0, c = 0, d = 0;
+        constexpr unsigned kHygon = 0x6F677948;  // "Hygo"
+        return __get_cpuid(0, &a, &vendor, &c, &d) != 0 && (vendor == signature_AMD_ebx || vendor == kHygon);
+    }();
+    return found;
+#else
+    return false;
+#endif
+}
+
 bool has_fast_pdep() {
 #if defined(__x86_64__)
     static const bool fast = [] {
-        unsigned a = 0, vendor = 0, c = 0, d = 0;
-        if (__get_cpuid(0, &a, &vendor, &c, &d) == 0) return true;
-        constexpr unsigned kHygon = 0x6F677948;  // "Hygo"
-        if (vendor != signature_AMD_ebx && vendor != kHygon) return true;
-        unsigned b = 0;
-        if (__get_cpuid(1, &a, &b, &c, &d) == 0) return true;
+        unsigned a = 0, b = 0, c = 0, d = 0;
+        if (!is_amd() || __get_cpuid(1, &a, &b, &c, &d) == 0) return true;
         const unsigned family = (a >> 8 & 0xF) + (a >> 20 & 0xFF);
         return family >= 0x19;
     }();

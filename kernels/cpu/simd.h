@@ -21,6 +21,9 @@ SimdLevel simd_level();
 // benchmarks: every level gives the same bytes.
 bool set_simd_level(SimdLevel level);
 
+// True on CPUs of AMD, or with its cores.
+bool is_amd();
+
 // False on AMD's CPUs before Zen 3, which take hundreds of cycles for BMI2's pdep.
 bool has_fast_pdep();
 

@@ -77,6 +77,26 @@ def test_pixels_are_libjpegs_to_the_bit(level: str, kind: str) -> None:
     np.testing.assert_array_equal(out[1], out[2])
 
 
+@pytest.mark.parametrize("sampling", ["4:4:4", "4:2:0"])
+@pytest.mark.parametrize("quality", [60, 95, 100])
+def test_blocks_filled_to_the_last_coefficient_are_libjpegs(level: str, quality: int, sampling: str) -> None:
+    """No symbol of the next block is taken along with the last one, and tables of both kinds of file can take turns."""
+    noise = np.random.default_rng(quality).normal(128, 400 / quality, (70, 90, 3)).clip(0, 255).astype(np.uint8)
+
+    def encoded(**options: Any) -> bytes:
+        buffer = io.BytesIO()
+        Image.fromarray(noise).save(buffer, "jpeg", quality=quality, subsampling=sampling, **options)
+        return buffer.getvalue()
+
+    plain, restarts = encoded(), encoded(restart_marker_blocks=2)
+    best = encoded(optimize=True)
+    for data in (plain, restarts, plain, best, restarts):
+        assert native.entropy_decode(data) > 0
+        box = (0, 0, 90, 70)
+        found, expected = native.jpeg_planes(data, box), native.jpeg_planes(data, box, libjpeg=True)
+        assert all(map(np.array_equal, found, expected))
+
+
 def test_fuzz_seeds_are_what_they_are_for(tmp_path: Path) -> None:
     """All but the kinds that are libjpeg's are decoded by feeder's own decoder, and as libjpeg does it."""
     script = Path(__file__).parents[2] / "kernels/fuzz/make_corpus.py"

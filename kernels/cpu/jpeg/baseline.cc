@@ -16,6 +16,7 @@ constexpr unsigned kMostPrediction = 1u << 30;
 
 bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
     plan_.blocks = 0;
+    plan_.has_pairs = header.restart_interval_mcus == 0;  // one stream
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
         const TableRef& quant = header.quant[component.quant_table];
@@ -26,7 +27,7 @@ bool BaselineDecoder::build_tables(ByteSpan file, const JpegHeader& header) {
         DcTable& dc_table = dc_tables_[component.dc_table];
         AcTable& ac_table = ac_tables_[component.ac_table];
         if (!dc_table.build(file.subspan(dc.offset, dc.length)) ||
-            !ac_table.build(file.subspan(ac.offset, ac.length))) {
+            !ac_table.build(file.subspan(ac.offset, ac.length), plan_.has_pairs)) {
             return false;
         }
         for (int n = component.h * component.v; n > 0; --n) {
@@ -159,7 +160,7 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
     while (active > 0 && good) {
         int over = 0;
         while (over < active && !streams[over]->bad) ++over;  // already in its first block
-        if (over == active) over = kernels.run[active - 1](streams, plan_);
+        if (over == active) over = (plan_.has_pairs ? kernels.run_pairs : kernels.run[active - 1])(streams, plan_);
         lap.add_to(&StageTimes::entropy);
         Lane& lane = *lanes[over];
         if (lane.stream.bad || !sane(lane.stream)) {
@@ -199,14 +200,14 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
 // The inverse DCT of a run. Leaves the blocks zero again.
 void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
     const int row = lane.row - window.first_row, column = lane.column - window.first_column;
+    IdctBlock full[kRunBlocks], corner[kRunBlocks], flat[kRunBlocks];
+    int fulls = 0, corners = 0, flats = 0;
     int first = 0;  // block of the component in its MCU
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
         const Plane& plane = planes.plane[i];
         const ptrdiff_t stride = plane.stride_bytes;
         uint8_t* const top = const_cast<uint8_t*>(plane.data) + static_cast<ptrdiff_t>(row) * 8 * component.v * stride;
-        IdctBlock full[kRunBlocks], corner[kRunBlocks], flat[kRunBlocks];
-        int fulls = 0, corners = 0, flats = 0;
         for (int m = 0; m < lane.run_mcus; ++m) {
             int block = m * plan_.blocks + first;
             for (int v = 0; v < component.v; ++v) {
@@ -224,10 +225,16 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
                 }
             }
         }
+        first += component.h * component.v;
+        // Both chroma components together: their tables and strides are nearly always the same.
+        if (i + 1 < header.components && planes.plane[i + 1].stride_bytes == stride &&
+            std::memcmp(quant_[i], quant_[i + 1], sizeof(quant_[i])) == 0) {
+            continue;
+        }
         transform_.full(idct_kernels(), full, fulls, quant_[i], stride);
         transform_.corner(idct_kernels(), corner, corners, quant_[i], stride);
         for (int n = 0; n < flats; ++n) transform_.flat(flat[n].coefficients[0], flat[n].out, quant_[i], stride);
-        first += component.h * component.v;
+        fulls = corners = flats = 0;
     }
     std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
 }

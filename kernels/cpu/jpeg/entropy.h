@@ -28,6 +28,7 @@ struct McuPlan {
     };
     Block block[kMaxBlocks];
     int blocks = 0;
+    bool has_pairs = false;  // the AC tables
 };
 
 // One segment in progress. A run is as many of its MCUs as the caller has memory for.
@@ -69,6 +70,8 @@ struct EntropyKernels {
     void (*begin_run)(EntropyStream& stream, const McuPlan& plan);
     // [n - 1]: decodes `n` streams until one has ended its run, well or (`bad`) not. Returns which.
     int (*run[kMostStreams])(EntropyStream* const* streams, const McuPlan& plan);
+    // The same for one stream, with tables that have pairs.
+    int (*run_pairs)(EntropyStream* const* streams, const McuPlan& plan);
 };
 
 const EntropyKernels& portable_entropy();

@@ -49,7 +49,7 @@ struct Hot {
         s.lookup = lookup;
         s.block = reinterpret_cast<int16_t(*)[64]>(block);
     }
-    FEEDER_INLINE uint32_t place() const { return state >> 8 & 0xFF; }
+    FEEDER_INLINE size_t place() const { return state >> 8 & 0xFF; }
 
     // Afterwards at least 56 bits are valid, from the top down. More may be valid; they are loaded once more.
     FEEDER_INLINE void refill() {
@@ -63,11 +63,22 @@ struct Hot {
         bits <<= count;
         state += count;
     }
-    FEEDER_INLINE void step() {
-        const uint32_t entry = lookup[bits >> (64 - AcTable::kLookupBits)];
+    // Returns the entry.
+    template <bool kPairs>
+    FEEDER_INLINE uint32_t step() {
+        const uint32_t* const at = lookup + (bits >> (64 - AcTable::kLookupBits));
+        const uint32_t entry = *at;
         bits <<= entry & 63;
-        state += entry;
-        block[kPlaces.at[place()]] = static_cast<int16_t>(entry >> 16);
+        if constexpr (kPairs) {
+            const auto* const values = reinterpret_cast<const int8_t*>(at) + 2;
+            block[(kPlaces.at + 1)[place()]] = values[0];
+            state += entry;
+            block[kPlaces.at[place()]] = values[1];
+        } else {
+            state += entry;
+            block[kPlaces.at[place()]] = static_cast<int16_t>(entry >> 16);
+        }
+        return entry;
     }
 };
 
@@ -78,26 +89,44 @@ FEEDER_INLINE int signed_value(uint64_t bits, uint32_t size) {
     return value + (negative & (1 - (1 << size)));
 }
 
-// A symbol that is not wholly in the lookup table. False: there is no such code.
-FEEDER_INLINE bool read_unusual(Hot& h, const HuffmanCodes& codes) {
-    h.block[63] = 0;
-    h.refill();
-    const uint32_t entry = h.lookup[h.bits >> (64 - AcTable::kLookupBits)] >> 16;
-    uint32_t length = entry >> 8, symbol = entry & 0xFF;
-    if (entry == 0) [[unlikely]] {
-        int found = 0;
-        const int of_all = codes.find(static_cast<uint32_t>(h.bits >> 48), found);
-        if (of_all < 0) return false;
-        length = static_cast<uint32_t>(found);
-        symbol = static_cast<uint32_t>(of_all);
-    }
+FEEDER_INLINE void read_coefficient(Hot& h, uint32_t length, uint32_t symbol) {
     const uint32_t size = symbol & 15, run = symbol >> 4;
-    const uint32_t move = size != 0 || run == 15 ? run + 1 : AcTable::kEnd;
     const int value = signed_value(h.bits << length, size);
     h.drop(length + size);
-    h.state += (move - AcTable::kUnusual) << 8;
+    h.state += (size != 0 || run == 15 ? run + 1 : AcTable::kEnd) << 8;
     h.block[kPlaces.at[h.place()]] = static_cast<int16_t>(value);
+}
+
+FEEDER_INLINE bool read_by_length(Hot& h, const HuffmanCodes& codes) {
+    int length = 0;
+    const int symbol = codes.find(static_cast<uint32_t>(h.bits >> 48), length);
+    if (symbol < 0) return false;
+    read_coefficient(h, static_cast<uint32_t>(length), static_cast<uint32_t>(symbol));
     return true;
+}
+
+// A symbol that is not wholly in the lookup table. False: there is no such code.
+FEEDER_INLINE bool read_unusual(Hot& h, const HuffmanCodes& codes) {
+    h.state -= AcTable::kUnusual << 8;
+    h.block[kPlaces.at[h.place() + 1]] = h.block[63] = 0;
+    h.refill();
+    const uint32_t entry = h.lookup[h.bits >> (64 - AcTable::kLookupBits)] >> 16;
+    if (entry == 0) [[unlikely]] return read_by_length(h, codes);
+    read_coefficient(h, entry & 0xFF, entry >> 8);
+    return true;
+}
+
+// Takes back an entry of which the first symbol filled the block, or more, and reads that symbol alone.
+FEEDER_INLINE bool read_first_again(Hot& h, const EntropyStream& s, const HuffmanCodes& codes, uint32_t entry) {
+    h.block[63] = 0;
+    h.state -= entry & 0xFFFF;
+    const int64_t position = 8 * static_cast<int64_t>(h.next - s.begin) - EntropyStream::kEmpty + (h.state & 0xFF);
+    h.next = s.begin + position / 8;
+    h.bits = 0;
+    h.state = (h.state & 0xFF00) | EntropyStream::kEmpty;
+    h.refill();
+    h.drop(static_cast<uint32_t>(position % 8));
+    return read_by_length(h, codes);
 }
 
 FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
@@ -122,18 +151,22 @@ FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
     return true;
 }
 
-// Handles a place of 64 or more. False: the stream's run is over, or it is bad.
-FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan) {
+// Handles a place of 64 or more, after this entry. False: the stream's run is over, or it is bad.
+template <bool kPairs>
+FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan, uint32_t entry) {
     // Keeps the compiler from computing anything below before the branch, for every symbol.
     asm("" : "+r"(h.state));
-    if (h.place() >= AcTable::kUnusual) {
-        if (!read_unusual(h, plan.block[s.block_in_mcu].ac->codes)) [[unlikely]] {
+    uint32_t place = static_cast<uint32_t>(h.place());
+    const bool none_second = kPairs && ((place > 64 && place < AcTable::kEnd) || place == AcTable::kEnd + 64);
+    if (place >= AcTable::kUnusual || none_second) {
+        const HuffmanCodes& codes = plan.block[s.block_in_mcu].ac->codes;
+        if (!(none_second ? read_first_again(h, s, codes, entry) : read_unusual(h, codes))) [[unlikely]] {
             s.bad = true;
             return false;
         }
         if ((h.state & kStop) == 0) return true;
+        place = static_cast<uint32_t>(h.place());
     }
-    const uint32_t place = h.place();
     if (place > 64 && place < AcTable::kEnd) [[unlikely]] {
         s.bad = true;
         return false;
@@ -162,42 +195,43 @@ void begin_run(EntropyStream& s, const McuPlan& plan) {
     h.save(s);
 }
 
-template <int kStreams>
+template <int kStreams, bool kPairs>
 int run(EntropyStream* const* streams, const McuPlan& plan) {
     // Symbols between two refills: as many as the bits are sure to hold.
     constexpr int kRounds = 56 / AcTable::kLookupBits;
     Hot hot[kStreams];
 #pragma GCC unroll 3
     for (int i = 0; i < kStreams; ++i) hot[i].load(*streams[i]);
+    uint32_t entry;
     for (;;) {
 #pragma GCC unroll 3
         for (int i = 0; i < kStreams; ++i) hot[i].refill();
 #pragma GCC unroll 8
         for (int round = 0; round < kRounds; ++round) {
             // A branch for each stream: were one branch for all mispredicted, the next, which tells them apart, would be too.
-            hot[0].step();
+            entry = hot[0].template step<kPairs>();
             if ((hot[0].state & kStop) != 0) goto pass_0;
             if constexpr (kStreams > 1) {
-                hot[1].step();
+                entry = hot[1].template step<kPairs>();
                 if ((hot[1].state & kStop) != 0) goto pass_1;
             }
             if constexpr (kStreams > 2) {
-                hot[2].step();
+                entry = hot[2].template step<kPairs>();
                 if ((hot[2].state & kStop) != 0) goto pass_2;
             }
         }
         continue;
         int over;
     pass_0:
-        if (pass(hot[0], *streams[0], plan)) continue;
+        if (pass<kPairs>(hot[0], *streams[0], plan, entry)) continue;
         over = 0;
         goto end;
     pass_1: __attribute__((unused));
-        if (kStreams > 1 && pass(hot[kStreams > 1 ? 1 : 0], *streams[1], plan)) continue;
+        if (kStreams > 1 && pass<kPairs>(hot[kStreams > 1 ? 1 : 0], *streams[1], plan, entry)) continue;
         over = 1;
         goto end;
     pass_2: __attribute__((unused));
-        if (kStreams > 2 && pass(hot[kStreams > 2 ? 2 : 0], *streams[2], plan)) continue;
+        if (kStreams > 2 && pass<kPairs>(hot[kStreams > 2 ? 2 : 0], *streams[2], plan, entry)) continue;
         over = 2;
     end:
 #pragma GCC unroll 3
@@ -206,7 +240,7 @@ int run(EntropyStream* const* streams, const McuPlan& plan) {
     }
 }
 
-constexpr EntropyKernels kKernels = {begin_run, {run<1>, run<2>, run<3>}};
+constexpr EntropyKernels kKernels = {begin_run, {run<1, false>, run<2, false>, run<3, false>}, run<1, true>};
 
 }  // namespace
 }  // namespace feeder

@@ -47,6 +47,12 @@ uint32_t for_codes(const HuffmanCodes& codes, int lookup_bits, const Entry& entr
     return at;
 }
 
+// An entry of Note [Huffman lookup] without its value, and the value.
+uint32_t coefficient(int run, int size, int length) {
+    return static_cast<uint32_t>(length + size) | static_cast<uint32_t>(run + 1) << 8;
+}
+uint32_t value_of(int extra, int size) { return static_cast<uint32_t>(extend(extra, size)); }
+
 }  // namespace
 
 bool DcTable::build(ByteSpan payload) {
@@ -65,27 +71,50 @@ bool DcTable::build(ByteSpan payload) {
     return true;
 }
 
-bool AcTable::build(ByteSpan payload) {
-    if (codes.built_from(payload)) return true;
+bool AcTable::build(ByteSpan payload, bool with_pairs) {
+    if (codes.built_from(payload) && with_pairs == has_pairs_) return true;
     if (!codes.build(payload)) return false;
+    has_pairs_ = with_pairs;
     const uint32_t end = for_codes(codes, kLookupBits, [&](int symbol, int length, uint32_t at, uint32_t span) {
-        const int run = symbol >> 4, size = symbol & 15, bits = length + size;
-        const uint32_t taken = static_cast<uint32_t>(bits);
+        const int run = symbol >> 4, size = symbol & 15;
         if (size == 0) {
-            const uint32_t move = run == 15 ? 16 : kEnd;
-            std::fill_n(lookup + at, span, taken | move << 8);
-        } else if (bits <= kLookupBits) {
+            std::fill_n(lookup + at, span, static_cast<uint32_t>(length) | (run == 15 ? 16 : kEnd) << 8);
+        } else if (length + size <= kLookupBits && (size <= kMostSize || !with_pairs)) {
             const uint32_t each = span >> size;
-            const uint32_t common = taken | static_cast<uint32_t>(run + 1) << 8;
-            for (int extra = 0; extra < (1 << size); ++extra, at += each) {
-                std::fill_n(lookup + at, each, common | static_cast<uint32_t>(extend(extra, size)) << 16);
-            }
+            for (int extra = 0; extra < (1 << size); ++extra, at += each)
+                std::fill_n(lookup + at, each, coefficient(run, size, length) | value_of(extra, size) << (with_pairs ? 24 : 16));
         } else {
-            std::fill_n(lookup + at, span, kUnusual << 8 | static_cast<uint32_t>(length << 8 | symbol) << 16);
+            std::fill_n(lookup + at, span, kUnusual << 8 | static_cast<uint32_t>(symbol << 8 | length) << 16);
         }
     });
     std::fill(lookup + end, lookup + (1 << kLookupBits), kUnusual << 8);
+    if (with_pairs) add_pairs();
     return true;
+}
+
+void AcTable::add_pairs() {
+    // From 1 << r on: what the next r bits add as a second symbol, 0 where it is not all in them.
+    constexpr uint32_t kMostBits = kLookupBits - 3;  // after a first symbol; few are shorter
+    uint32_t second[2 << kMostBits] = {};
+    for (uint32_t i = 0; i < (1u << kMostBits); ++i) {
+        const uint32_t entry = lookup[i << (kLookupBits - kMostBits)];
+        second[(1u << kMostBits) + i] = (entry & 63) <= kMostBits && (entry >> 8 & 0xFF) < kUnusual ? entry : 0;
+    }
+    for (uint32_t r = kMostBits - 1; r > 0; --r) {
+        for (uint32_t i = 1u << r; i < (2u << r); ++i) second[i] = (second[2 * i] & 63) <= r ? second[2 * i] : 0;
+    }
+    for_codes(codes, kLookupBits - 1, [&](int symbol, int length, uint32_t at, uint32_t) {
+        const int size = symbol;  // and no run
+        const int rest = kLookupBits - length - size;
+        if (size == 0 || size > kMostSize || rest < 1 || rest > static_cast<int>(kMostBits)) return;
+        at <<= 1;
+        const uint32_t each = 1u << rest;
+        for (int extra = 0; extra < (1 << size); ++extra, at += each) {
+            const uint32_t first = coefficient(0, size, length) | (value_of(extra, size) & 0xFF) << 16;
+            for (uint32_t i = 0; i < each; ++i)
+                lookup[at + i] = second[each + i] != 0 ? first + second[each + i] : lookup[at + i];
+        }
+    });
 }
 
 }  // namespace feeder

@@ -61,17 +61,33 @@ struct DcTable {
 // branch for everything unusual, and `move` tells the case:
 //     run + 1     an ordinary coefficient. The block is full at 64; more than that is damage
 //     kEnd        end of the block
-//     kUnusual    nothing decoded yet; the value is code length << 8 | symbol, or 0 for a code not in the table
+//     kUnusual    nothing decoded yet; the value is symbol << 8 | code length, or 0 for a code not in the table
+//
+// Note [pairs of symbols]
+// Where an image is one stream, each symbol waits for the one before it. Then an entry may have two of them, if both fit:
+// bits taken | move << 8 | first value << 16 | second value << 24, of 8 bits and with a sign, with the moves added up. The
+// first symbol is a coefficient without zeros before it, so that its value goes to k; the second one's goes to the place
+// before the new k. An entry of one symbol has its value as the second one, and writes a zero to k before.
+// A place from 65 on, or of kEnd + 64, is damage, or the first symbol filled the block and there is no second one: the first is
+// then decoded again, alone.
+// Beside other streams pairs are no faster: a second store for every entry costs what the fewer entries save.
 struct AcTable {
     static constexpr int kLookupBits = 12;
-    static constexpr uint32_t kEnd = 80;        // beyond any place that a run leads to: 63 + 16
-    static constexpr uint32_t kUnusual = 160;   // beyond any place that kEnd leads to
+    static constexpr int kMostSize = 7;          // of a coefficient in a table with pairs
+    static constexpr uint32_t kEnd = 84;         // beyond any place that runs lead to: 63 + 1 + 16
+    static constexpr uint32_t kUnusual = 160;    // beyond any place that kEnd leads to
     static constexpr uint32_t kPlaces = 256;
 
     uint32_t lookup[1 << kLookupBits];
     HuffmanCodes codes;
 
-    bool build(ByteSpan payload);
+    // False: not a code.
+    bool build(ByteSpan payload, bool with_pairs);
+
+  private:
+    void add_pairs();
+
+    bool has_pairs_ = false;
 };
 
 // The number in `size` extra bits (JPEG's EXTEND).
