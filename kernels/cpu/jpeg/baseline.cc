@@ -200,8 +200,10 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
 // The inverse DCT of a run. Leaves the blocks zero again.
 void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
     const int row = lane.row - window.first_row, column = lane.column - window.first_column;
-    IdctBlock full[kRunBlocks], corner[kRunBlocks], flat[kRunBlocks];
-    int fulls = 0, corners = 0, flats = 0;
+    // Sorted into flat ones, corners and others, without a branch on the kind. 16 bits of `ends` for each kind.
+    constexpr uint64_t kBegins = uint64_t{kRunBlocks} << 16 | uint64_t{2 * kRunBlocks} << 32;
+    IdctBlock sorted[3 * kRunBlocks];
+    uint64_t ends = kBegins;
     int first = 0;  // block of the component in its MCU
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
@@ -215,13 +217,9 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
                     const IdctBlock target = {lane.blocks[block],
                                               top + 8 * v * stride + 8 * ((column + m) * component.h + h)};
                     const int last = lane.last[block];
-                    if (last == 0) {
-                        flat[flats++] = target;
-                    } else if (last < kCornerEnd) {
-                        corner[corners++] = target;
-                    } else {
-                        full[fulls++] = target;
-                    }
+                    const int at = 16 * ((last > 0) + (last >= kCornerEnd));
+                    sorted[ends >> at & 0xFFFF] = target;
+                    ends += uint64_t{1} << at;
                 }
             }
         }
@@ -231,10 +229,13 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
             std::memcmp(quant_[i], quant_[i + 1], sizeof(quant_[i])) == 0) {
             continue;
         }
-        transform_.full(idct_kernels(), full, fulls, quant_[i], stride);
-        transform_.corner(idct_kernels(), corner, corners, quant_[i], stride);
-        for (int n = 0; n < flats; ++n) transform_.flat(flat[n].coefficients[0], flat[n].out, quant_[i], stride);
-        fulls = corners = flats = 0;
+        const IdctBlock* const corners = sorted + kRunBlocks;
+        const IdctBlock* const others = corners + kRunBlocks;
+        const auto end_of = [&](int kind) { return static_cast<int>(ends >> (16 * kind) & 0xFFFF); };
+        transform_.full(idct_kernels(), others, end_of(2) - 2 * kRunBlocks, quant_[i], stride);
+        transform_.corner(idct_kernels(), corners, end_of(1) - kRunBlocks, quant_[i], stride);
+        for (int n = 0; n < end_of(0); ++n) transform_.flat(sorted[n].coefficients[0], sorted[n].out, quant_[i], stride);
+        ends = kBegins;
     }
     std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
 }
