@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from feeder import DataLoader, ShardDataset
+from feeder.decoders.cuda.stager import PlanStager
 from feeder.errors import DecodeError
 from feeder.order.buckets import Buckets
 from feeder.shard.format.index_file import INDEX_NAME
@@ -117,6 +118,21 @@ def test_what_else_a_loader_does(sets: dict[str, Path], recipe: Any, options: di
     assert stats["cuda_images"] > 3 * stats["cpu_images"]
     if options.get("channels_last"):
         assert found[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_usual_samples_are_planned_without_a_step_in_python(
+    sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_by_step: list[int] = []
+    stage_views = PlanStager.stage_views
+
+    def counting(stager: PlanStager, buffers: Any, *rest: Any) -> Any:
+        step_by_step.append(len(buffers))
+        return stage_views(stager, buffers, *rest)
+
+    monkeypatch.setattr(PlanStager, "stage_views", counting)
+    epochs(sets["seekable"], CROP, ())
+    assert step_by_step == [1]  # the PNG
 
 
 @pytest.mark.parametrize("workers", [0, 2])
