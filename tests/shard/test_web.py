@@ -118,7 +118,7 @@ def test_addresses_that_are_none_of_the_internets_are_refused_also_when_a_name_l
 
 @pytest.mark.parametrize("drips", ["head", "body"])
 def test_an_answer_that_drips_for_ever_is_an_error(monkeypatch: pytest.MonkeyPatch, drips: str) -> None:
-    monkeypatch.setattr("feeder.shard.source.web._ANSWER_S", 0.3)
+    monkeypatch.setattr("feeder.shard.source.web.ANSWER_S", 0.3)
     given_up = threading.Event()
 
     def drip() -> None:

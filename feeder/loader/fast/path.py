@@ -28,7 +28,7 @@ from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
-from feeder.loader.fast.read_ahead import ReadAhead
+from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine, make_service, make_work
@@ -88,7 +88,7 @@ class FastPath:
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
-        self._read_ahead: ReadAhead | None = None
+        self._read_ahead: ReadAhead | DrawnAhead | None = None
         self._fingerprint: str | None = None
         self._has_warned = self._has_told = False
         self._agreement = Agreement()
@@ -150,17 +150,21 @@ class FastPath:
         if self._read_ahead is not None:
             self._read_ahead.close()
         reads_here = self._service is None or not self._service.only
+        made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and reads_here and self.dataset.reader.is_remote:
-            made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
             self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress, made)
+        asked = requests(
+            self.order,
+            progress,
+            functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
+        )
+        if split is None and reads_here and options.num_workers and self.dataset.reader.is_remote:
+            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made)
+            asked = self._read_ahead.watched(asked)
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,
-            requests=requests(
-                self.order,
-                progress,
-                functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
-            ),
+            requests=asked,
             options=options,
             work=self.work,
             engine=self._idle_engine(place.epoch) if options.num_workers or self._service is not None else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import queue
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import FeederError
+from feeder.loader.fast.batches import Request
 from feeder.loader.fast.position import EpochProgress
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
@@ -27,7 +29,7 @@ from feeder.shard.cache.link import Link
 from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.format.index_file import ShardEntry
 
-__all__ = ["ReadAhead"]
+__all__ = ["DrawnAhead", "ReadAhead"]
 
 _log = logging.getLogger("feeder")
 
@@ -244,6 +246,61 @@ class ReadAhead:
     def _close_all(self) -> None:
         for each in self._sets.values():
             each.close()
+
+
+class DrawnAhead:
+    """Has the samples of a sampler fetched when their batches are drawn: the workers ask for them later, one batch
+    after the other.
+
+    Args:
+        reader: The samples' reader.
+        progress: The iterator's progress; the thread ends with it.
+        made: Number of batches that may be made before the caller asks for them.
+    """
+
+    def __init__(self, reader: Reader, progress: EpochProgress, made: int) -> None:
+        self._reader, self._made = reader, made
+        self._progress = weakref.ref(progress)
+        self._drawn: queue.SimpleQueue[tuple[int, Int64s]] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._sets: dict[int, _Set] = {}
+        self._thread = threading.Thread(target=self._run, name="feeder-drawn-ahead", daemon=True)
+        self._thread.start()
+
+    def watched(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """Yields the batches to make, and has each fetched."""
+        for step, request in enumerate(requests):
+            if not self._is_over.is_set():
+                self._drawn.put((step, request.samples.ids))
+            yield request
+
+    def close(self) -> None:
+        """Ends what is fetched ahead; waits for that, but not for a network that is down."""
+        self._is_over.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over.is_set() and not getattr(self._progress(), "exhausted", True):
+                with contextlib.suppress(queue.Empty):
+                    step, ids = self._drawn.get(timeout=_LOOK_S)
+                    self._fetch(step, ids)
+        except FeederError as error:  # a worker that needs the bytes says so, too
+            _log.warning("reading ahead has ended: %s", error)
+        finally:
+            self._is_over.set()
+            for each in self._sets.values():
+                each.close()
+
+    def _fetch(self, step: int, ids: Int64s) -> None:
+        for leaf, own, _ in _leaf_rows(self._reader, ids):
+            if id(leaf) not in self._sets:
+                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0, None, set())
+            try:
+                self._sets[id(leaf)].extend(step - self._made, np.full(len(own), step), own, is_first=True)
+            except ConnectionError:  # the fetcher has ended: another one gets what is drawn from here on
+                self._sets[id(leaf)].close()
 
 
 def _looked_ahead(order: Order) -> int:

@@ -66,7 +66,7 @@ class Plans:
         self._plans.append(plan)
         for file in files.files.values():
             file.is_done = False
-        files.ring_bytes = needed
+        files.ring_bytes = needed or None  # a plan may not know
         return plan
 
     def extend(self, plan: Plan, step: int, last_steps: Sequence[Sequence[Any]]) -> None:
@@ -85,7 +85,7 @@ class Plans:
         """Drops a plan, whose trainer is gone."""
         self._plans.remove(plan)
         if self._plans:  # else the next plan is likely to be as large
-            self._files().ring_bytes = sum(other.working_bytes for other in self._plans)
+            self._files().ring_bytes = sum(other.working_bytes for other in self._plans) or None
 
     def next_range(self) -> tuple[CachedFile, int, int] | None:
         """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""

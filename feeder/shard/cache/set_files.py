@@ -22,7 +22,7 @@ from feeder.system.files import TEMPORARY_SUFFIX
 
 __all__ = ["SetFiles"]
 
-_WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
+WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
 _MOST_INDEX_BYTES = 1 << 32
 _MOST_BYTES = 1 << 40  # of a file that comes in ranges and has no checksums of its own: a header of billions of shards
 _LEAST_BYTES = 1 << 20
@@ -91,8 +91,8 @@ class SetFiles:
         entry = self._store.size(name)
         identity = hashlib.sha256(f"{entry.size_bytes} {entry.etag} {entry.modified_ns}".encode()).digest()
         identity = identity[:IDENTITY_BYTES]
-        if _is_header(name, self._index) and entry.size_bytes <= _WHOLE_HEADER_BYTES:
-            return self._whole(name, identity, _check_header, _WHOLE_HEADER_BYTES, entry.etag)
+        if _is_header(name, self._index) and entry.size_bytes <= WHOLE_HEADER_BYTES:
+            return self._whole(name, identity, _check_header, WHOLE_HEADER_BYTES, entry.etag)
         if entry.size_bytes > _MOST_BYTES:
             raise FormatError(f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes: too many for its kind")
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)

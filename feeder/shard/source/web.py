@@ -25,7 +25,7 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 __all__ = ["WebReader", "shown_url"]
 
 _CONNECT_S, _READ_S = 10.0, 30.0
-_ANSWER_S = 300.0  # for a whole answer, however steadily it drips
+ANSWER_S = 300.0  # for a whole answer, however steadily it drips
 _ATTEMPTS = 3
 _REDIRECTS = 5
 _HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
@@ -83,7 +83,7 @@ class WebReader:
         limit: _Limit | None = None
         try:
             connection.sock = self._connected(host, port, shown)
-            limit = _Limit(connection.sock, _ANSWER_S)
+            limit = _Limit(connection.sock, ANSWER_S)
             if is_encrypted:
                 connection.sock = self._context.wrap_socket(connection.sock, server_hostname=host)
             default = port == (443 if is_encrypted else 80)
@@ -98,7 +98,7 @@ class WebReader:
             raise StoreError(f"{shown}: the server's certificate is refused: {error.verify_message}") from None
         except (OSError, http.client.HTTPException, ValueError, _PassingError) as error:
             if limit is not None and limit.is_over:
-                raise StoreError(f"{shown}: its answer takes more than {_ANSWER_S:g} s") from None
+                raise StoreError(f"{shown}: its answer takes more than {ANSWER_S:g} s") from None
             if isinstance(error, _PassingError):
                 raise
             text = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__

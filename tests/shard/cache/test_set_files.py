@@ -85,7 +85,7 @@ def test_a_run_goes_on_with_its_version_when_the_store_has_a_newer_one(
     fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
 ) -> None:
     """Of a header that is too long to be fetched as a whole."""
-    monkeypatch.setattr("feeder.shard.cache.set_files._WHOLE_HEADER_BYTES", 0)
+    monkeypatch.setattr("feeder.shard.cache.set_files.WHOLE_HEADER_BYTES", 0)
     write_long_header(folder / "index.bin", 20_000, 1)
     header = SetHeader(os.path.join(fetcher.folder, "index.bin"), fetcher)
     assert header.shard(0).size_bytes == 0
@@ -100,7 +100,7 @@ def test_a_run_goes_on_with_its_version_when_the_store_has_a_newer_one(
 def test_a_long_header_that_was_replaced_by_another_set_is_an_error(
     fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.shard.cache.set_files._WHOLE_HEADER_BYTES", 0)
+    monkeypatch.setattr("feeder.shard.cache.set_files.WHOLE_HEADER_BYTES", 0)
     write_long_header(folder / "index.bin", 20_000, 1)
     header = SetHeader(os.path.join(fetcher.folder, "index.bin"), fetcher)
     write_long_header(folder / "index.bin", 20_001, 2)

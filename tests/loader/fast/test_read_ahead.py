@@ -1,0 +1,49 @@
+"""Bytes that are needed next are fetched before workers ask for them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from feeder.dataset.shard_reader import ShardReader
+from feeder.loader.fast.batches import Request
+from feeder.loader.fast.read_ahead import DrawnAhead
+from feeder.loader.slots.image_slots import Samples
+from feeder.shard.cache.presence import Presence, record_path
+from tests.support.folder_store import folder_mirror
+from tests.support.processes import wait_until
+from tests.support.remote_sets import end_fetchers, make_set
+
+
+class Progress:
+    """Of an epoch that is not over."""
+
+    exhausted = False
+
+
+def present(cache: Path) -> set[str]:
+    """The shards that are in a cache as a whole."""
+    found = set()
+    for path in cache.glob("*.tar"):
+        record = Presence(record_path(str(cache), path.name))
+        found |= {path.name} if record.has(0, record.size_bytes) else set()
+    return found
+
+
+def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) -> None:
+    folder, cache, progress = make_set(tmp_path / "local", shards=5), tmp_path / "cache", Progress()
+    with end_fetchers(tmp_path):
+        mirror = folder_mirror(cache, folder)
+        reader = ShardReader(os.path.join(cache, "index.bin"), mirror=mirror)
+        ahead = DrawnAhead(reader, cast(Any, progress), 3)
+        batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]
+        asked = ahead.watched(iter(batches))
+        assert next(asked) is batches[0]
+        wait_until(lambda: present(cache) == {"shard-000001.tar"})
+        assert next(asked) is batches[1]
+        wait_until(lambda: present(cache) == {f"shard-00000{number}.tar" for number in (0, 1, 4)})
+        ahead.close()
+        mirror.close()
