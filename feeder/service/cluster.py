@@ -13,6 +13,7 @@ from typing import Any
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.status import service_status
+from feeder.system.quiet_ray import quiet_ray
 
 __all__ = ["directory", "start", "status", "stop"]
 
@@ -30,7 +31,8 @@ def joined(address: str) -> Iterator[Any]:
         ServiceError: if the cluster can't be joined.
     """
     try:
-        import ray
+        with quiet_ray():
+            import ray
     except ModuleNotFoundError:
         raise ArgumentError("an input service needs the package ray: pip install 'feeder-data[ray]'") from None
     if ray.is_initialized():

@@ -101,14 +101,16 @@ def test_a_killed_node_costs_the_shards_in_its_hands(cluster: RayCluster, tree: 
     options = kept(samples_per_shard=60)  # one shard, which no other node tries because it is late
     shard(str(tree), str(tmp_path / "expected"), options)
     with held(tree / "class-2" / "img-007.jpg") as file:
-        driver = Driver(cluster, tree, tmp_path / "out", "--samples-per-shard", "60")
+        driver = Driver(cluster, tree, tmp_path / "out", "--samples-per-shard", "60", "--json")
         file.wait()
         cluster.add_node()
         cluster.kill_node(cluster.nodes[0])
         wait_until(lambda: not _writers(tmp_path / "out"))
         file.release()
-        driver.end()
+        printed, errors = driver.end()
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
+    assert json.loads(printed)["samples"] == 60  # and nothing of Ray's beside it
+    assert "node" not in errors
 
 
 def test_a_killed_driver_is_resumed_by_this_machine(

@@ -17,6 +17,7 @@ from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_job import ShardJob, WrittenShard, record_name, write_shard
 from feeder.system.cores import cores
 from feeder.system.progress import Progress
+from feeder.system.quiet_ray import quiet_ray
 
 __all__ = ["Engine", "LocalEngine", "open_engine"]
 
@@ -59,7 +60,8 @@ def open_engine(options: ShardOptions) -> Iterator[Engine]:
         yield LocalEngine(options.workers)
         return
     try:
-        from feeder.shard.write.ray_engine import open_ray
+        with quiet_ray():
+            from feeder.shard.write.ray_engine import open_ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
