@@ -8,7 +8,8 @@ images/s    of the caller, which does nothing with a batch.
 host CPU    ms an image in the caller's process and the relay: what the training machine pays. The rest is the server's.
 trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one.
 
-Needs two cores that have nothing else to do.
+Needs two cores that have nothing else to do, and a set of some thousand images: one of a few batches measures how an
+epoch begins and ends.
 
     python -m bench.service --shards SHARDS [--size 224] [--batch 256] [--epochs 4] [--repeats 5] [--trials 3]
         [--rivals store,data] [--json OUT]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import pytest
 
 import feeder
 from feeder import transforms as T
+from feeder.system.process_usage import process_tree
 from tests.support import ROOT
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import wait_until
@@ -80,6 +83,19 @@ def test_epochs_are_exact_while_nodes_come_and_go(root: Path, cluster: RayCluste
 
     check_with_fault(one, expected, fault)
     assert "ray" not in sys.modules
+    assert one.stats()["respawns"] == 0
+
+
+def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
+    one = loader(root, cluster, service_only=True)
+    helpers: list[int] = []
+
+    def fault() -> None:
+        helpers.extend(process_tree(one.worker_pids()[-1])[1:])
+        os.kill(helpers[0], signal.SIGKILL)
+
+    check_with_fault(one, expected, fault)
+    wait_until(lambda: set(process_tree(one.worker_pids()[-1])[1:]) - set(helpers))
     assert one.stats()["respawns"] == 0
 
 
