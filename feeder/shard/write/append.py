@@ -122,7 +122,7 @@ class _Append:
         if begun is not None and begun < version:
             self._progress.note("the same run was interrupted when these samples were part of the set already")
             folder.finish()
-            return self._summary(manifest, [], classes)
+            return self._summary(manifest, [], {}, classes)
         if begun is not None:
             self._progress.note(f"resuming the unfinished run in {folder.shown}")
         done = {} if begun is None else run.finished(plan)
@@ -134,7 +134,7 @@ class _Append:
             folder.remove_after(shards)
             folder.finish()
             raise
-        return self._finish(written, classes)
+        return self._finish(written, done, classes)
 
     def _join_classes(self) -> list[str] | None:
         """Numbers the source's classes as the set does, new ones after the set's; returns all names."""
@@ -167,8 +167,16 @@ class _Append:
             source.replaces_cls = True
         return names
 
-    def _finish(self, written: list[WrittenShard], classes: list[str] | None) -> ShardSummary:
-        """Writes the new header; the rename of it is what makes the samples part of the set."""
+    def _finish(
+        self, written: list[WrittenShard], done: dict[int, WrittenShard], classes: list[str] | None
+    ) -> ShardSummary:
+        """Writes the new header; the rename of it is what makes the samples part of the set.
+
+        Args:
+            written: All further shards.
+            done: Those that an earlier run finished, by their numbers among these.
+            classes: Class names by label.
+        """
         folder, before, source = self._folder, self._manifest, self._source
         rejected = sorted([*source.rejected, *(r for each in written for r in each.rejected)])
         header = folder.file(INDEX_NAME)
@@ -205,9 +213,15 @@ class _Append:
         folder.publish(header)
         _complete(folder)
         folder.finish()
-        return self._summary(manifest, written, classes)
+        return self._summary(manifest, written, done, classes)
 
-    def _summary(self, manifest: Manifest, written: list[WrittenShard], classes: list[str] | None) -> ShardSummary:
+    def _summary(
+        self,
+        manifest: Manifest,
+        written: list[WrittenShard],
+        done: dict[int, WrittenShard],
+        classes: list[str] | None,
+    ) -> ShardSummary:
         source = self._source
         rejected = [*source.rejected, *(r for each in written for r in each.rejected)]
         return ShardSummary(
@@ -223,8 +237,8 @@ class _Append:
             shards=len(manifest.shards),
             bytes=sum(s.size_bytes for s in manifest.shards),
             classes=len(classes or ()),
-            written_shards=len(written),
-            written_samples=sum(each.record.samples for each in written),
+            written_shards=len(written) - len(done),
+            written_samples=sum(each.record.samples for number, each in enumerate(written) if number not in done),
             seconds=time.monotonic() - self._started,
             max_bad=self._options.max_bad,
             notes=source.notes,
