@@ -385,7 +385,8 @@ def test_no_images_are_no_work(device: torch.device) -> None:
         ([T.RandomResizedCrop(32), T.Lambda(abs)], "Lambda: it is a function of one image, for a worker"),
         ([T.RandomResizedCrop(32), T.Normalize(MEAN, STD), T.Lambda(abs)], "Lambda: it is a function"),
         ([T.RandomResizedCrop(32), T.RandomRotation(9, expand=True)], "RandomRotation: with expand=True"),
-        ([T.Resize(80), T.RandomRotation(9), T.CenterCrop(64)], "RandomRotation: it gets images of different sizes"),
+        ([T.Resize(80), T.RandomRotation(9), T.CenterCrop(64)], "CenterCrop: it gets images of different sizes"),
+        ([T.Resize(80), T.GaussianBlur(3), T.Resize(1)], "Resize: it gets images of different sizes"),
         ([T.RandomCrop(64)], "RandomCrop: it gets images of different sizes"),
         ([T.Resize((64, 64), "bicubic")], "Resize: its interpolation is 'bicubic', and must be 'bilinear'"),
         (
@@ -394,7 +395,7 @@ def test_no_images_are_no_work(device: torch.device) -> None:
         ),
         (
             [T.Resize(64), T.RandomPerspective(), T.CenterCrop(64)],
-            "RandomPerspective: it gets images of different sizes",
+            "CenterCrop: it gets images of different sizes",
         ),
         ([T.RandomZoomOut(), T.RandomResizedCrop(32)], "RandomZoomOut: its images are of different sizes"),
         ([T.RandomResizedCrop(32), T.RandomChoice([T.RandomInvert(), T.Lambda(abs)])], "RandomChoice: of Lambda in it"),

@@ -326,7 +326,7 @@ def check_further_ops(decoder: Decoder) -> None:
         except BackendError as error:
             refusal = str(error)
         if refusal:
-            assert type(recipe.rest[0]).__name__ in refusal, refusal
+            assert any(f"can't run {type(op).__name__}" in refusal for op in recipe.rest), refusal
             continue
         boxes = SampleBoxes([Boxes(np.array([[20, 30, 90, 80]], np.float32))] * len(buffers))
         draws = recipe.draw(3, 4, np.arange(len(buffers)), sizes_of(buffers, orientations), boxes)

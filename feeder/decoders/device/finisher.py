@@ -72,7 +72,8 @@ class Finisher:
         if rest:
             first = self._first_fused
             if first:
-                images, layout = self._run(images, layout, codes, rest[:first]), "nchw"
+                base_size = self._recipe.base_size or size  # ops on images of any size keep it
+                images, layout = self._run(images, base_size, layout, codes, rest[:first]), "nchw"
                 codes = np.zeros(len(images), np.uint8)
             fused = fused_parameters(self._recipe.rest[first:], rest[first:], len(images), size[1])
             later = fused.later
@@ -104,11 +105,14 @@ class Finisher:
         return result
 
     def _run(
-        self, images: torch.Tensor, layout: str, codes: npt.NDArray[np.uint8], rest: Sequence[Params]
+        self,
+        images: torch.Tensor,
+        size: tuple[int, int],
+        layout: str,
+        codes: npt.NDArray[np.uint8],
+        rest: Sequence[Params],
     ) -> torch.Tensor:
         """Runs the ops before kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
-        size = self._recipe.base_size
-        assert size is not None  # or the recipe was refused
         turn = to_device(codes, self._device) if codes.any() else None
         pixels = _gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
         for op, params in zip(self._recipe.rest, rest, strict=False):

@@ -63,7 +63,8 @@ def _problem(op: T.Op, extent: Extent, is_batched: bool) -> str | None:
         return None
     if isinstance(op, (T.Resize, T.RandomResizedCrop)) and op.interpolation != "bilinear":
         return f"its interpolation is {op.interpolation!r}, and must be 'bilinear'"
-    if not extent.fixed:
+    # Images of one size are finished together, so an op that keeps their sizes needs none.
+    if not extent.fixed and (op.resizes or op.extent(extent) != extent):
         return "it gets images of different sizes here; put a crop or Resize((height, width)) first"
     if isinstance(op, T.RandomRotation) and op.expand:
         return "with expand=True its images are of different sizes"
