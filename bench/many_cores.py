@@ -96,7 +96,8 @@ def rank(number: int, workers: int, rate: float, options: Any) -> dict[str, floa
         batch_size=size,
         num_workers=workers,
         drop_last=True,
-        prefetch_factor=options.prefetch_factor,
+        prefetch_factor=options.prefetch_factor or 2,
+        prefetch_is_given=options.prefetch_factor > 0,
         persistent_workers=False,
         timeout_s=0.0,
         hang_timeout_s=300.0,
@@ -185,7 +186,7 @@ def main() -> None:
     smoke = {"ranks": 2, "workers": 2, "scale": "1,2", "batches": 4, "repeats": 1, "slow_down": 4.0, "batch_size": 32}
     options = arguments(
         __doc__, "many_cores", smoke, rate=30000.0, ranks=8, workers=8, scale="4,16,64", batches=100, repeats=3,
-        slow_down=8.0, batch_size=256, image_size=32, prefetch_factor=2,
+        slow_down=8.0, batch_size=256, image_size=32, prefetch_factor=0,
     )  # fmt: skip
     full = options.rate / options.slow_down
     counts = sorted(int(count) for count in options.scale.split(","))

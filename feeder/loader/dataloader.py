@@ -27,6 +27,7 @@ from feeder.loader.observe.prometheus import Metrics
 from feeder.loader.observe.remote import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
+    DEFAULT_PREFETCH,
     CopyStream,
     DeviceOptions,
     EpochOptions,
@@ -139,7 +140,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ratio; what the buckets have left over at the end of an epoch shares the last batches with its neighbours.
         pad: A :class:`feeder.PadToBatch`: images of different sizes are padded to one for each batch, and their own
             sizes, int64 [N, 2], follow the labels. It takes the place of a recipe of fixed output size.
-        memory_limit_bytes: Upper limit of the shared memory for batches; None: half of the available memory.
+        prefetch_factor: Batches that each worker makes ahead, at most. On the fast path without one as many batches
+            are made ahead as keep the workers busy, and up to 2 for each worker while all of them take no more than a
+            GiB; with one, as many as it says, as far as ``memory_limit_bytes`` allows.
+        memory_limit_bytes: Upper limit of the shared memory for batches, which are then 2 for each worker unless
+            ``prefetch_factor`` says otherwise; None: half of the available memory.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, for backend
             "dali" there. Larger batches are decoded in parts, and a batch is decoded ahead only where both fit.
             Finished batches and the decoder's own memory are not counted. None: no limit.
@@ -266,6 +271,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self.service, self.service_only = service, service_only
+        self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
         if isinstance(num_workers, str):
             self._workers_choice = self._choose_workers(
@@ -311,6 +317,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             num_workers=self.num_workers,
             drop_last=self.drop_last,
             prefetch_factor=self.prefetch_factor,
+            prefetch_is_given=self._prefetch_is_given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
             persistent_workers=self.persistent_workers,
             timeout_s=self.timeout,
             hang_timeout_s=self.hang_timeout_s,

@@ -18,8 +18,17 @@ from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["DEFAULT_COLLATES", "CopyStream", "DeviceOptions", "EpochOptions", "FixedOptions", "checked_device"]
+__all__ = [
+    "DEFAULT_COLLATES",
+    "DEFAULT_PREFETCH",
+    "CopyStream",
+    "DeviceOptions",
+    "EpochOptions",
+    "FixedOptions",
+    "checked_device",
+]
 
+DEFAULT_PREFETCH = 2  # torch's
 DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 _ON_BOTH_PATHS = ("shuffle", "follows_state", "batch_sampler", "collate_fn", "worker_init_fn")
 
@@ -90,6 +99,7 @@ class EpochOptions:
         batch_size: Samples of a batch; None: a batch sampler decides, or there are no batches.
         num_workers, drop_last, prefetch_factor, persistent_workers, multiprocessing_context, memory_limit_bytes,
             worker_threads, snapshot_every_n_steps: See :class:`feeder.DataLoader`.
+        prefetch_is_given: True if the caller gave ``prefetch_factor``; False if it is torch's default.
         timeout_s: Longest wait for a batch; 0: no limit.
         hang_timeout_s: Longest silence of a worker that has work; None: no limit.
         rank, world_size: As given; None: from torch.distributed or the environment.
@@ -103,6 +113,7 @@ class EpochOptions:
     num_workers: int
     drop_last: bool
     prefetch_factor: int | None
+    prefetch_is_given: bool
     persistent_workers: bool
     timeout_s: float
     hang_timeout_s: float | None
@@ -132,7 +143,7 @@ class EpochOptions:
 
     @property
     def ahead(self) -> int:
-        """Batches that workers make ahead of the caller."""
+        """Batches that workers make ahead of the caller, at most."""
         return max(1, (self.prefetch_factor or 1) * self.num_workers)
 
 

@@ -118,7 +118,6 @@ class BatchQueue:
         self._waiting: Request | None = None
         self._queue: collections.deque[_Making] = collections.deque()
         self._by_part: dict[int, _Making] = {}
-        self._edges: dict[int, list[tuple[int, int]]] = {}  # by number of rows
         self._waited_ns = 0
 
     def __iter__(self) -> Iterator[Finished | BaseException]:
@@ -207,9 +206,7 @@ class BatchQueue:
         samples.ids[:rows] = wanted.ids
         samples.repeats[:rows] = wanted.repeats
         pool = self._engine.pool
-        edges = self._edges.get(rows)
-        if edges is None:
-            edges = self._edges[rows] = self._engine.parts(rows)
+        edges = self._engine.parts(rows)
         parts = pool.submit(slot, edges, request.epoch, None if request.sizes is None else request.sizes[0])
         making = _Making(request, slot, edges, parts)
         self._by_part.update(dict.fromkeys(parts, making))

@@ -26,8 +26,8 @@ from feeder.dataset.further_images import by_image, further_recipes, in_order
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.task_board import part_rows
 from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded

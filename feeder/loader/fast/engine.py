@@ -14,8 +14,8 @@ from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
 from feeder.loader.fast.part_report import PART_SUMS
+from feeder.loader.fast.part_sizes import PartSizes, enough_ahead, part_rows
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
-from feeder.loader.fast.task_board import part_rows
 from feeder.loader.observe.meter import METER_WORDS
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
@@ -34,7 +34,8 @@ class EngineOptions:
     """Options of an engine.
 
     Args:
-        ahead: Number of batches to make ahead of the caller.
+        ahead: Number of batches to make ahead of the caller, at most.
+        ahead_is_given: True to make so many, as far as the memory allows; False: as many as workers need.
         persistent: True if workers outlive the iterator.
         memory_limit_bytes: Limit of the ring; None: half of the available memory.
         pool: Options of the workers.
@@ -43,6 +44,7 @@ class EngineOptions:
     """
 
     ahead: int
+    ahead_is_given: bool
     persistent: bool
     memory_limit_bytes: int | None
     pool: PoolOptions
@@ -88,6 +90,7 @@ class Engine:
         self.warned = False
         self._work, self._options = work, options
         self._ring: Ring | None = None
+        self._sizes = PartSizes(max(1, options.pool.workers))
         stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)
         self._pools = _Pools(None, np.zeros(len(PART_SUMS), np.int64), stages, [])
 
@@ -152,8 +155,25 @@ class Engine:
         return is_large and rows <= layout.batch_size
 
     def parts(self, rows: int) -> list[tuple[int, int]]:
-        """Returns (first row, number of rows) of the parts of a batch of that size."""
-        return [(0, rows)] if self._work.makes_batches else part_rows(rows, max(1, self._options.pool.workers))
+        """Returns (first row, number of rows) of the parts of the next batch, which has so many rows."""
+        if self._work.makes_batches:
+            return [(0, rows)]
+        if self._options.pool.service is not None:  # its servers share the parts, too
+            return part_rows(rows, max(1, self._options.pool.workers))
+        if self._sizes.is_due:
+            sums = dict(zip(PART_SUMS, self.sums().tolist(), strict=True))
+            self._sizes.learn(sums["parts"], sums["busy_ns"])
+        return self._sizes.next(rows, self.ahead)
+
+    def _even_parts(self, rows: int) -> int:
+        """Returns the number of parts of a batch of that size, at most."""
+        return 1 if self._work.makes_batches else len(part_rows(rows, max(1, self._options.pool.workers)))
+
+    def _ahead(self, layout: Layout) -> int:
+        options = self._options
+        if options.ahead_is_given:
+            return options.ahead
+        return enough_ahead(layout, options.pool.workers, self._even_parts(layout.batch_size), options.ahead)
 
     def grow_slots(self, wanted_bytes: int, rows: int) -> None:
         """Makes slots larger from the next :meth:`prepare` on, if they were too small for a collated batch and there is
@@ -170,7 +190,7 @@ class Engine:
         wanted = Layout(layout.batch_size, (Column((share,), "uint8"),))
         options = self._options
         with contextlib.suppress(ArgumentError):  # no memory: what does not fit travels in messages
-            _, ahead = plan_slots(wanted, options.ahead, options.held, options.memory_limit_bytes)
+            _, ahead = plan_slots(wanted, self._ahead(wanted), options.held, options.memory_limit_bytes)
             if ahead >= min(self.ahead, options.pool.processes):  # else workers would be idle for want of slots
                 work.share_bytes = share
 
@@ -187,13 +207,13 @@ class Engine:
                 rows = max(rows, self._ring.layout.batch_size)
             layout = self._work.layout(rows)
             slots, self.ahead = plan_slots(
-                layout, self._options.ahead, self._options.held, self._options.memory_limit_bytes
+                layout, self._ahead(layout), self._options.held, self._options.memory_limit_bytes
             )
             self._ring = Ring(layout, slots, self._options.guard)
             if self._options.guard is not None:
                 page_lock(self._ring)
         assert self._ring is not None
-        parts = self._ring.slots * len(self.parts(self._ring.layout.batch_size))
+        parts = self._ring.slots * self._even_parts(self._ring.layout.batch_size)
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
     def end_iterator(self) -> None:

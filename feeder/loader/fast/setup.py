@@ -19,11 +19,11 @@ from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
+from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.fast.table_file import shared_table
-from feeder.loader.fast.task_board import part_rows
 from feeder.loader.fast.work_json import work_to_json
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
@@ -183,12 +183,15 @@ def make_engine(
     else:
         held += options.device.ahead if options.device.target is not None else 0
         guard = slot_guard(options.device)
+    # Where the caller sets neither, batches are bounded by what workers need.
+    is_given = options.prefetch_is_given or options.memory_limit_bytes is not None
     limit = options.memory_limit_bytes
     ahead = options.ahead
     if service is not None:  # free slots are the credit of servers
+        is_given = True
         ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
     persistent = options.persistent_workers or service is not None  # a relay has to find its servers anew
-    return Engine(work, EngineOptions(ahead, persistent, limit, pool, held, guard))
+    return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
 
 
 def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> ServiceOptions | None:

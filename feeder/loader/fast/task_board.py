@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import signal
 import struct
@@ -33,10 +32,7 @@ from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.slots.region import Region
 
-__all__ = ["Board", "Part", "part_rows"]
-
-_LARGEST_PART = 64
-_SMALLEST_PART = 4
+__all__ = ["Board", "Part"]
 
 _NONE = -1
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
@@ -294,14 +290,3 @@ class _Lock:
 
     def __exit__(self, *exc_info: object) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
-
-
-def part_rows(rows: int, workers: int) -> list[tuple[int, int]]:
-    """Splits a batch into parts as (first row, number of rows): one for each worker or more, none of them large.
-
-    A part costs a worker about 0.2 ms besides decoding, and the trainer about 0.1 ms.
-    """
-    largest = min(_LARGEST_PART, max(_SMALLEST_PART, -(-rows // workers)))
-    count = -(-rows // largest)
-    edges = [rows * k // count for k in range(count + 1)]
-    return [(a, b - a) for a, b in itertools.pairwise(edges)]

@@ -15,6 +15,8 @@ from feeder.dataset.subset import as_feeder
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.part_sizes import enough_ahead, part_rows
+from feeder.loader.options import DEFAULT_PREFETCH
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout
 from feeder.loader.trial import Trial, run, step_rate
 from feeder.order.sample_order import Order, Window
@@ -53,7 +55,8 @@ class _Source:
         """Returns a setting as arguments of the loader."""
         keywords: dict[str, Any] = {"num_workers": setting.num_workers}
         if setting.num_workers:
-            keywords["prefetch_factor"] = setting.prefetch_factor
+            if setting.prefetch_factor != DEFAULT_PREFETCH:  # else what the loader needs
+                keywords["prefetch_factor"] = setting.prefetch_factor
             if self.arguments is not None:
                 keywords["persistent_workers"] = True
         if self.backends:
@@ -249,7 +252,11 @@ def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
             assert recipe.output_size is not None
             columns.append(Column((3, *recipe.output_size), recipe.storage_dtype.name))
         layout = Layout(size, tuple(columns))
-        slots = setting.num_workers * setting.prefetch_factor + HELD_BATCHES if setting.num_workers else 1
+        workers = setting.num_workers
+        ahead = workers * setting.prefetch_factor
+        if workers and setting.prefetch_factor == DEFAULT_PREFETCH:
+            ahead = enough_ahead(layout, workers, len(part_rows(size, workers)), ahead)
+        slots = ahead + HELD_BATCHES if workers else 1
         if slots * layout.slot_bytes <= memory:
             return None
         batches = count(slots, "batch takes", "batches take")
@@ -261,7 +268,7 @@ def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
 def _words(setting: Setting) -> str:
     workers = count(setting.num_workers, "worker")
     parts = [f"{workers} of {setting.worker_threads} threads" if setting.worker_threads > 1 else workers]
-    if setting.prefetch_factor != 2:
+    if setting.prefetch_factor != DEFAULT_PREFETCH:
         parts.append(f"prefetch {setting.prefetch_factor}")
     if setting.backend is not None:
         parts.append(setting.backend)
