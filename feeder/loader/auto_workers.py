@@ -85,8 +85,10 @@ def choose_workers(
     world_size = distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     ranks = _local_ranks(world_size)
     machine = cores()
-    most = max(1, machine.usable // ranks)
+    threads = arguments.get("worker_threads", 1)
+    most = max(1, machine.usable // ranks // threads)
     given = machine.describe() + (f" for {ranks} ranks" if ranks > 1 else "")
+    given += f", {threads} threads a worker" if threads > 1 else ""
 
     def rule(why: str) -> WorkersChoice:
         return WorkersChoice(most, f"{given}; not measured: {why}")

@@ -151,7 +151,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         hw_decoder_load: Share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1. Try
             which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's
             default, 0.65.
-        worker_threads: Number of threads that the backend may use in each worker.
+        worker_threads: Number of threads that the backend may use in each worker. They read and decode the samples of
+            one part together, are kept from part to part, and end with their worker: if one of them hangs or crashes,
+            the worker is replaced. More than about 8 gain nothing; ``num_workers="auto"`` counts them as cores.
         hang_timeout_s: A worker that has work and stays silent for longer is replaced, like one that died. None: 300
             on the fast path; never on torch's, where a batch may take any time.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"

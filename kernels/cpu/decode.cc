@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <stdexcept>
-#include <thread>
 #include <utility>
 
 #include "cpu/boxes.h"
@@ -18,6 +17,8 @@
 #include "cpu/jpeg/segments.h"
 #include "cpu/npy.h"
 #include "cpu/packed/jpeg_writer.h"
+#include "cpu/per_process.h"
+#include "cpu/threads.h"
 
 namespace feeder {
 namespace {
@@ -102,10 +103,7 @@ class DecoderPool {
     std::vector<std::unique_ptr<ImageDecoder>> idle_;
 };
 
-DecoderPool& decoder_pool() {
-    static DecoderPool* const pool = new DecoderPool;  // never destroyed: threads may still decode at exit
-    return *pool;
-}
+DecoderPool& decoder_pool() { return PerProcess<DecoderPool>::get(); }
 
 void decode_from_queue(std::span<const ImageJob> jobs, const DecodeOptions& options, std::atomic<size_t>& next,
                        std::span<Outcome> outcomes) {
@@ -248,16 +246,8 @@ Outcome ImageDecoder::decode(const ImageJob& job, const DecodeOptions& options, 
 void decode_all(std::span<const ImageJob> jobs, const DecodeOptions& options, int threads,
                 std::span<Outcome> outcomes) {
     std::atomic<size_t> next{0};
-    std::vector<std::jthread> helpers;
     const size_t wanted = std::min<size_t>(static_cast<size_t>(std::max(threads, 1)), jobs.size());
-    for (size_t i = 1; i < wanted; ++i) {
-        try {
-            helpers.emplace_back([&] { decode_from_queue(jobs, options, next, outcomes); });
-        } catch (const std::system_error&) {
-            break;  // no more threads available: the others do the work
-        }
-    }
-    decode_from_queue(jobs, options, next, outcomes);
+    run_on_threads(static_cast<int>(wanted), [&] { decode_from_queue(jobs, options, next, outcomes); });
 }
 
 }  // namespace feeder

@@ -219,6 +219,13 @@ def test_ranks_of_a_host_divide_its_cores(four_cores: None, monkeypatch: pytest.
     assert loader.stats()["auto"]["reason"].startswith("4 cores for 2 ranks; not measured: torch.distributed is not")
 
 
+def test_threads_of_a_worker_count_as_cores(four_cores: None, shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, T.RandomResizedCrop(8))
+    loader = feeder.DataLoader(dataset, batch_size=4, num_workers="auto", worker_threads=4)
+    assert loader.num_workers == 1
+    assert loader.stats()["auto"]["reason"] == "4 cores, 4 threads a worker"
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(ArgumentError, match="num_workers must be 'auto', or 0 or more, got 'all'"):
         feeder.DataLoader(Items(), num_workers="all")  # type: ignore[arg-type]

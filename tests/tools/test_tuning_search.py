@@ -124,6 +124,7 @@ def test_cores_that_all_help_are_all_taken() -> None:
 def test_threads_take_the_place_of_processes_where_they_cost_nothing() -> None:
     found = chosen(Machine(cores=8, thread_loss=0.0).search())
     assert (found.worker_threads, found.cores) == (8, 8)
+    assert chosen(Machine(cores=16, thread_loss=0.0).search()).worker_threads == 8
     assert chosen(Machine(cores=8, thread_loss=0.5).search()).worker_threads == 1
 
 

@@ -29,6 +29,7 @@ _RUNS_PLANNED = 40
 _RUN_S = (0.3, 4.0)
 _READING_MATTERS = 0.2
 _ALWAYS_BUSY = 0.95
+_MOST_THREADS = 8  # in a worker: its own steps take one of them
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class Search:
     def _threads(self, best: TriedSetting) -> TriedSetting:
         """Tries fewer processes with several threads, which take less memory on the same cores."""
         threads, workers = 2, best.setting.num_workers
-        while self._space.threads and workers // threads >= 1 and workers % threads == 0:
+        while self._space.threads and threads <= min(workers, _MOST_THREADS) and workers % threads == 0:
             point = self._try(
                 self._like(best, num_workers=workers // threads, worker_threads=threads), "threads for processes"
             )

@@ -4,10 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <utility>
 
 #include "cpu/boxes.h"
+#include "cpu/threads.h"
 
 namespace feeder {
 namespace {
@@ -109,14 +111,19 @@ void PartRunner::read(OpenShards& shards) {
     }
     size_t begin = 0;
     for (const size_t i : order_) {
-        Image& image = images_[i];
-        uint8_t* const into = shards.arena.data() + begin;
-        image.is_ours = read_image(image, into);
-        image.file = {into, image.bytes};
-        if (!image.is_ours) continue;
-        begin += image.bytes;
-        read_bytes_ += static_cast<int64_t>(image.bytes);
+        images_[i].file = {shards.arena.data() + begin, images_[i].bytes};
+        begin += images_[i].bytes;
     }
+    std::atomic<size_t> next{0};
+    const auto wanted = std::min(static_cast<size_t>(options_.threads), order_.size());
+    run_on_threads(static_cast<int>(wanted), [&] {
+        for (size_t k = next.fetch_add(1); k < order_.size(); k = next.fetch_add(1)) {
+            Image& image = images_[order_[k]];
+            image.is_ours = read_image(image, shards.arena.data() + (image.file.data() - shards.arena.data()));
+        }
+    });
+    for (const size_t i : order_)
+        if (images_[i].is_ours) read_bytes_ += static_cast<int64_t>(images_[i].bytes);
     // Only after all is read: what changed before was read in part.
     int64_t last = -1;
     bool changed = false;
