@@ -36,10 +36,16 @@ def levels() -> list[str]:
     return [level for level in LEVELS if native.set_simd_level(level)]
 
 
-def resample(case: Case, layout: str = "nhwc", dtype: str = "uint8", **options: Any) -> npt.NDArray[Any]:
+def resample(
+    case: Case, layout: str = "nhwc", dtype: str = "uint8", *, offset: int = 0, **options: Any
+) -> npt.NDArray[Any]:
+    """``offset``: bytes from a cache line to the output."""
     width, height = case.size
     shape = (height, width, 3) if layout == "nhwc" else (3, height, width)
-    out = np.full(shape, 99, {"bfloat16": "uint16"}.get(dtype, dtype))
+    size = 3 * width * height * np.dtype({"bfloat16": "uint16"}.get(dtype, dtype)).itemsize
+    memory = np.full(size + 64 + offset, 99, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    out = memory[start : start + size].view({"bfloat16": "uint16"}.get(dtype, dtype)).reshape(shape)
     native.resample_planes(**case.arguments(), out=out, layout=layout, dtype=dtype, **options)
     return out
 
@@ -229,7 +235,7 @@ def test_every_level_gives_the_same_bytes() -> None:
             case = random_case(rng, "rgb")
             case.planes = [np.stack(case.planes, axis=-1)[:, :, c] for c in range(3)]
         layout, dtype = combinations[n % len(combinations)]
-        normalize = {} if dtype == "uint8" else {"scale": SCALE, "bias": BIAS}
+        normalize: dict[str, Any] = {} if dtype == "uint8" else {"scale": SCALE, "bias": BIAS}
         results = []
         for level in found:
             assert native.set_simd_level(level)
@@ -256,8 +262,9 @@ def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[in
     shape = (1, 1, 3) if layout == "nhwc" else (3, 1, 1)
     scale, bias = (np.asarray(v, np.float32).reshape(shape) for v in (SCALE, BIAS))
     floats = pixels.astype(np.float32) * scale + bias
-    normalize = {"scale": SCALE, "bias": BIAS}
-    np.testing.assert_array_equal(resample(case, layout, "float32", **normalize), floats)
+    normalize: dict[str, Any] = {"scale": SCALE, "bias": BIAS}
+    for offset in (0, 4, 32):  # at the beginning of a cache line, stores may go past the caches
+        np.testing.assert_array_equal(resample(case, layout, "float32", offset=offset, **normalize), floats)
     np.testing.assert_array_equal(resample(case, layout, "float16", **normalize), floats.astype(np.float16))
     np.testing.assert_array_equal(resample(case, layout, "bfloat16", **normalize), rounded_to_bfloat16(floats))
     np.testing.assert_array_equal(resample(case, layout, "float32"), pixels.astype(np.float32))

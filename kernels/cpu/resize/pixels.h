@@ -69,7 +69,8 @@ struct PixelKernels {
     void (*interleave)(const uint8_t* const rows[3], int n, uint8_t* pixels);
 
     // out[i] = samples[i] * scale[i % kPattern] + bias[i % kPattern], product and sum rounded to float32, then to
-    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements.
+    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements. float32 may be stored past the
+    // caches, with the fence of ~RowStore() behind it.
     void (*affine_float32)(const uint8_t* samples, int n, const float* scale, const float* bias, float* out);
     void (*affine_float16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
     void (*affine_bfloat16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);

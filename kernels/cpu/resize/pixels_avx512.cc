@@ -204,12 +204,18 @@ struct Pattern {
 
 inline __mmask16 first_of_16(int n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
 
+// kStream: past the caches, where `out` is at the beginning of a cache line.
+template <bool kStream>
 void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out) {
     const Pattern pattern(scale, bias);
-    int x = 0;
-    for (; x + kPattern <= n; x += kPattern)
-        for (int i = 0; i < 3; ++i) _mm512_storeu_ps(out + x + 16 * i, pattern.apply(samples + x + 16 * i, i));
-    for (int i = 0; x < n; x += 16, ++i)
+    int x = 0, i = 0;
+    if (kStream && reinterpret_cast<uintptr_t>(out) % 64 == 0) {
+        for (; x + 16 <= n; x += 16, i = i == 2 ? 0 : i + 1) _mm512_stream_ps(out + x, pattern.apply(samples + x, i));
+    } else {
+        for (; x + kPattern <= n; x += kPattern)
+            for (int k = 0; k < 3; ++k) _mm512_storeu_ps(out + x + 16 * k, pattern.apply(samples + x + 16 * k, k));
+    }
+    for (; x < n; x += 16, ++i)
         _mm512_mask_storeu_ps(out + x, first_of_16(n - x), pattern.apply(samples + x, i));
 }
 
@@ -243,7 +249,7 @@ void affine_bfloat16(const uint8_t* samples, int n, const float* scale, const fl
 }  // namespace
 
 const PixelKernels& avx512_kernels() {
-    static constexpr PixelKernels kernels = {
+    static const PixelKernels kernels = {
         vertical_q7,
         vertical_exact,
         Loops::pair_columns_q7,
@@ -254,7 +260,7 @@ const PixelKernels& avx512_kernels() {
         Loops::finish_exact,
         deinterleave,
         interleave,
-        affine_float32,
+        is_amd() ? affine_float32<true> : affine_float32<false>,
         affine_float16,
         affine_bfloat16,
     };

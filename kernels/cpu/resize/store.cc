@@ -2,6 +2,10 @@
 
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 namespace feeder {
 
 RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(output), kernels_(kernels) {
@@ -17,13 +21,18 @@ RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(
     if (interleaved) pixels_.resize(static_cast<size_t>(output.width) * 3 + kRowPadding);
 }
 
+RowStore::~RowStore() {
+#if defined(__x86_64__)
+    if (output_.dtype == Dtype::float32) _mm_sfence();
+#endif
+}
+
 void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
     const float* scale = scale_[channel];
     const float* bias = bias_[channel];
     switch (output_.dtype) {
         case Dtype::uint8: std::memcpy(static_cast<uint8_t*>(output_.data) + at, samples, static_cast<size_t>(n)); break;
         case Dtype::float32:
-            // Ordinary stores: past the caches it took 12 to 15 us longer per 224 x 224 image.
             kernels_.affine_float32(samples, n, scale, bias, static_cast<float*>(output_.data) + at);
             break;
         case Dtype::float16:

@@ -34,6 +34,10 @@ struct Output {
 class RowStore {
   public:
     RowStore(const Output& output, const PixelKernels& kernels);
+    // Afterwards other threads may be told that the output is there, although some stores go past the caches.
+    ~RowStore();
+    RowStore(const RowStore&) = delete;
+    RowStore& operator=(const RowStore&) = delete;
 
     // Rows y ... y + count - 1, from samples `stride` bytes apart, with kRowPadding (see pixels.h).
     void rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride);
