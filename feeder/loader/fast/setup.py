@@ -24,7 +24,6 @@ from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.fast.table_file import shared_table
-from feeder.loader.fast.work_json import work_to_json
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
@@ -204,6 +203,8 @@ def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> Serv
         if fixed.service_only:
             raise ArgumentError("service_only=True is for a loader with service=")
         return None
+    from feeder.loader.fast.work_json import work_to_json  # which few loaders need
+
     work_to_json(work)
     timeout_s = options.timeout_s or DEFAULT_TIMEOUT_S
     workers = 0 if fixed.service_only else options.num_workers
