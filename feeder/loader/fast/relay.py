@@ -186,7 +186,7 @@ class _Relay:
             self._not_before[address] = time.monotonic() + _RECONNECT_S
             link.close()
             if link.refusal:
-                self._tell(f"server {address[0]}:{address[1]} {link.lost}")
+                self._tell(f"server {address[0]}:{address[1]} refuses this job: {link.refusal}")
             for number, _ in link.sent.values():
                 self._asked[number].link = None  # another one, or a local worker
 
