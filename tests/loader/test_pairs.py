@@ -37,7 +37,6 @@ LOADER: dict[str, dict[str, Any]] = {
 
 REFUSED = {
     ("targets", "mix"): "not the target",
-    ("second image", "views"): "is one more image of each sample",
     ("second image", "mix"): "not the target",
     ("second image", "pad"): "sizes of their own",
     ("drawn sizes", "views"): "'crop_box' is one window",
@@ -121,8 +120,9 @@ def rows_of(batch: Any, names: set[str]) -> list[list[Any]]:
     if "pad" in names:
         sizes, *rest = rest
         rows = [image[:, :height, :width] for image, (height, width) in zip(rows, sizes.tolist(), strict=True)]
-    if {"targets", "views"} <= names:  # a list for each view
-        rest = [*(list(zip(*each, strict=True)) for each in rest[:3]), *rest[3:]]
+    if "views" in names:  # a list for each view
+        moved = 3 * ("targets" in names) + ("second image" in names)
+        rest = [*(list(zip(*each, strict=True)) for each in rest[:moved]), *rest[moved:]]
     if "mix" in names:
         labels, *_ = labels
     return [list(row) for row in zip(rows, labels, *rest, strict=True)]
