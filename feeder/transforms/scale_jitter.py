@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from feeder.transforms.arguments import check_interpolation, check_range, check_size
 from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["ScaleJitter"]
 
@@ -38,13 +40,13 @@ class ScaleJitter(Op):
 
     def __init__(
         self,
-        target_size: int | Sequence[int],
+        target_size: int | Sequence[int] | ByEpoch,
         scale_range: Sequence[float] = (0.1, 2.0),
         interpolation: object = "bilinear",
         antialias: bool | None = True,
     ) -> None:
         self._set(
-            target_size=check_size("target_size", target_size),
+            target_size=check_by_epoch(target_size, partial(check_size, "target_size")),
             scale_range=check_range("scale_range", scale_range, low=1e-6),
             interpolation=check_interpolation(interpolation, antialias),
         )

@@ -10,6 +10,7 @@ import numpy as np
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_interpolation, check_size
 from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["RandomShortestSize"]
 
@@ -21,7 +22,8 @@ class RandomShortestSize(Op):
     The output's size depends on the image and the draw: ``DataLoader(pad=feeder.PadToBatch(...))`` makes batches of it.
 
     Args:
-        min_size: Length of the shorter side in pixels; of a sequence one is drawn for each image.
+        min_size: Length of the shorter side in pixels; of a sequence one is drawn for each image. Either may also be
+            given by epoch, :class:`feeder.transforms.ByEpoch`.
         max_size: Largest length of the longer side; it goes before ``min_size``.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         antialias: True; anything else than None is refused.
@@ -38,16 +40,13 @@ class RandomShortestSize(Op):
 
     def __init__(
         self,
-        min_size: Sequence[int] | int,
+        min_size: Sequence[int] | int | ByEpoch,
         max_size: int | None = None,
         interpolation: object = "bilinear",
         antialias: bool | None = True,
     ) -> None:
-        lengths = (min_size,) if isinstance(min_size, int) else tuple(min_size)
-        if not lengths:
-            raise ArgumentError("min_size must be a length or a sequence of at least one, got none")
         self._set(
-            min_size=tuple(check_size("min_size", length)[0] for length in lengths),
+            min_size=check_by_epoch(min_size, _check_lengths),
             max_size=None if max_size is None else check_size("max_size", max_size)[0],
             interpolation=check_interpolation(interpolation, antialias),
         )
@@ -73,3 +72,10 @@ class RandomShortestSize(Op):
     @property
     def resizes(self) -> bool:
         return True
+
+
+def _check_lengths(value: object) -> tuple[int, ...]:
+    lengths = tuple(value) if isinstance(value, Sequence) else (value,)
+    if not lengths:
+        raise ArgumentError("min_size must be a length or a sequence of at least one, got none")
+    return tuple(check_size("min_size", length)[0] for length in lengths)

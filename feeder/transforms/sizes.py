@@ -9,7 +9,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 
-__all__ = ["BUCKET", "BucketSize", "ByEpoch", "VariableSize", "check_variable"]
+__all__ = ["BUCKET", "BucketSize", "ByEpoch", "VariableSize", "check_by_epoch", "check_variable"]
 
 
 class VariableSize:
@@ -84,6 +84,16 @@ def check_variable(size: Any, check: Callable[[Any], Any]) -> Any:
         size: The op's argument.
         check: Checks a size, and returns it in the form that the op keeps.
     """
+    return size if isinstance(size, BucketSize) else check_by_epoch(size, check)
+
+
+def check_by_epoch(size: Any, check: Callable[[Any], Any]) -> Any:
+    """Returns an op's size, or sizes by epoch that are all checked, of an op that takes no bucket's size.
+
+    Args:
+        size: The op's argument.
+        check: See :func:`check_variable`.
+    """
     if isinstance(size, ByEpoch):
         return ByEpoch({epoch: check(each) for epoch, each in size.sizes})
-    return size if isinstance(size, VariableSize) else check(size)
+    return check(size)

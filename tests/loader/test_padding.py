@@ -96,6 +96,26 @@ def test_ops_that_dali_does_in_batches_are_done_to_the_images_of_each_size(shard
             assert (image[:, :height, :width].float() - other[:, :height, :width].float()).abs().median() <= 2
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "backend": "dali"}], ids=str)
+def test_lengths_by_epoch_are_those_of_a_loader_with_them(shards: Path, options: dict[str, Any]) -> None:
+    if "backend" in options:
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    lengths: dict[int, Any] = {0: 12, 1: [16, 20], 2: 28}
+    growing = loader_of(shards, T.RandomShortestSize(T.ByEpoch(lengths), max_size=40), **options)
+    resumed = loader_of(shards, T.RandomShortestSize(T.ByEpoch(lengths), max_size=40), **options)
+    for epoch, length in lengths.items():
+        state = growing.state_dict()
+        fixed = loader_of(shards, T.RandomShortestSize(length, max_size=40), **options)
+        fixed.set_epoch(epoch)
+        expected = copied_epoch(fixed)
+        assert same_batches(copied_epoch(growing), expected)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert same_batches(copied_epoch(resumed), expected)
+    other = loader_of(shards, T.RandomShortestSize(T.ByEpoch(lengths | {2: 32}), max_size=40))
+    with pytest.raises(ArgumentError, match="its sizes_by_epoch is"):
+        other.load_state_dict(state)
+
+
 def test_slots_grow_for_a_batch_that_is_larger_than_was_planned(shards: Path) -> None:
     recipe = T.Compose([T.Resize(12), T.RandomZoomOut(p=0.02, side_range=(4, 20))])
     runs = []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from feeder import transforms as T
 from feeder.errors import ArgumentError
 from feeder.transforms import Op, Recipe
+from feeder.transforms.recipe_json import recipe_from_json, recipe_to_json
 
 SIZES = np.array([[375, 500], [500, 375], [64, 64], [30, 900]])
 IDS = np.arange(len(SIZES))
@@ -64,6 +65,23 @@ def test_sizes_by_epoch_are_those_of_the_last_epoch_named_before() -> None:
             np.testing.assert_array_equal(drawn.source_box, Recipe.of(ops).draw(1, epoch, IDS, SIZES).source_box)
 
 
+@pytest.mark.parametrize(
+    ("make", "sizes"),
+    [
+        (lambda size: T.RandomShortestSize(size, max_size=700), {0: 40, 2: (60, 72), 6: 400}),
+        (T.ScaleJitter, {0: 40, 2: (60, 72)}),
+    ],
+)
+def test_resizes_of_random_scale_take_sizes_by_epoch(make: Callable[[object], Op], sizes: dict[int, object]) -> None:
+    recipe = Recipe.of(make(T.ByEpoch(sizes)))
+    assert recipe.phases == tuple(sizes)
+    assert recipe_from_json(recipe_to_json(recipe)) == recipe
+    for epoch in range(8):
+        fixed = Recipe.of(make(sizes[max(first for first in sizes if first <= epoch)]))
+        found, expected = (each.draw(1, epoch, IDS, SIZES).output_size for each in (recipe, fixed))
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_variable_sizes_pickle_compare_and_show_themselves() -> None:
     recipe = Recipe.of([T.Resize(T.BUCKET, cover=True), T.RandomCrop(T.ByEpoch({0: 8, 4: [8, 9]}))])
     before = recipe.at((9, 9), 0)
@@ -92,6 +110,9 @@ def test_variable_sizes_pickle_compare_and_show_themselves() -> None:
         (lambda: T.RandomShortestSize([]), "at least one"),
         (lambda: T.RandomShortestSize([480, 0]), "min_size must be a positive int"),
         (lambda: T.RandomShortestSize(480, 0), "max_size must be a positive int"),
+        (lambda: T.RandomShortestSize(T.ByEpoch({0: 480, 3: [0]})), "min_size must be a positive int"),
+        (lambda: T.RandomShortestSize(T.BUCKET), "min_size must be a positive int.*got BUCKET"),
+        (lambda: T.ScaleJitter(T.BUCKET), "target_size must be a positive int.*got BUCKET"),
         (lambda: T.RandomShortestSize(480, antialias=False), "antialias"),
     ],
 )
