@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.fields.field import Field
+from feeder.fields.field import Field, is_held
 from feeder.fields.npy import npy_array
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Array(Field):
         fill: A number that fills the array of samples without the member; needs ``shape``.
 
     Raises:
-        ArgumentError: if the arguments do not go together.
+        ArgumentError: if the arguments do not go together, or the dtype can't hold ``pad`` or ``fill``.
     """
 
     shape: tuple[int, ...] | None = None
@@ -74,6 +74,11 @@ class Array(Field):
             )
         if self.fill is not None and (self.shape is None or not isinstance(self.fill, (bool, int, float))):
             raise ArgumentError(f"Array(fill=...) is a number, and needs shape= and dtype=, got {self.fill!r}")
+        if self.pad is not None and not isinstance(self.pad, (bool, int, float)):
+            raise ArgumentError(f"Array(pad=...) is a number, got {self.pad!r}")
+        for name, value in (("fill", self.fill), ("pad", self.pad)):
+            if value is not None and self.dtype is not None and not is_held(value, self.dtype):
+                raise ArgumentError(f"Array({name}={value!r}) does not fit into {self.dtype}")
 
     @property
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -97,6 +102,8 @@ class Array(Field):
         if self.pad is None and not self.nested:
             return [None if value is None else torch.from_numpy(value) for value in values]
         _check_ragged(values)
+        if self.pad is not None and not is_held(self.pad, values[0].dtype):
+            raise ValueError(f"pad={self.pad!r} does not fit into the arrays' {values[0].dtype}: give Array a dtype=")
         tensors = list(map(torch.from_numpy, values))
         if self.nested:
             return torch.nested.nested_tensor(tensors, layout=torch.jagged)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
 from feeder.errors import ArgumentError
 
-__all__ = ["Field", "MissingValueError", "shown"]
+__all__ = ["Field", "MissingValueError", "is_held", "shown"]
 
 
 class MissingValueError(ValueError):
@@ -83,6 +86,16 @@ class Field:
         import torch
 
         return self.gather(tuple(map(torch.as_tensor, value)))
+
+
+def is_held(value: float, dtype: npt.DTypeLike) -> bool:
+    """Returns whether a dtype holds a number: an integer or boolean dtype exactly, others within their range."""
+    try:
+        with np.errstate(all="ignore"):
+            held = np.array(value).astype(dtype)
+    except (OverflowError, ValueError):  # Python's integers beyond 64 bits
+        return False
+    return bool(held == value) if held.dtype.kind in "biu" else bool(np.isfinite(held) or not np.isfinite(value))
 
 
 def shown(value: Any) -> str:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from feeder.fields.field import Field
+from feeder.errors import ArgumentError
+from feeder.fields.field import Field, is_held
 
 __all__ = ["Float", "Int"]
 
@@ -21,9 +22,17 @@ class Int(Field):
 
     Args:
         optional, fill: See :class:`Field`.
+
+    Raises:
+        ArgumentError: if the tensor can't hold ``fill``.
     """
 
     fill_types: ClassVar[tuple[type, ...]] = (int,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fill is not None and not is_held(self.fill, "int64"):
+            raise ArgumentError(f"Int(fill={self.fill!r}) does not fit into int64")
 
     @property
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
@@ -45,9 +54,17 @@ class Float(Field):
 
     Args:
         optional, fill: See :class:`Field`.
+
+    Raises:
+        ArgumentError: if the tensor can't hold ``fill``.
     """
 
     fill_types: ClassVar[tuple[type, ...]] = (int, float)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fill is not None and not is_held(self.fill, "float32"):
+            raise ArgumentError(f"Float(fill={self.fill!r}) does not fit into float32")
 
     @property
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from feeder.errors import ArgumentError
 from feeder.fields.field import Field, MissingValueError, shown
 
 __all__ = ["Bytes", "Json", "Lines", "Text"]
@@ -62,9 +63,17 @@ class Json(Field):
         key: Key of the object, whose value is the field's; a sample without the key, or with null, lacks the value.
             None for all.
         optional, fill: See :class:`Field`.
+
+    Raises:
+        ArgumentError: if the key is no text.
     """
 
     key: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.key, (str, type(None))):
+            raise ArgumentError(f"Json takes a key of the JSON's object, such as 'caption', got {self.key!r}")
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         try:

@@ -69,6 +69,10 @@ class Tokens(Field):
                 f"Tokens takes the path of a tokenizer.json, got {type(self.file).__name__}; save_pretrained(folder) "
                 "of a tokenizer of transformers writes one"
             )
+        for name in ("max_length", "pad_id"):
+            number = getattr(self, name)
+            if (type(number) is not int or number < 0) and (name, number) != ("pad_id", None):
+                raise ArgumentError(f"Tokens({name}={number!r}) must be an integer from 0")
         path = os.path.abspath(self.file)
         text = kind_of(self.text)
         if text.columns or text.optional:

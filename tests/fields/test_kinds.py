@@ -104,6 +104,32 @@ def test_a_header_larger_than_its_file_takes_no_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("uint8", 255),
+        ("uint64", (1 << 64) - 1),
+        ("int8", -128),
+        ("int64", 3.0),
+        ("bool", True),
+        ("float16", 0.1),
+        ("float32", float("nan")),
+        ("float32", float("-inf")),
+        ("complex64", 0.1),
+    ],
+)
+def test_numbers_that_a_dtype_holds_fill_its_arrays(dtype: str, value: float) -> None:
+    (filled,) = Array((2,), dtype, optional=True, fill=value).missing()
+    np.testing.assert_array_equal(np.full(2, filled, dtype), np.array([value] * 2).astype(dtype))
+    assert Array(dtype=dtype, pad=value).pad is value
+
+
+def test_a_pad_that_stored_arrays_do_not_hold_is_refused() -> None:
+    for pad in (-1, 1.5):
+        with pytest.raises(ValueError, match="does not fit into the arrays' uint8: give Array a dtype="):
+            Array(pad=pad).collate([np.zeros(2, np.uint8), np.zeros(3, np.uint8)])
+
+
+@pytest.mark.parametrize(
     ("make", "reason"),
     [
         (lambda: Text(fill=""), "add optional=True"),
@@ -114,6 +140,17 @@ def test_a_header_larger_than_its_file_takes_no_memory() -> None:
         (lambda: Array(pad=0, nested=True), "one of shape=, pad= and nested"),
         (lambda: Array(pad=0, optional=True), "need an array of each sample"),
         (lambda: Array(optional=True, fill=0), "needs shape="),
+        (lambda: Array((3,), "uint8", optional=True, fill=300), "fill=300. does not fit into uint8"),
+        (lambda: Array((3,), "uint8", optional=True, fill=1.5), "fill=1.5. does not fit into uint8"),
+        (lambda: Array((3,), "int32", optional=True, fill=float("nan")), "does not fit into int32"),
+        (lambda: Array((3,), "uint64", optional=True, fill=1 << 70), "does not fit into uint64"),
+        (lambda: Array((3,), "float16", optional=True, fill=1e9), "does not fit into float16"),
+        (lambda: Array((3,), "bool", optional=True, fill=2), "does not fit into bool"),
+        (lambda: Array(dtype="uint8", pad=-1), "pad=-1. does not fit into uint8"),
+        (lambda: Array(pad=cast(Any, "0")), "pad=.* is a number"),
+        (lambda: Int(optional=True, fill=1 << 63), "does not fit into int64"),
+        (lambda: Float(optional=True, fill=1e60), "does not fit into float32"),
+        (lambda: Json(cast(Any, 3)), "takes a key"),
         (lambda: Apply(cast(Any, "len")), "takes a function"),
     ],
 )

@@ -135,6 +135,8 @@ def test_equal_kinds_are_equal_and_travel(file: Path, tmp_path: Path) -> None:
         (lambda file: Tokens(Path(__file__), max_length=6), "test_tokens.py: expected a tokenizer's JSON"),
         (lambda file: Tokens(Tokenizer.from_file(str(file)), max_length=6), "the path .* save_pretrained"),  # type: ignore[arg-type]
         (lambda file: Tokens(file, max_length=2), "no place beside the 2 special tokens"),
+        (lambda file: Tokens(file, max_length=6.5), "max_length=6.5. must be an integer"),  # type: ignore[arg-type]
+        (lambda file: Tokens(file, max_length=6, pad_id=-1), "pad_id=-1. must be an integer from 0"),
         (lambda file: Tokens(file, max_length=6, text=Int()), "gives the text of each sample"),
         (lambda file: Tokens(file, max_length=6, text=Text(optional=True)), "gives the text of each sample"),
     ],
