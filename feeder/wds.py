@@ -21,10 +21,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import get_worker_info
 
+from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
 from feeder.decoders.images import decode_named
+from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
+from feeder.order.random import check_range
 from feeder.transforms import Recipe
+from feeder.transforms.targets import check_targets
 
 __all__ = ["ImageDecoder", "decoder"]
 
@@ -58,13 +62,21 @@ def decoder(
             has one; None: the only image in a sample, by its extension.
         seed: Of the augmentation, 0 to 2**64-1.
         epoch: The epoch of the first pass.
-        backend: The decode backend: "cpu", "pillow", "auto" or another package's.
+        backend: The decode backend: "cpu", "pillow", "dali", "auto" or another package's.
         fidelity: "fast", or "exact" for pixels within a level of Pillow's.
 
     Raises:
-        ArgumentError: for an op in a wrong place.
+        ArgumentError: for an op in a wrong place, or another argument outside its range.
     """
-    return ImageDecoder(Recipe.of(transform), field, seed, epoch, {"backend": backend, "fidelity": fidelity})
+    recipe = Recipe.of(transform)
+    check_targets(recipe.at(None, 0), ())
+    check_range("seed", seed, 1 << 64)
+    check_range("epoch", epoch, 1 << 32)
+    check_name(backend)
+    check_options(MAX_PIXELS, 1, fidelity)
+    if not isinstance(field, (str, type(None))):
+        raise ArgumentError(f"field must be the name of an image's field, such as 'jpg', got {field!r}")
+    return ImageDecoder(recipe, field, seed, epoch, {"backend": backend, "fidelity": fidelity})
 
 
 class ImageDecoder:

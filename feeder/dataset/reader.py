@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -160,6 +160,8 @@ def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(fields, str):
         raise ArgumentError(f"fields must be a sequence of names, got {fields!r}; write [{fields!r}]")
+    if not isinstance(fields, Iterable):
+        raise ArgumentError(f"fields must be a sequence of names, or a mapping of them to kinds, got {fields!r}")
     for name in fields:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"fields must be names such as 'key' or 'json', got {name!r}")

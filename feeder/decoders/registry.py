@@ -11,7 +11,14 @@ from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe, Views
 
-__all__ = ["ENTRY_POINT_GROUP", "available_decoders", "dali_is_installed", "decoder_names", "get_decoder"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "available_decoders",
+    "check_name",
+    "dali_is_installed",
+    "decoder_names",
+    "get_decoder",
+]
 
 # Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
 # keyword arguments of `get_decoder` and returns a `feeder.decoders.decoder.Decoder`.
@@ -48,6 +55,12 @@ def decoder_names() -> tuple[str, ...]:
 def available_decoders() -> tuple[str, ...]:
     """Returns the names of the backends that can be made here, sorted."""
     return tuple(name for name in decoder_names() if not isinstance(_make(name, {}), BackendError))
+
+
+def check_name(name: str) -> None:
+    """Raises ArgumentError if a name is neither "auto" nor that of a known backend, installed or not."""
+    if name != "auto" and name not in decoder_names():
+        raise ArgumentError(f"backend must be 'auto' or one of {', '.join(decoder_names())}, got {name!r}")
 
 
 def get_decoder(
@@ -121,15 +134,13 @@ def dali_is_installed() -> bool:
 
 def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
     """Returns the backend, or the error that says why it can't be made."""
-    points = tuple(entry_points(group=ENTRY_POINT_GROUP, name=name))
+    check_name(name)
     if name in BUILT_IN:
         point = EntryPoint(name, BUILT_IN[name].target, ENTRY_POINT_GROUP)
         remedy = BUILT_IN[name].remedy
-    elif points:
-        point = points[0]
-        remedy = f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
     else:
-        raise ArgumentError(f"backend must be 'auto' or one of {', '.join(decoder_names())}, got {name!r}")
+        point = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=name)))
+        remedy = f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
     try:
         decoder: Decoder = point.load()(**options)
     except (ImportError, AttributeError) as error:

@@ -57,6 +57,14 @@ class RandomIoUCrop(Op):
         sampler_options: Sequence[float] | None = None,
         trials: int = 40,
     ) -> None:
+        try:
+            min_scale, max_scale = float(min_scale), float(max_scale)
+            min_aspect_ratio, max_aspect_ratio = float(min_aspect_ratio), float(max_aspect_ratio)
+            options = _OPTIONS if sampler_options is None else tuple(float(option) for option in sampler_options)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"RandomIoUCrop takes numbers, and sampler_options as a list of them: {error}"
+            ) from None
         if not 0.0 < min_scale <= max_scale <= 1.0:
             raise ArgumentError(
                 f"min_scale and max_scale must be increasing numbers within (0, 1], got {min_scale!r} and {max_scale!r}"
@@ -66,16 +74,15 @@ class RandomIoUCrop(Op):
                 "min_aspect_ratio and max_aspect_ratio must be increasing numbers above 0, got "
                 f"{min_aspect_ratio!r} and {max_aspect_ratio!r}"
             )
-        options = _OPTIONS if sampler_options is None else tuple(float(option) for option in sampler_options)
         if not options or min(options) < 0.0:
             raise ArgumentError(f"sampler_options must be numbers of 0 or more, at least one, got {sampler_options!r}")
         if not isinstance(trials, int) or trials < 1:
             raise ArgumentError(f"trials must be an int of at least 1, got {trials!r}")
         self._set(
-            min_scale=float(min_scale),
-            max_scale=float(max_scale),
-            min_aspect_ratio=float(min_aspect_ratio),
-            max_aspect_ratio=float(max_aspect_ratio),
+            min_scale=min_scale,
+            max_scale=max_scale,
+            min_aspect_ratio=min_aspect_ratio,
+            max_aspect_ratio=max_aspect_ratio,
             sampler_options=options,
             trials=trials,
         )

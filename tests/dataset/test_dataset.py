@@ -113,6 +113,8 @@ def test_what_torchvisions_datasets_have_and_ours_do_not_says_the_way_out(tmp_pa
     dataset = ShardDataset(write_shards(tmp_path, 1), Resize(8))
     with pytest.raises(ArgumentError, match=r"write \['path'\]"):
         ShardDataset(tmp_path, fields="path")
+    with pytest.raises(ArgumentError, match=r"fields must be a sequence of names, or a mapping .* got None"):
+        ShardDataset(tmp_path, fields=None)  # type: ignore[arg-type]
     for name in ("imgs", "samples"):
         with pytest.raises(AttributeError, match=r"fields=\['path'\]"):
             getattr(dataset, name)

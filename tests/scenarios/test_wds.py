@@ -219,6 +219,25 @@ def test_says_where_it_works() -> None:
         feeder.wds.decoder("crop")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": -1}, "seed must be 0 to"),
+        ({"epoch": 1 << 32}, "epoch must be 0 to"),
+        ({"backend": "gpu"}, "backend must be 'auto' or one of"),
+        ({"fidelity": "best"}, "fidelity must be one of"),
+        ({"field": ["jpg"]}, "field must be the name"),
+        ({"transform": [T.RandomResizedCrop(T.BUCKET)]}, "T.BUCKET"),
+        ({"transform": [T.RandomIoUCrop()]}, "needs one T.BoundingBoxes"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused_before_any_sample(options: dict[str, Any], message: str) -> None:
+    """In a pipeline a handler such as ``ignore_and_continue`` would leave all samples out instead."""
+    with pytest.raises(feeder.ArgumentError, match=message):
+        feeder.wds.decoder(**{"transform": CROPS, **options})
+
+
 def test_a_pickled_decoder_decodes(urls: list[str]) -> None:
     decoder = feeder.wds.decoder(CROPS)
     list(pipeline(urls).map(decoder))

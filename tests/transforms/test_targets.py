@@ -109,6 +109,8 @@ def test_declarations_take_torchs_spellings() -> None:
         (lambda: T.RandomIoUCrop(min_scale=0.0), "min_scale and max_scale"),
         (lambda: T.RandomIoUCrop(min_aspect_ratio=3.0), "min_aspect_ratio and max_aspect_ratio"),
         (lambda: T.RandomIoUCrop(sampler_options=[]), "sampler_options"),
+        (lambda: T.RandomIoUCrop(sampler_options=0.5), "sampler_options as a list"),  # type: ignore[arg-type]
+        (lambda: T.RandomIoUCrop(min_scale="small"), "takes numbers"),  # type: ignore[arg-type]
         (lambda: T.RandomIoUCrop(trials=0), "trials"),
         (lambda: T.ScaleJitter(0), "target_size"),
         (lambda: T.ScaleJitter(8, scale_range=(2.0, 1.0)), "scale_range"),
