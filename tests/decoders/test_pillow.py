@@ -434,7 +434,7 @@ def test_a_backend_asked_for_by_name_never_falls_back(monkeypatch: pytest.Monkey
     monkeypatch.setitem(registry.BUILT_IN, "cpu", broken)
     with pytest.raises(BackendError, match=r"'cpu' is not installed .*; install it: pip install this"):
         registry.get_decoder("cpu")
-    with pytest.raises(ArgumentError, match="'auto' or one of cpu, dali, pillow"):
+    with pytest.raises(ArgumentError, match="'auto' or one of cpu, cuda, dali, pillow"):
         registry.get_decoder("opencv")
 
 
@@ -459,7 +459,7 @@ def test_another_package_adds_a_backend_by_entry_point(monkeypatch: pytest.Monke
     )
     monkeypatch.syspath_prepend(os.fspath(tmp_path))
     assert registry.get_decoder("picky").name == "picky"
-    assert set(registry.decoder_names()) == {"cpu", "dali", "lost", "pillow", "picky"}
+    assert set(registry.decoder_names()) == {"cpu", "cuda", "dali", "lost", "pillow", "picky"}
     assert "lost" not in registry.available_decoders()
     with pytest.raises(BackendError, match="repair or remove the package 'other'"):
         registry.get_decoder("lost")

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TargetCase", "target_arrays", "target_cases", "target_draws", "torchvision_arrays", "torchvision_cases"]
+__all__ = [
+    "TargetCase",
+    "cases_of",
+    "target_arrays",
+    "target_cases",
+    "target_draws",
+    "torchvision_arrays",
+    "torchvision_cases",
+]
 
 _TORCHVISION = os.path.join(os.path.dirname(__file__), "torchvision.npz")
 _TARGETS = os.path.join(os.path.dirname(__file__), "targets.npz")
@@ -69,7 +77,11 @@ def target_draws(kind: str) -> list[dict[str, Any]]:
 @functools.cache
 def target_cases() -> list[TargetCase]:
     """The cases of targets.npz."""
-    arrays = target_arrays()
+    return cases_of(target_arrays())
+
+
+def cases_of(arrays: dict[str, npt.NDArray[Any]]) -> list[TargetCase]:
+    """The cases of arrays such as those of targets.npz."""
     starts = {"masks": 0, "floats": 0}
     found = []
     for case in json.loads(str(arrays["cases"])):
