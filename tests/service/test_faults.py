@@ -1,4 +1,4 @@
-"""Whatever dies or stalls, an epoch stays exact."""
+"""An epoch stays exact, whatever dies or stalls."""
 
 from __future__ import annotations
 
