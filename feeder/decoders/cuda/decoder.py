@@ -133,14 +133,15 @@ class CudaDecoder(TrainerDecoder):
         check_output_size(out, draws.output_size)
         target, rest = as_tensor(out, recipe.output_dtype), draws.ops[recipe.base_length :]
         size = (out.shape[2], out.shape[3])
-        staged, errors = self.stager.stage(buffers, orientations, recipe, draws)
+        staged, errors = self.stager.stage(buffers, orientations, recipe, draws, first_rows)
         (images,), late = self._finish(staged, [StagedView(recipe, rest)], size)
         target.copy_(images)
         again = np.flatnonzero([isinstance(error, LeftToCpu) for error in late])
         if len(again):
             taken = draws.take(again)
             some = [buffers[row] for row in again.tolist()]
-            staged, found = self.stager.on_cpu().stage(some, orientations[again], recipe, taken)
+            rows = None if first_rows is None else first_rows[again]
+            staged, found = self.stager.on_cpu().stage(some, orientations[again], recipe, taken, rows)
             (images,), _ = self._finish(staged, [StagedView(recipe, taken.ops[recipe.base_length :])], size)
             target[torch.from_numpy(again)] = images.to(target.device)
             for row, error in zip(again.tolist(), found, strict=True):

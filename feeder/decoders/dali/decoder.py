@@ -176,7 +176,7 @@ class DaliDecoder(TrainerDecoder):
         for view in views:
             check_output_size(view.out, view.draws.output_size)
         recipes, draws = [view.recipe for view in views], [view.draws for view in views]
-        staged, errors = self.stager.stage_views(buffers, orientations, recipes, draws)
+        staged, errors = self.stager.stage_views(buffers, orientations, recipes, draws, first_rows)
         sizes = [view.recipe.base_size or view.out.shape[2:] for view in views]
         pixels, failed = self._decode(staged, [3 * height * width for height, width in sizes])
         for number, (recipe, drawn, out) in enumerate(views):

@@ -199,7 +199,7 @@ class _Pages:
 
     def crop(self, request: Request) -> Response:
         i, seed, epoch = self._id(request), _number(request, "seed"), _number(request, "epoch")
-        return _picture(lambda: png(self._training.crops(i, seed, [epoch])[0]))
+        return _picture(lambda: png(self._training.crop(i, seed, epoch)))
 
     def compared(self, request: Request) -> Response:
         """A sample by one backend, or the difference of two."""

@@ -92,12 +92,13 @@ class Training:
         ids = [(i, replaced.get(key, i)) for i, key in zip(found.samples.ids.tolist(), found.samples.keys, strict=True)]
         return Batch(ids, as_pixels(found.batch[0], self.recipe))
 
-    def crops(self, i: int, seed: int, epochs: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
-        """Returns a sample's first view in some epochs, uint8 [H, W, 3] each."""
+    def crop(self, i: int, seed: int, epoch: int) -> npt.NDArray[np.uint8]:
+        """Returns a sample's first view in an epoch, uint8 [H, W, 3]."""
         with self._view.lock:
-            images = [drawn_samples(self.dataset, seed, epoch, [i])[0][0] for epoch in epochs]
-        views = [image[0] if isinstance(image, list) else image for image in images]
-        return [as_pixels([view[None]], self.recipe.views[0])[0][0] for view in views]
+            image = drawn_samples(self.dataset, seed, epoch, [i])[0][0]
+        view = image[0] if isinstance(image, list) else image
+        (pixels,) = as_pixels(view[None], self.recipe.views[0])[0]
+        return np.asarray(pixels)
 
     def on_backends(self, i: int, seed: int, epoch: int, backends: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
         """Returns a sample's first view as several backends decode it, uint8 [H, W, 3] each.
