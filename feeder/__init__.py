@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from feeder.order.buckets import Buckets
     from feeder.order.lanes import Lanes
     from feeder.order.sample_order import Window
+    from feeder.order.skip import Skip
     from feeder.shard.format.packed_samples import packed_decoder
     from feeder.shard.write.sharding import write_shards
     from feeder.tools.headroom.headroom import headroom
@@ -57,6 +58,7 @@ __all__ = [
     "ServiceError",
     "ShardDataset",
     "ShardError",
+    "Skip",
     "SourceError",
     "Window",
     "WorkerError",
@@ -82,6 +84,7 @@ _HOMES = {
     "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",
     "Lanes": "feeder.order.lanes",
+    "Skip": "feeder.order.skip",
     "Window": "feeder.order.sample_order",
     "decode": "feeder.decoders.images",
     "decode_packed": "feeder.decoders.packed",

@@ -18,6 +18,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath
+from feeder.loader.fast.position import Place
 from feeder.loader.fast.rerun import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.generic.path import GenericPath
 from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
@@ -41,6 +42,7 @@ from feeder.loader.shuffle_choice import choose_shuffle
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard, in_blocks
+from feeder.order.skip import Skip
 from feeder.system.limit_errors import explained
 from feeder.system.warning import warn
 from feeder.transforms import BatchOp
@@ -134,6 +136,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         static_buffers: True puts every batch on ``device`` at the same addresses, as CUDA graphs need it, and so
             **overwrites the batch before**. Where "dali" decodes on the GPU, its threads use CUDA during a capture:
             pass torch.cuda.graph ``capture_error_mode="thread_local"``.
+        skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. The rest
+            keeps its order and its augmentation and moves up, so batches and their number change. States have it, and
+            it may change from run to run, and with ``loader.skip = ...`` from epoch to epoch, in the middle of an epoch
+            too: what was not consumed by then comes once. None: what a loaded state says; ``[]``: nothing. For feeder's
+            own order on the fast path.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
             of the partners, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
@@ -191,6 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     dataset: Any  # torch declares a Dataset, which has neither a length nor classes
+    skip: Any
 
     def __init__(
         self,
@@ -221,6 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         prefetch_to_device: int = 2,
         channels_last: bool = False,
         static_buffers: bool = False,
+        skip: Skip | Sequence[int] | npt.NDArray[Any] | None = None,
         mix: BatchOp | Sequence[BatchOp] | None = None,
         buckets: Buckets | None = None,
         pad: PadToBatch | None = None,
@@ -281,7 +290,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
         self.hang_timeout_s = _HANG_TIMEOUT_S if hang_timeout_s is None and path.is_fast else hang_timeout_s
         self.on_error, self.fidelity, self.snapshot_every_n_steps = on_error, fidelity, snapshot_every_n_steps
-        self.channels_last, self.static_buffers, self.mix = channels_last, static_buffers, mix
+        self.channels_last, self.static_buffers, self.mix, self.skip = channels_last, static_buffers, mix, skip
         self.buckets, self.pad = buckets, pad
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
@@ -325,6 +334,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             else:
                 make_resumable(self.sampler, self.batch_sampler)
             path.check(fixed, self._epoch_options().ranks)
+            self._refuse_skip()
         self._serve_metrics()
 
     def _epoch_options(self) -> EpochOptions:
@@ -350,6 +360,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 put=None if self._static is None else self._static.put,
                 pin_memory=self.pin_memory,
             ),
+            skip=self.skip,
         )
 
     def _serve_metrics(self) -> None:
@@ -383,6 +394,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
+        if self.skip:
+            raise ArgumentError(
+                "Accelerate's prepare() makes one of torch's loaders from this one, which would bring back what skip= "
+                "leaves out: leave the loader out of prepare(), and give it device=accelerator.device"
+            )
         if self._path_choice.is_fast or self._path_choice.is_split_generic:
             warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
@@ -484,7 +500,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_fixed" in self.__dict__ and self._is_fixed(name):
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
+        if name == "skip":
+            value = Skip.of(value)
+            if self.__dict__.get("_fast_path") is not None:
+                self._fast_path.skip = value
+            elif value and "_generic_path" in self.__dict__:
+                self._refuse_skip(value)
         super().__setattr__(name, value)
+
+    def _refuse_skip(self, skip: Skip | None = None) -> None:
+        """Raises ArgumentError if the loader, on torch's path, is to leave something out."""
+        if (self.skip if skip is None else skip) and not self._path_choice.is_fast:
+            reason = self._path_choice.reason or "the dataset is not feeder's"
+            raise ArgumentError(f"skip= is for the fast path, and this loader goes without it: {reason}")
 
     def _is_fixed(self, name: str) -> bool:
         """Returns True if an attribute can't be changed any more."""
@@ -522,10 +550,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator.view = LiveView(lambda: me.stats(), _length(iterator), f"epoch {iterator.place().epoch}")
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length."""
+        """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length. With spans that
+        are skipped it is the epoch that an iterator is in, or the next."""
         if self._fast is None or not self._fast.own_order:
             return super().__len__()
-        return len(self._fast.split(self._epoch_options()))
+        return len(self._fast.split(self._epoch_options(), Place(self._fast.epoch)))
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iterator; those after it go on from there.
@@ -578,6 +607,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 change_order(self, self._generic.order.order())
         else:
             self._fast.load_state_dict(state_dict)
+            object.__setattr__(self, "skip", self._fast.skip)
             change_order(self, self._fast.order)
 
     def samples_of(self, epoch: int, step: int, *, rank: int | None = None) -> BatchSamples:
@@ -612,6 +642,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             DecodeError: if a sample is bad and ``on_error`` is "raise".
         """
         return replay(self._run("replay"), epoch, step, rank)
+
+    def span_of(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
+        """Returns the positions of some batches of this run, of all ranks, for ``feeder.Skip(spans=[...])``.
+
+        Args:
+            epoch: The epoch.
+            first_step: Number of the first batch in it, from 0.
+            end_step: Number of the batch after the last one.
+
+        Returns:
+            (epoch, first position, end).
+
+        Raises:
+            ArgumentError: as :meth:`samples_of` does, and with buckets, as batches there have no span.
+        """
+        return self._run("span_of").span(epoch, first_step, end_step)
 
     def _run(self, name: str) -> FastPath:
         """Returns the fast path, which alone knows the batches of a run."""

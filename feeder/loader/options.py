@@ -14,6 +14,7 @@ import torch.utils.data
 from feeder.errors import ArgumentError
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import Shuffle, goes_by_shard
+from feeder.order.skip import Skip
 from feeder.transforms import BatchOp
 from feeder.transforms.mixing import check_mix
 from feeder.transforms.pad_to_batch import PadToBatch
@@ -120,6 +121,7 @@ class EpochOptions:
         timeout_s: Longest wait for a batch; 0: no limit.
         hang_timeout_s: Longest silence of a worker that has work; None: no limit.
         rank, world_size: As given; None: from torch.distributed or the environment.
+        skip: What epochs leave out; None: nothing.
         device: Options of the way to the device.
 
     Raises:
@@ -141,6 +143,7 @@ class EpochOptions:
     rank: int | None
     world_size: int | None
     device: DeviceOptions
+    skip: Skip | None = None
 
     def __post_init__(self) -> None:
         if self.worker_threads < 1:

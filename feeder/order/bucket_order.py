@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.order.buckets import Buckets
+from feeder.order.gaps import Gaps
 from feeder.order.permutation import permute
 from feeder.order.random import Stream, philox, uniform
 from feeder.order.sample_order import Order, substitute
@@ -118,6 +119,26 @@ class BucketOrder(Order):
                 places[own] = start + permute(places[own] - start, end - start, words[0] << 32 | words[1], epoch)
         return self.table.members[places].astype(np.int64)
 
+    def positions(self, epoch: int, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """See :meth:`Order.positions`."""
+        wanted = np.array(ids, dtype=np.int64, ndmin=1)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.samples):
+            raise ArgumentError(f"sample ids must be in [0, {self.samples}), got {wanted.min()} to {wanted.max()}")
+        found = np.empty_like(wanted)
+        for bucket, (start, end) in enumerate(itertools.pairwise(self.table.starts.tolist())):
+            if end == start:
+                continue
+            members = self.table.members[start:end]
+            place = np.minimum(np.searchsorted(members, wanted), end - start - 1)
+            own = members[place] == wanted
+            if self.shuffle and own.any():
+                words = philox(self.seed, epoch, [bucket], Stream.BUCKET)[0].tolist()
+                seed = words[0] << 32 | words[1]
+                found[own] = start + permute(place[own], end - start, seed, epoch, inverse=True)
+            else:
+                found[own] = start + place[own]
+        return found
+
 
 class BucketSplit(Split):
     """Divides an epoch in buckets among steps and ranks; see Note [Order of buckets].
@@ -129,7 +150,8 @@ class BucketSplit(Split):
         order: The order.
         epoch: The epoch, as the sequence of batches is drawn for it.
         batch_size, rank, world_size, drop_last: See :class:`Split`.
-        consumed: Samples of each bucket that the job has consumed already; empty: none.
+        consumed: Samples of each bucket that the job has consumed already, or passed over; empty: none.
+        gaps: See :class:`Split`.
     """
 
     def __init__(
@@ -141,6 +163,7 @@ class BucketSplit(Split):
         world_size: int = 1,
         drop_last: bool = False,
         consumed: Sequence[int] = (),
+        gaps: Gaps | None = None,
     ) -> None:
         starts = order.table.starts
         done = np.array(consumed, np.int64) if len(consumed) else np.zeros(len(starts) - 1, np.int64)
@@ -149,14 +172,20 @@ class BucketSplit(Split):
                 f"consumed must have a number of samples for each of the {len(starts) - 1} buckets, at most "
                 f"{np.diff(starts).tolist()}, got {list(consumed)!r}"
             )
-        super().__init__(order.samples, batch_size, rank, world_size, drop_last, int(done.sum()))
-        left = np.diff(starts) - done
-        self._set(_order=order, _epoch=epoch, _done=done, _rests=left % self._global_batch)
+        super().__init__(order.samples, batch_size, rank, world_size, drop_last, int(done.sum()), gaps)
+        first = starts if gaps is None else gaps.places(starts)
+        self._set(_order=order, _epoch=epoch, _consumed=done, _first=first)
+        self._set(_done=self._kept_of(done))
+        left = np.diff(first) - self._done
+        self._set(_rests=left % self._global_batch)
         self._set(_unsequenced=(left // self._global_batch).tolist(), _full=int((left // self._global_batch).sum()))
-        self._set(_next=done.tolist(), _sequence=[], _firsts=[])
+        self._set(_next=self._done.tolist(), _sequence=[], _firsts=[])
 
     _order: BucketOrder
     _epoch: int
+    _consumed: npt.NDArray[np.int64]
+    # Of the positions that the epoch has, number before each bucket and consumed of each.
+    _first: npt.NDArray[np.int64]
     _done: npt.NDArray[np.int64]
     _rests: npt.NDArray[np.int64]  # of each bucket, what its last full batch leaves
     _full: int  # number of full batches
@@ -173,49 +202,77 @@ class BucketSplit(Split):
     def positions(self, step: int) -> npt.NDArray[np.int64]:
         """See :meth:`Split.positions`."""
         first, size = self._share(step)
-        begin = self.start + step * self._global_batch
+        begin = self._begin + step * self._global_batch
         offsets = first - begin + np.arange(size, dtype=np.int64)
         if step < self._full:
             self._draw_sequence(step)
-            start = int(self._order.table.starts[self._sequence[step]])
-            return start + self._firsts[step] + offsets
-        return self._shared(begin + offsets % min(self._global_batch, self.samples - begin))
+            return self._positions(int(self._first[self._sequence[step]]) + self._firsts[step] + offsets)
+        return self._shared(begin + offsets % min(self._global_batch, self.kept - begin))
 
     def bucket(self, step: int) -> int:
         """Returns the bucket whose size the batch at a step has."""
-        begin = self.start + step * self._global_batch
+        begin = self._begin + step * self._global_batch
         self._share(step)
         if step < self._full:
             self._draw_sequence(step)
             return self._sequence[step]
-        middle = begin + min(self._global_batch, self.samples - begin) // 2
+        middle = begin + min(self._global_batch, self.kept - begin) // 2
         return int(self._order.table.bucket_at(self._shared(np.array([middle])))[0])
 
+    def consumed(self, steps: int) -> int:
+        """See :meth:`Split.consumed`."""
+        return super().consumed(steps) if self.gaps is None else sum(self.consumed_by_bucket(steps))
+
     def consumed_by_bucket(self, steps: int) -> list[int]:
-        """Returns the samples of each bucket that the whole job has consumed after ``steps`` steps from ``start``."""
+        """Returns the samples of each bucket that the whole job has consumed, or passed over, after ``steps`` steps
+        from ``start``."""
         full = min(steps, self._full)
         if full:
             self._draw_sequence(full - 1)
         done = self._done + self._global_batch * np.bincount(self._sequence[:full], minlength=len(self._done))
-        shared = self.consumed(steps) - self.start - full * self._global_batch
+        shared = min(self.kept - self._begin, steps * self._global_batch) - full * self._global_batch
         before = np.cumsum(self._rests) - self._rests
-        numbers: list[int] = (done + np.clip(shared - before, 0, self._rests)).tolist()
-        return numbers
+        done = done + np.clip(shared - before, 0, self._rests)
+        if self.gaps is None:
+            return [*map(int, done)]
+        sizes, starts = np.diff(self._order.table.starts).tolist(), self._order.table.starts.tolist()
+        ends = [self._after(place) for place in (self._first[:-1] + done).tolist()]
+        found = []
+        for bucket, (number, size) in enumerate(zip(done.tolist(), sizes, strict=True)):
+            if number == self._done[bucket]:
+                found.append(int(self._consumed[bucket]))
+            else:
+                is_over = self._first[bucket] + number == self._first[bucket + 1]
+                found.append(size if is_over else ends[bucket] - starts[bucket])
+        return found
+
+    def steps_before(self, start: int, by_bucket: Sequence[int] = ()) -> int:
+        """See :meth:`Split.steps_before`."""
+        done = self._kept_of(np.array(by_bucket, np.int64)) if len(by_bucket) else np.zeros(1, np.int64)
+        return -(-(int(done.sum()) - self._begin) // self._global_batch)
+
+    @property
+    def _begin(self) -> int:
+        return int(self._done.sum())
+
+    def _kept_of(self, consumed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Returns how many of the samples consumed of each bucket the epoch has."""
+        ends = self._order.table.starts[:-1] + consumed
+        return consumed if self.gaps is None else self.gaps.places(ends) - self._first[:-1]
 
     def _shared(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Returns the positions of samples in the last batches, given their numbers among all samples consumed."""
-        row = places - (self.start + self._full * self._global_batch)
+        row = places - (self._begin + self._full * self._global_batch)
         ends = np.cumsum(self._rests)
         owners = np.searchsorted(ends, row, side="right")
-        positions: npt.NDArray[np.int64] = self._order.table.starts[owners + 1] - ends[owners] + row
-        return positions
+        return self._positions(self._first[owners + 1] - ends[owners] + row)
 
     def _draw_sequence(self, step: int) -> None:
         """Draws the sequence of full batches up to a step."""
         left, size = self._unsequenced, self._global_batch
         while len(self._sequence) <= step:
             ahead = min(_DRAWN_AT_ONCE, self._full - len(self._sequence))
-            consumed = self.start + size * (len(self._sequence) + np.arange(ahead))
+            consumed = self._begin + size * (len(self._sequence) + np.arange(ahead))
             drawn = uniform(self._order.seed, self._epoch, consumed, Stream.BUCKET_SEQUENCE, 1)[:, 0].tolist()
             for number in drawn if self._order.shuffle else [0.0] * ahead:
                 ends = list(itertools.accumulate(left))

@@ -65,6 +65,12 @@ class LaneShards(Protocol):
     def ids(self, lanes: Int64s, offsets: Int64s) -> Int64s:
         """Returns the numbers of samples in the set, int64 [N]."""
 
+    def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
+        """Returns the turns of samples by their offsets: the inverse of :meth:`offsets`."""
+
+    def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the lanes and offsets of samples, each int64 [N]: the inverse of :meth:`ids`."""
+
 
 def shards_in_lanes(sizes: ShardSizes, lanes: int) -> LaneShards:
     """Returns the shards of each lane.
@@ -120,6 +126,24 @@ class EqualShards:
         """See :meth:`LaneShards.ids`."""
         shards = offsets // self._size
         return (lanes + shards * (self._lanes - 1)) * self._size + offsets
+
+    def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
+        """See :meth:`LaneShards.turns`."""
+        every = np.arange(self._lanes)
+        keys, gaps = self._draws.get((seed, epoch), lambda: _draw(seed, epoch, every, whole.shards))
+        before = (gaps * self._size)[lanes]
+        turns = before + offsets - whole.samples[lanes]
+        is_whole = offsets < whole.samples[lanes]
+        lanes, offsets, before = lanes[is_whole], offsets[is_whole], before[is_whole]
+        shards = offsets // self._size
+        turn = permute_each(shards, whole.shards, keys, lanes, inverse=True) * self._size + offsets % self._size
+        turns[is_whole] = np.where(turn < before, turn, turn + whole.rest[lanes])
+        return turns
+
+    def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
+        """See :meth:`LaneShards.places`."""
+        shards = ids // self._size
+        return shards % self._lanes, shards // self._lanes * self._size + ids % self._size
 
 
 class _Turns(NamedTuple):
@@ -186,6 +210,29 @@ class UnequalShards:
         shards = np.searchsorted(self._starts, places, side="right") - 1
         ids: Int64s = self._stored[shards] + places - self._starts[shards]
         return ids
+
+
+    def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
+        """See :meth:`LaneShards.turns`."""
+        turns = np.empty_like(offsets)
+        for lane in np.unique(lanes).tolist():
+            own = np.flatnonzero(lanes == lane)
+            table = self._turns.get((seed, epoch, lane), lambda lane=lane: self._in_turn(seed, epoch, whole, lane))  # type: ignore[misc]
+            sizes = np.diff(table.starts, append=whole.samples[lane] + whole.rest[lane])
+            stored = np.lexsort((sizes, table.offsets))  # an empty shard before its neighbour
+            row = stored[np.searchsorted(table.offsets[stored], offsets[own], side="right") - 1]
+            turns[own] = table.starts[row] + offsets[own] - table.offsets[row]
+        return turns
+
+    def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
+        """See :meth:`LaneShards.places`."""
+        lanes = len(self._shards)
+        numbers = np.arange(len(self._stored))
+        rows = self._first[numbers % lanes] + numbers // lanes
+        starts = self._stored[rows]
+        shards = np.searchsorted(starts, ids, side="right") - 1
+        own = shards % lanes
+        return own, self._starts[rows[shards]] - self._starts[self._first[own]] + ids - starts[shards]
 
 
 def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[npt.NDArray[np.uint64], Int64s]:

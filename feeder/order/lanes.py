@@ -114,8 +114,25 @@ class LaneOrder:
             offsets[lent] = self._shards.samples[lanes[lent]] - self._over_ends[rank] + places
         return self._shards.ids(lanes, offsets)
 
-    def _shuffled(self, epoch: int, lanes: Int64s, turns: Int64s) -> Int64s:
-        """Shuffles turns, int64 [N], within the windows of their lanes."""
+    def positions(self, epoch: int, ids: Int64s) -> Int64s:
+        """Returns the positions of sample ids, int64 [N] in [0, samples)."""
+        lanes, offsets = self._shards.places(ids)
+        lent = np.flatnonzero(offsets >= self._gives[lanes])
+        if lent.size:
+            owners = lanes[lent]
+            rank = np.empty_like(self._row)
+            rank[self._row] = np.arange(self.count)
+            places = offsets[lent] - self._shards.samples[owners] + self._over_ends[rank[owners]]
+            to = self._row[np.searchsorted(self._lack_starts[self._row], places, side="right") - 1]
+            lanes[lent] = to
+            offsets[lent] = self._shards.samples[to] + places - self._lack_starts[to]
+        turns = self._shards.turns(self._seed, epoch, self._whole, lanes, offsets)
+        turns = self._shuffled(epoch, lanes, turns, inverse=True)
+        rounds = turns // self.block
+        return turns + (rounds * (self.count - 1) + lanes) * self.block
+
+    def _shuffled(self, epoch: int, lanes: Int64s, turns: Int64s, *, inverse: bool = False) -> Int64s:
+        """Shuffles turns, int64 [N], within the windows of their lanes, or puts them back."""
         windows = turns // self._window
         # Most neighbours are in one window; a window that comes again is drawn again.
         names = lanes << np.int64(46) | windows
@@ -125,7 +142,7 @@ class LaneOrder:
         keys = philox(self._seed, epoch, names[first], Stream.LANE_WINDOW, FEISTEL_ROUNDS // 2).view(np.uint64)
         groups = np.repeat(np.arange(first.size), np.diff(first, append=names.size))
         starts = starts[groups]
-        return starts + permute_each(turns - starts, sizes, keys, groups)
+        return starts + permute_each(turns - starts, sizes, keys, groups, inverse=inverse)
 
     def share(self, batch_size: int, rank: int, world_size: int) -> float:
         """Returns the share of the lanes that a rank takes samples from in a whole, long epoch: 0-1."""

@@ -15,7 +15,9 @@ __all__ = ["FEISTEL_ROUNDS", "permute", "permute_each"]
 FEISTEL_ROUNDS = 12
 
 
-def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.NDArray[np.int64]:
+def permute(
+    positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0, *, inverse: bool = False
+) -> npt.NDArray[np.int64]:
     """Maps positions to sample ids by a keyed permutation of 0..n-1, in O(1) memory.
 
     A Feistel network over the next power of two with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite
@@ -26,6 +28,7 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.
         n: Size of the permutation, 1 to 2**62.
         seed: 0 to 2**64-1.
         epoch: 0 to 2**32-1; each epoch has its own permutation.
+        inverse: True maps sample ids to positions.
 
     Returns:
         int64 [N], each in [0, n); distinct for distinct positions.
@@ -40,10 +43,11 @@ def permute(positions: npt.ArrayLike, n: int, seed: int, epoch: int = 0) -> npt.
         raise ArgumentError(f"positions must be in [0, {n}), got {values.min()} to {values.max()}")
     keys = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
     bits = max(2, (n - 1).bit_length())
+    network = _inverse_feistel if inverse else _feistel
     state = values.astype(np.uint64)
     outside = np.arange(state.size)
     while outside.size:
-        state[outside] = _feistel(state[outside], np.uint64(bits // 2), np.uint64(bits - bits // 2), keys)
+        state[outside] = network(state[outside], np.uint64(bits // 2), np.uint64(bits - bits // 2), keys)
         outside = outside[state[outside] >= np.uint64(n)]
     return state.astype(np.int64)
 
@@ -53,6 +57,8 @@ def permute_each(
     sizes: npt.NDArray[np.int64],
     keys: npt.NDArray[np.uint64],
     groups: npt.NDArray[np.intp],
+    *,
+    inverse: bool = False,
 ) -> npt.NDArray[np.int64]:
     """Maps positions by several keyed permutations at once, as :func:`permute` does by one.
 
@@ -61,17 +67,19 @@ def permute_each(
         sizes: int64 [groups], sizes of the permutations, 1 to 2**52; 0 for a group without positions.
         keys: uint64 [groups, FEISTEL_ROUNDS], random words.
         groups: intp [N], the permutation of each position.
+        inverse: True for the inverse permutations.
 
     Returns:
         int64 [N].
     """
     bits = np.maximum(np.frexp((sizes - 1).astype(np.float64))[1], 2).astype(np.uint64)  # exact below 2**53
+    network = _inverse_feistel if inverse else _feistel
     state, by_round = positions.astype(np.uint64), np.ascontiguousarray(keys.T)
     outside = np.arange(state.size)
     while outside.size:
         group = groups[outside]
         low_bits = bits[group] >> np.uint64(1)
-        state[outside] = _feistel(state[outside], low_bits, bits[group] - low_bits, by_round[:, group])
+        state[outside] = network(state[outside], low_bits, bits[group] - low_bits, by_round[:, group])
         outside = outside[state[outside] >= sizes[group].astype(np.uint64)]
     return state.astype(np.int64)
 
@@ -90,6 +98,18 @@ def _feistel(values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys
     for i in range(0, len(keys), 2):
         low = low ^ (_mix(high ^ keys[i]) & low_mask)
         high = high ^ (_mix(low ^ keys[i + 1]) & high_mask)
+    joined: npt.NDArray[np.uint64] = high << low_bits | low
+    return joined
+
+
+def _inverse_feistel(values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys: Any) -> npt.NDArray[np.uint64]:
+    """Undoes :func:`_feistel`, of the same arguments."""
+    low_mask, high_mask = (np.uint64(1) << low_bits) - np.uint64(1), (np.uint64(1) << high_bits) - np.uint64(1)
+    low = values & low_mask
+    high = values >> low_bits
+    for i in range(len(keys) - 2, -1, -2):
+        high = high ^ (_mix(low ^ keys[i + 1]) & high_mask)
+        low = low ^ (_mix(high ^ keys[i]) & low_mask)
     joined: npt.NDArray[np.uint64] = high << low_bits | low
     return joined
 

@@ -154,6 +154,33 @@ class Order:
         assert isinstance(self.shuffle, Window)
         return self._windowed(epoch, places, self.shuffle.samples)
 
+    def positions(self, epoch: int, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Returns the positions of sample ids: the inverse of :meth:`ids`, in O(1) memory as well.
+
+        Args:
+            epoch: 0 to 2**32-1.
+            ids: integers [N] in [0, samples).
+
+        Returns:
+            int64 [N].
+        """
+        found = np.array(ids, dtype=np.int64, ndmin=1)
+        if found.size and (found.min() < 0 or found.max() >= self.samples):
+            raise ArgumentError(f"sample ids must be in [0, {self.samples}), got {found.min()} to {found.max()}")
+        if self.shuffle is False or not found.size:
+            return found
+        if self.shuffle is True:
+            return permute(found, self.samples, self.seed, epoch, inverse=True)
+        if self.lanes is not None:
+            return self.lanes.positions(epoch, found)
+        assert isinstance(self.shuffle, Window)
+        if len(self.shard_sizes) >= 2:
+            starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))
+            by_id = np.lexsort((np.diff(starts, append=self.samples), stored))  # an empty shard before its neighbour
+            turn = by_id[np.searchsorted(stored[by_id], found, side="right") - 1]
+            found = starts[turn] + found - stored[turn]
+        return self._within_windows(epoch, found, self.shuffle.samples, inverse=True)
+
     def neighbour_distance(self, epoch: int = 0, *, pairs: int = 4096) -> float:
         """Measures how well the order separates samples that are stored side by side, relative to a full shuffle.
 
@@ -171,7 +198,10 @@ class Order:
         distance = np.abs(self.ids(epoch, places + 1) - self.ids(epoch, places))
         return float(distance.mean() / ((self.samples + 1) / 3))
 
-    def _windowed(self, epoch: int, places: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
+    def _within_windows(
+        self, epoch: int, places: npt.NDArray[np.int64], window: int, *, inverse: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """Shuffles places, int64 [N], within their windows, or puts them back."""
         number = places // window
         within = places - number * window
         for w in np.unique(number):
@@ -179,8 +209,12 @@ class Order:
             size = min(window, self.samples - int(w) * window)
             # The window's number is mixed into the seed, so that each window has its own permutation.
             words = philox(self.seed, epoch, [int(w)], Stream.ORDER, FEISTEL_ROUNDS)[0, -2:]
-            within[chosen] = permute(within[chosen], size, int(words[0]) << 32 | int(words[1]), epoch)
-        places = number * window + within
+            seed = int(words[0]) << 32 | int(words[1])
+            within[chosen] = permute(within[chosen], size, seed, epoch, inverse=inverse)
+        return number * window + within
+
+    def _windowed(self, epoch: int, places: npt.NDArray[np.int64], window: int) -> npt.NDArray[np.int64]:
+        places = self._within_windows(epoch, places, window)
         if len(self.shard_sizes) < 2:
             return places
         starts, stored = self._turns.get(epoch, lambda: self._shards_in_turn(epoch))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
+from feeder.order.gaps import Gaps
 from feeder.order.sample_order import Order
 
 __all__ = ["Split", "ordered_batches"]
@@ -25,7 +26,7 @@ class Split:
     rank r takes the r-th slice. Where fewer than G are left, each rank takes an equal share of them, and positions past
     the end wrap around to the epoch's first ones (padding, at most world_size - 1 in an epoch). Every rank has the
     same number of batches of the same sizes. The rest after any step is a plain range of positions, which can be
-    split again for any world size and batch size.
+    split again for any world size and batch size. Positions in gaps are passed over, as if the epoch went without them.
 
     Args:
         samples: Positions in the epoch, 0 or more.
@@ -33,7 +34,8 @@ class Split:
         rank: This rank, 0 to world_size - 1.
         world_size: Number of ranks, 1 or more.
         drop_last: True to leave out a last step that can't fill every rank's batch.
-        start: Positions that the job has consumed already.
+        start: Positions that the job has consumed already, or passed over.
+        gaps: Positions that the epoch goes without; None: it has all.
     """
 
     samples: int
@@ -42,6 +44,7 @@ class Split:
     world_size: int = 1
     drop_last: bool = False
     start: int = 0
+    gaps: Gaps | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -53,22 +56,40 @@ class Split:
 
     def __len__(self) -> int:
         """Number of steps from ``start`` to the end; the same on every rank."""
-        full, rest = divmod(self.samples - self.start, self._global_batch)
+        full, rest = divmod(self.kept - self._begin, self._global_batch)
         return full + (1 if rest and not self.drop_last else 0)
 
     def positions(self, step: int) -> npt.NDArray[np.int64]:
         """Returns the positions of this rank's batch at a step: int64 [at most batch_size], in [0, samples)."""
         first, size = self._share(step)
-        return (first + np.arange(size, dtype=np.int64)) % self.samples
+        return self._positions((first + np.arange(size, dtype=np.int64)) % self.kept)
 
     def padding(self, step: int) -> int:
         """Returns the number of positions at the end of this rank's batch that are padding."""
         first, size = self._share(step)
-        return min(size, max(0, first + size - self.samples))
+        return min(size, max(0, first + size - self.kept))
 
     def consumed(self, steps: int) -> int:
-        """Returns the number of positions that the whole job has consumed after ``steps`` steps from ``start``."""
-        return min(self.samples, self.start + steps * self._global_batch)
+        """Returns the number of positions that the whole job has consumed or passed over after ``steps`` steps from
+        ``start``."""
+        if self.gaps is None:
+            return min(self.samples, self.start + steps * self._global_batch)
+        place = self._begin + steps * self._global_batch
+        return self.start if not steps else self.samples if place >= self.kept else self._after(place)
+
+    def steps_before(self, start: int, by_bucket: Sequence[int] = ()) -> int:
+        """Returns the number of steps from ``start`` until the job has consumed the positions before another start.
+
+        Args:
+            start: The other start.
+            by_bucket: Those of each bucket, whose sum it is, with buckets.
+        """
+        return -(-(self._place(start) - self._begin) // self._global_batch)
+
+    @property
+    def kept(self) -> int:
+        """Number of positions that the epoch has."""
+        return self.samples - (0 if self.gaps is None else len(self.gaps))
 
     def samples_here(self) -> int:
         """Returns the number of samples that this rank takes from ``start``, padding included."""
@@ -82,9 +103,25 @@ class Split:
     def _share(self, step: int) -> tuple[int, int]:
         if not 0 <= step < len(self):
             raise ArgumentError(f"step must be in [0, {len(self)}), got {step}")
-        base = self.start + step * self._global_batch
-        size = min(self.batch_size, -(-(self.samples - base) // self.world_size))
+        base = self._begin + step * self._global_batch
+        size = min(self.batch_size, -(-(self.kept - base) // self.world_size))
         return base + self.rank * size, size
+
+    @property
+    def _begin(self) -> int:
+        """Number of positions before ``start`` that the epoch has."""
+        return self._place(self.start)
+
+    def _place(self, position: int) -> int:
+        """Returns the number of positions before one that the epoch has."""
+        return position if self.gaps is None else int(self.gaps.places(position))
+
+    def _positions(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return places if self.gaps is None else self.gaps.positions(places)
+
+    def _after(self, place: int) -> int:
+        """Returns the end of the first ``place`` positions that the epoch has."""
+        return 0 if not place else int(self._positions(np.array([place - 1]))[0]) + 1
 
 
 def ordered_batches(

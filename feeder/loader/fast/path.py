@@ -26,6 +26,7 @@ from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
+from feeder.loader.fast.left_out import EpochGaps, check_skip, skipped_ids
 from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
@@ -43,6 +44,7 @@ from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
+from feeder.order.skip import Skip
 from feeder.order.split import Split
 from feeder.system.warning import warn
 from feeder.transforms import Recipe, Views
@@ -52,6 +54,7 @@ from feeder.transforms.recipe_json import recipe_to_json
 __all__ = ["FastPath"]
 
 _STATE_VERSION = 1
+_WITH_SKIP = 2  # of a run that leaves something out, which earlier versions of feeder would take in
 
 
 class FastPath:
@@ -93,6 +96,8 @@ class FastPath:
         self._has_warned = self._has_told = False
         self._agreement = Agreement()
         self._left_after: int | None = None
+        self._gaps = EpochGaps()
+        self.skip = options.skip
 
     def _order_by(self, shuffle: Shuffle) -> Order:
         """Returns the order of the dataset by a way to shuffle."""
@@ -114,9 +119,29 @@ class FastPath:
         assert options.batch_size is not None
         place = Place() if place is None else place
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
+        gaps = self._gaps.of(options.skip, self.order, self.dataset.reader, place.epoch)
         if isinstance(self.order, BucketOrder):
-            return BucketSplit(self.order, place.epoch, *shares, place.by_bucket)
-        return Split(len(self.dataset), *shares, place.start)
+            return BucketSplit(self.order, place.epoch, *shares, place.by_bucket, gaps)
+        return Split(len(self.dataset), *shares, place.start, gaps)
+
+    @property
+    def skip(self) -> Skip | None:
+        """What epochs that begin leave out."""
+        return self._options.skip
+
+    @skip.setter
+    def skip(self, skip: Skip | None) -> None:
+        check_skip(skip, self.order, self.dataset.reader, own_order=self.own_order)
+        self._options = dataclasses.replace(self._options, skip=skip)
+
+    def _leave_out(self, skip: Skip | None) -> None:
+        """Has workers take no sample that is skipped as a substitute."""
+        left_out = skipped_ids(skip, self.dataset.reader)
+        if not np.array_equal(left_out, self.work.left_out):
+            self.work.left_out = left_out
+            if self.work.skip and self._engine is not None:  # whose workers have the work as it was
+                self._engine.retire()
+                self._engine = None
 
     def iterate(self, options: EpochOptions, owner: object) -> FastIterator:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded.
@@ -127,6 +152,7 @@ class FastPath:
         """
         self._options = options
         self._refuse_a_changed_subset()
+        self._leave_out(options.skip)
         place, progress = self._next, self._progress
         split = self.split(options, place) if self.own_order else None
         self._tell_of_split(split)
@@ -194,6 +220,8 @@ class FastPath:
         values = epoch_values(self._identity(self.order), split, self.dataset.recipe, progress.place.epoch)
         if isinstance(split, BucketSplit):
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
+        if skip := self._options.skip:
+            values["skip"] = f"{len(skip.ids)} ids and {len(skip.spans)} spans, digest {skip.digest()}"
         self._agreement.begin(split.rank, values, self._left_after)
 
     def _refuse_a_changed_subset(self) -> None:
@@ -249,7 +277,8 @@ class FastPath:
     def _note(self, place: Place, split: Split | None) -> None:
         """Notes how the epoch is split from a place on."""
         if split is not None:
-            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last))
+            skip = self._options.skip or None
+            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last, skip))
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
@@ -260,7 +289,12 @@ class FastPath:
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
             recipe = _json_of(self.dataset.recipe)
-            return state | place.consumed(self.order) | {"recipe": recipe, "spans": self._spans.state()}
+            spans = self._spans.state()
+            if skip := self._options.skip:
+                state["skip"] = skip.state()
+            if "skip" in state or any("skip" in span for span in spans):
+                state["version"] = _WITH_SKIP
+            return state | place.consumed(self.order) | {"recipe": recipe, "spans": spans}
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -279,7 +313,7 @@ class FastPath:
         if not isinstance(state, Mapping):
             raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
         version = state.get("version")
-        if version != _STATE_VERSION:
+        if version not in (_STATE_VERSION, _WITH_SKIP):
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
         make = self._reordered if self._fixed.follows_state else None
         order = resumed_order(self.order, self._fixed.shuffle, state, make)
@@ -310,9 +344,30 @@ class FastPath:
                 "digest of their samples: batches are counted off, and what they were is not checked",
             )
         by_bucket = consumed_by_bucket(state, self.order, epoch, start)
-        self._spans = Spans.of_state(state)
+        self._spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
+        if self.skip is None and skip is not None:
+            self.skip = skip
         self.order, self._next = order, Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iterator is in; without one the next."""
+        progress = self._progress
+        has_iterator = self._iterator is not None and self._iterator() is not None
+        if progress is not None and not progress.exhausted and (has_iterator or progress.is_midway):
+            return progress.place.epoch
+        return self._next.epoch
+
+    def span(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
+        """See :meth:`feeder.DataLoader.span_of`."""
+        if isinstance(self.order, BucketOrder):
+            check_skip(Skip(spans=[(epoch, 0, 1)]), self.order, self.dataset.reader, own_order=self.own_order)
+        if end_step <= first_step:
+            raise ArgumentError(f"end_step must be more than first_step, got steps {first_step} to {end_step}")
+        _, first = self.find(epoch, first_step, 0)
+        options, last = self.find(epoch, end_step - 1, 0)
+        return epoch, first.start, self.split(options, last).consumed(1)
 
     def find(self, epoch: int, step: int, rank: int | None) -> tuple[EpochOptions, Place]:
         """Returns the place at which a batch of this run begins, and the options by which that rank made it.
@@ -338,6 +393,7 @@ class FastPath:
                 world_size=span.world_size,
                 drop_last=span.drop_last,
                 rank=rank,
+                skip=span.skip,
             )
 
         span, place = self._spans.find(epoch, step, lambda span, place: self.split(options(span, 0), place))

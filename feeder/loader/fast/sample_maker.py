@@ -67,6 +67,7 @@ class Work:
         table: The samples of each bucket, of which substitutes are taken; None: without buckets.
         pad: Pads the images of a batch to one size; None: they have one.
         largest: (height, width) of the images that slots are made for; None: the recipe's.
+        left_out: int64 [N], sorted ids of samples that are no substitutes.
 
     Attributes:
         images: The further images among the extras.
@@ -88,6 +89,7 @@ class Work:
     table: BucketTable | None = None
     pad: PadToBatch | None = None
     largest: tuple[int, int] | None = None
+    left_out: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
     _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
@@ -279,12 +281,15 @@ class Work:
             position: The bad sample's position in the epoch.
             within: (height, width) of a padded batch, which they fit in; None: all do.
         """
-        found = 0
-        for attempt in range(SUBSTITUTES if within is None else _DRAWN_SUBSTITUTES):
+        found, left_out = 0, self.left_out
+        for attempt in range(SUBSTITUTES if within is None and not len(left_out) else _DRAWN_SUBSTITUTES):
             if self.table is None:
                 i = substitute(position, attempt, len(self.reader), self.seed, epoch)
             else:
                 i = self.table.substitute(position, attempt, self.seed, epoch)
+            place = np.searchsorted(left_out, i)
+            if place < len(left_out) and left_out[place] == i:
+                continue
             if within is None or self._fits(i, epoch, within):
                 yield i
                 found += 1

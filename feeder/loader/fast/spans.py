@@ -3,7 +3,8 @@
 Note [Spans]
     The samples of a batch follow from the order, the epoch, the samples that were consumed before it, and from batch
     size and world size. Those two may change when a run is resumed, also within an epoch. So a state lists spans: from
-    which place on the run had which of them. A span lasts until the next one, over any number of epochs.
+    which place on the run had which of them, and what it left out. A span lasts until the next one, over any number of
+    epochs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from feeder.errors import ArgumentError
 from feeder.loader.fast.position import Place
 from feeder.order.bucket_order import BucketSplit
+from feeder.order.skip import Skip
 from feeder.order.split import Split
 from feeder.system.text import count
 
@@ -30,12 +32,14 @@ class Span:
         batch_size: Samples in a rank's batch.
         world_size: Number of ranks.
         drop_last: True if the last batch of an epoch is left out where it is not full.
+        skip: What epochs leave out; None: nothing.
     """
 
     place: Place
     batch_size: int
     world_size: int
     drop_last: bool
+    skip: Skip | None = None
 
     def state(self) -> dict[str, Any]:
         """Returns it as JSON takes it."""
@@ -44,7 +48,7 @@ class Span:
         if place.by_bucket:
             consumed["consumed_by_bucket"] = list(place.by_bucket)
         shares = {"batch_size": self.batch_size, "world_size": self.world_size, "drop_last": self.drop_last}
-        return consumed | shares
+        return consumed | shares | ({"skip": self.skip.state()} if self.skip else {})
 
 
 class Spans:
@@ -66,7 +70,7 @@ class Spans:
         """
         try:
             return cls([_span(**each) for each in state.get("spans", [])])
-        except (TypeError, ValueError) as error:
+        except (ArgumentError, TypeError, ValueError) as error:
             raise ArgumentError(f"this state is damaged: its spans are {state['spans']!r}") from error
 
     def state(self) -> list[dict[str, Any]]:
@@ -112,8 +116,8 @@ class Spans:
             part = split(span, place)
             here = len(part)
             if number + 1 < len(pieces):
-                left = pieces[number + 1][1].start - place.start
-                here = -(-left // (span.batch_size * span.world_size))
+                end = pieces[number + 1][1]
+                here = part.steps_before(end.start, end.by_bucket)
             if 0 <= step - steps < here:
                 by_bucket = part.consumed_by_bucket(step - steps) if isinstance(part, BucketSplit) else ()
                 return span, Place(epoch, part.consumed(step - steps), tuple(by_bucket))
@@ -128,12 +132,14 @@ def _span(
     world_size: int,
     drop_last: bool,
     consumed_by_bucket: Sequence[int] = (),
+    skip: Any = None,
 ) -> Span:
     numbers = (epoch, consumed, batch_size, world_size, *consumed_by_bucket)
     if any(type(number) is not int for number in numbers) or min(numbers) < 0 or batch_size < 1 or world_size < 1:
         raise ValueError
-    return Span(Place(epoch, consumed, tuple(consumed_by_bucket)), batch_size, world_size, bool(drop_last))
+    place = Place(epoch, consumed, tuple(consumed_by_bucket))
+    return Span(place, batch_size, world_size, bool(drop_last), Skip.of_state(skip))
 
 
-def _shares(span: Span) -> tuple[int, int, bool]:
-    return span.batch_size, span.world_size, span.drop_last
+def _shares(span: Span) -> tuple[int, int, bool, Skip | None]:
+    return span.batch_size, span.world_size, span.drop_last, span.skip or None

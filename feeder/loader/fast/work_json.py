@@ -65,6 +65,7 @@ def work_to_json(work: Work) -> dict[str, Any]:
         "fidelity": work.fidelity,
         "seed": work.seed,
         "skip": work.skip,
+        **({"left_out": work.left_out.tolist()} if work.skip and len(work.left_out) else {}),
     }
 
 
@@ -80,7 +81,7 @@ def work_from_json(value: Mapping[str, Any], open_set: OpenSet) -> Work:
     """
     recipe = recipe_from_json(value.get("recipe"))
     uint8, fields, seed, skip = (value.get(name) for name in ("uint8", "fields", "seed", "skip"))
-    names = (value.get("backend"), value.get("fidelity"))
+    names, left_out = (value.get("backend"), value.get("fidelity")), value.get("left_out", [])
     if (
         not isinstance(uint8, list)
         or len(uint8) != len(recipe.views)
@@ -88,6 +89,8 @@ def work_from_json(value: Mapping[str, Any], open_set: OpenSet) -> Work:
         or type(seed) is not int
         or not 0 <= seed < 1 << 64
         or type(skip) is not bool
+        or not isinstance(left_out, list)
+        or any(type(each) is not int or not 0 <= each < 1 << 62 for each in left_out)
         or names[0] not in ("cpu", "pillow")
         or names[1] not in ("fast", "exact")
     ):
@@ -97,7 +100,18 @@ def work_from_json(value: Mapping[str, Any], open_set: OpenSet) -> Work:
     splits = tuple(split_for_device(each) if wanted else None for each, wanted in zip(recipe.views, uint8, strict=True))
     extras: tuple[Extra, ...] = fields_of(fields)
     reader = _set_from_json(value.get("set"), open_set, 0)
-    return Work(reader, recipe, names[0], extras, seed, skip, 1, names[1], splits=splits)
+    return Work(
+        reader,
+        recipe,
+        names[0],
+        extras,
+        seed,
+        skip,
+        1,
+        names[1],
+        splits=splits,
+        left_out=np.unique(np.array(left_out, np.int64)),
+    )
 
 
 def sent_splits(work: Work) -> tuple[DeviceSplit | None, ...]:

@@ -1,0 +1,70 @@
+"""The samples of a loader's ``skip``, as its dataset and its order have them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.reader import Reader
+from feeder.dataset.subset_reader import PartReader
+from feeder.errors import ArgumentError
+from feeder.order.bucket_order import BucketOrder
+from feeder.order.gaps import Gaps
+from feeder.order.recent import Recent
+from feeder.order.sample_order import Order
+from feeder.order.skip import Skip
+
+__all__ = ["EpochGaps", "check_skip", "skipped_ids"]
+
+
+class EpochGaps:
+    """The positions that epochs go without; of the last ones they are kept."""
+
+    def __init__(self) -> None:
+        self._kept: Recent[Gaps | None] = Recent(2)
+
+    def of(self, skip: Skip | None, order: Order, reader: Reader, epoch: int) -> Gaps | None:
+        """Returns the positions that an epoch goes without; None if it has all.
+
+        Args:
+            skip: What is left out; None: nothing.
+            order: The order of the samples.
+            reader: The samples' reader.
+            epoch: The epoch.
+        """
+        if not skip:
+            return None
+        return self._kept.get((order, epoch, skip), lambda: skip.gaps(order, epoch, skipped_ids(skip, reader)))
+
+
+def skipped_ids(skip: Skip | None, reader: Reader) -> npt.NDArray[np.int64]:
+    """Returns the samples that no epoch has, by their ids in this reader: int64 [N], sorted."""
+    if skip is None:
+        return np.zeros(0, np.int64)
+    return np.flatnonzero(np.isin(reader.ids, skip.ids)) if isinstance(reader, PartReader) else skip.ids
+
+
+def check_skip(skip: Skip | None, order: Order, reader: Reader, *, own_order: bool) -> None:
+    """Refuses to leave out what there is not.
+
+    Args:
+        skip: What is left out; None: nothing.
+        order: The order of the samples.
+        reader: The samples' reader.
+        own_order: False with an explicit sampler.
+
+    Raises:
+        ArgumentError: naming what to do instead.
+    """
+    if not skip:
+        return
+    if not own_order:
+        raise ArgumentError("skip= is for feeder's own order, and this loader has a sampler: leave them out there")
+    if skip.spans and isinstance(order, BucketOrder):
+        raise ArgumentError(
+            "a span is of positions that follow each other, and batches in buckets are not of such: skip samples by "
+            "their ids, which loader.samples_of(epoch, step) gives"
+        )
+    samples = len(reader.whole) if isinstance(reader, PartReader) else len(reader)
+    if len(skip.ids) and skip.ids[-1] >= samples:
+        raise ArgumentError(f"skip has sample {skip.ids[-1]}, and the dataset has samples 0 to {samples - 1}")
