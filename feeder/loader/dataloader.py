@@ -502,8 +502,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
         if name == "skip":
             value = Skip.of(value)
-            if self.__dict__.get("_fast_path") is not None:
-                self._fast_path.skip = value
+            path: FastPath | None = self.__dict__.get("_fast_path")
+            if path is not None:
+                path.skip = value
             elif value and "_generic_path" in self.__dict__:
                 self._refuse_skip(value)
         super().__setattr__(name, value)

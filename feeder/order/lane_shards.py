@@ -211,7 +211,6 @@ class UnequalShards:
         ids: Int64s = self._stored[shards] + places - self._starts[shards]
         return ids
 
-
     def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
         """See :meth:`LaneShards.turns`."""
         turns = np.empty_like(offsets)

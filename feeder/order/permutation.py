@@ -102,7 +102,9 @@ def _feistel(values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys
     return joined
 
 
-def _inverse_feistel(values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys: Any) -> npt.NDArray[np.uint64]:
+def _inverse_feistel(
+    values: npt.NDArray[np.uint64], low_bits: Any, high_bits: Any, keys: Any
+) -> npt.NDArray[np.uint64]:
     """Undoes :func:`_feistel`, of the same arguments."""
     low_mask, high_mask = (np.uint64(1) << low_bits) - np.uint64(1), (np.uint64(1) << high_bits) - np.uint64(1)
     low = values & low_mask

@@ -144,8 +144,8 @@ def test_buckets_take_up_gaps_in_the_middle_of_an_epoch() -> None:
     ("make", "message"),
     [
         (lambda: Skip([-1]), "ids of samples"),
-        (lambda: Skip([1.5]), "ids of samples"),
-        (lambda: Skip("12"), "ids of samples"),
+        (lambda: Skip(np.array([1.5])), "ids of samples"),
+        (lambda: Skip.of("12"), "ids of samples"),
         (lambda: Skip.of(3), "ids of samples"),
         (lambda: Skip(spans=[(0, 5, 4)]), r"\(epoch, first position, end\)"),
         (lambda: Skip(spans=[(0, 5)]), "span_of"),

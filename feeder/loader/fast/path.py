@@ -126,7 +126,7 @@ class FastPath:
 
     @property
     def skip(self) -> Skip | None:
-        """What epochs that begin leave out."""
+        """The samples and spans that epochs leave out from the next one on."""
         return self._options.skip
 
     @skip.setter

@@ -8,14 +8,17 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
 import feeder
 from feeder import transforms as T
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
-from feeder.loader.fast.work_json import work_to_json
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.work_json import work_from_json, work_to_json
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import make_tree
@@ -140,7 +143,7 @@ def test_a_span_is_left_out_of_its_epoch_only(shards: Path) -> None:
 def test_a_run_skips_the_spike_that_it_was_resumed_before(shards: Path) -> None:
     run = loader(shards)
     iterator = iter(run)
-    checkpoint = None
+    checkpoint: dict[str, Any] = {}
     batches = []
     for step in range(7):
         batches.append(next(iterator))
@@ -189,7 +192,20 @@ def test_no_substitute_is_a_sample_that_is_skipped(shards: Path, tmp_path: Path)
             given |= {*ids_of(run)}
     assert given == {29}
     assert {each["substitute"] for each in run.stats()["substitutions"][1:]} == {29}
-    assert work_to_json(run._fast_path.work)["left_out"] == out
+
+
+def test_a_server_on_another_node_takes_no_skipped_substitute(shards: Path) -> None:
+    data = feeder.ShardDataset(shards, RECIPE)
+    reader = data.reader
+    assert isinstance(reader, ShardReader)
+    work = Work(reader, data.recipe, "cpu", skip=True, left_out=np.array(OUT))
+    sent = json.loads(json.dumps(work_to_json(work)))
+    there = work_from_json(sent, lambda *_: reader)
+    drawn = [other for position in range(30) for other in there.substitutes(0, position)]
+    assert drawn == [other for position in range(30) for other in work.substitutes(0, position)]
+    assert not {*OUT} & {*drawn}
+    with pytest.raises(ArgumentError, match="no work of this version"):
+        work_from_json(sent | {"left_out": ["3"]}, lambda *_: reader)
 
 
 def test_a_subset_skips_by_the_ids_of_the_whole_dataset(shards: Path) -> None:
@@ -234,8 +250,9 @@ def test_loaders_without_feeders_order_refuse_to_skip(shards: Path) -> None:
 
 
 def test_accelerate_is_refused_as_it_would_bring_samples_back(shards: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
     with pytest.raises(ArgumentError, match="would bring back what skip= leaves out"):
-        loader(shards, skip=OUT)._is_accelerate_prepared  # noqa: B018
+        accelerate.Accelerator(cpu=True).prepare(loader(shards, skip=OUT))
 
 
 def test_copied_loaders_skip_the_same(shards: Path) -> None:
