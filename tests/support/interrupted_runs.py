@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import obstore
+
+from feeder.shard.store.url import is_remote
+from feeder.shard.write.append import append
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 
 __all__ = ["StopAfter", "append_killed_at", "killed_at"]
@@ -24,47 +32,54 @@ class StopAfter(Progress):
             raise KeyboardInterrupt
 
 
-_KILLED = """
-import os, signal, sys
-import feeder.system.files, feeder.shard
-steps = int(sys.argv[3])
-real = {name: getattr(os, name) for name in ("replace", "fsync", "rename", "unlink")}
-def wrap(name):
-    def call(*args, **kwargs):
-        global steps
-        steps -= 1
-        if steps < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real[name](*args, **kwargs)
-    return call
-for name in real:
-    setattr(os, name, wrap(name))
-"""
-_SHARD = """
-options = feeder.shard.ShardOptions(samples_per_shard=20, workers=1, max_bad=1)
-feeder.shard.shard(sys.argv[1], sys.argv[2], options, force=len(sys.argv) > 4)
-"""
-_APPEND = """
-from feeder.shard.write.append import append
-append(sys.argv[2], sys.argv[1], feeder.shard.ShardOptions(workers=1))
-"""
+_STEPS, _REQUESTS = ("replace", "fsync", "rename", "unlink", "rmdir"), ("put", "delete")
 
 
 def killed_at(step: int, source: Path, out: Path, *, force: bool = False) -> bool:
-    """Shards a source in another process, which is killed before its fsync, rename or unlink of this number.
+    """Shards a source in another process, which is killed before its fsync, rename or deletion of this number.
 
     Returns:
         False if the process came to its end before.
     """
-    return _is_killed(_SHARD, [str(source), str(out), str(step), *(["force"] if force else [])])
+    options = ShardOptions(samples_per_shard=20, workers=1, max_bad=1)
+    return _is_killed(step, shard, str(source), str(out), options, force=force)
 
 
-def append_killed_at(step: int, source: Path, out: Path) -> bool:
-    """Adds a source to a set in another process, as :func:`killed_at`."""
-    return _is_killed(_APPEND, [str(source), str(out), str(step)])
+def append_killed_at(step: int, source: Path, out: Path | str) -> bool:
+    """Adds a source to a set in another process, as :func:`killed_at`; in a store the steps are requests that change
+    it."""
+    return _is_killed(step, append, str(out), str(source), ShardOptions(workers=1))
 
 
-def _is_killed(work: str, arguments: list[str]) -> bool:
-    status = subprocess.run([sys.executable, "-c", _KILLED + work, *arguments], check=False).returncode
-    assert status in (0, -signal.SIGKILL)
-    return status != 0
+def _is_killed(step: int, work: Callable[..., object], *arguments: Any, **options: Any) -> bool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=_run, args=(step, work, arguments, options, dict(os.environ)))
+    process.start()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def _run(
+    left: int,
+    work: Callable[..., object],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    environment: dict[str, str],
+) -> None:
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+
+        return wrapped
+
+    os.environ.update(environment)
+    for module, names in ((obstore, _REQUESTS),) if any(map(is_remote, arguments[:2])) else ((os, _STEPS),):
+        for name in names:
+            setattr(module, name, counted(getattr(module, name)))
+    work(*arguments, **options)

@@ -53,7 +53,8 @@ class Manifest:
     Attributes:
         settings: Options that the result depends on: seed, shuffle, shard_size_bytes, samples_per_shard, encode, ...
         source: The source's kind, its digest and, if samples have named fields, image_field: the field that holds the
-            image, or several separated by ";", of which each sample has one.
+            image, or several separated by ";", of which each sample has one. Also appended: digests of the sources that
+            were added since.
         inputs: Number of inputs found; each is a sample or is listed in ``rejected.jsonl``.
         samples: Number of samples written.
         rejected: Number of inputs rejected.
@@ -67,7 +68,7 @@ class Manifest:
     """
 
     settings: dict[str, Any]
-    source: dict[str, str]
+    source: dict[str, Any]
     inputs: int
     samples: int
     rejected: int

@@ -6,8 +6,8 @@ import os
 
 from feeder.errors import ArgumentError, FormatError
 from feeder.shard.format.column_index import ColumnIndex
+from feeder.shard.format.header_file import HEADER_MAGIC, version_path
 from feeder.shard.format.index import Index
-from feeder.shard.format.set_header import HEADER_MAGIC, version_path
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.mirror import Mirror
 from feeder.system.files import open_regular

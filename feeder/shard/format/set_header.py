@@ -35,18 +35,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import ChangedError, FormatError, NotFoundError
+from feeder.errors import FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
-from feeder.shard.format.sealed_head import PREFIX_BYTES, damaged, head_bytes, read_head, sealed, short_hash
+from feeder.shard.format.header_file import HEADER_MAGIC, HeaderFile
+from feeder.shard.format.sealed_head import damaged, sealed, short_hash
 from feeder.shard.format.shard_index import IndexedShard
 from feeder.shard.store.mirror import Mirror
-from feeder.system.files import atomic_file, open_regular
-from feeder.system.limit_errors import explained
-from feeder.system.mapping import map_file
+from feeder.system.files import atomic_file
 
-__all__ = ["HEADER_MAGIC", "INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "version_path", "write_header"]
+__all__ = ["INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "write_header"]
 
-HEADER_MAGIC = b"FEEDERST"
 INDEX_SUFFIX = ".fidx"
 PAGE_SHARDS = 1024
 ROW = np.dtype(
@@ -58,7 +56,6 @@ _FORMAT = 2
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 _MAX_DIGITS = 20
 _MAX_SHARDS = 1 << 40
-_FETCHES = 4  # of a range that comes spoilt from a store
 
 
 @dataclass(frozen=True)
@@ -92,12 +89,6 @@ class SetInfo:
     version: int = 1
     versions: tuple[tuple[int, int], ...] = ()
     codebooks: tuple[bytes, ...] = ()
-
-
-def version_path(path: str, version: int) -> str:
-    """Path of the header of an earlier version of a set, beside the newest one at ``path``."""
-    stem, extension = os.path.splitext(path)
-    return f"{stem}-{version:06d}{extension}"
 
 
 def write_header(
@@ -189,45 +180,15 @@ class SetHeader:
     """
 
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
-        self.path, self._mirror = path, mirror
-        self._name = os.path.basename(path)
-        self._is_moved = False
-        self._shown = path if mirror is None else f"{mirror.place}/{self._name}"
-        self._need((0, PREFIX_BYTES))
-        self._map()
-        head, self.hash, self._end = self._read_head()
+        self._file = HeaderFile(path, mirror)
+        self._shown, self.hash, self._end = self._file.shown, self._file.hash, self._file.head_end
         try:
-            self._take(head)
+            self._take(self._file.head)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise damaged(self._shown, f"its head is wrong: {error!r}") from None
+        self._file.version = self.info.version
         self._pages: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {}
         self._names: dict[int, list[str]] = {}
-
-    def _map(self) -> None:
-        """Maps the file."""
-        try:
-            descriptor = open_regular(os.path.join(os.path.dirname(self.path), self._name))
-            try:
-                size = os.fstat(descriptor).st_size
-                with explained():
-                    self._data = map_file(descriptor, size)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise FormatError(f"{self._shown}: this index can't be read: {error.strerror}") from None
-
-    def _read_head(self) -> tuple[dict[str, Any], bytes, int]:
-        for left in reversed(range(self._attempts)):
-            end = PREFIX_BYTES
-            try:
-                end = head_bytes(self._shown, HEADER_MAGIC, self._data)
-                self._need((0, end))
-                return read_head(self._shown, HEADER_MAGIC, self._data)
-            except FormatError:
-                if not left:
-                    raise
-                self._need((0, end), again=True)
-        raise AssertionError
 
     def _take(self, head: dict[str, Any]) -> None:
         if head["format"] != _FORMAT:
@@ -263,8 +224,8 @@ class SetHeader:
         self._table = self._array(head["table"], pages, _TABLE_ROW)
         self._name_table = self._array(head["names"], 0 if self._pattern else pages, _NAMES_ROW)
         self._pages_at = self._end + int(head["pages"][0])
-        if int(head["pages"][0]) < 0 or self._pages_at + self.shards * ROW.itemsize > len(self._data):
-            raise ValueError(f"pages at byte {self._pages_at} of {len(self._data)}")
+        if int(head["pages"][0]) < 0 or self._pages_at + self.shards * ROW.itemsize > self._file.size_bytes:
+            raise ValueError(f"pages at byte {self._pages_at} of {self._file.size_bytes}")
         first = self._first = self._table["first"].astype(np.int64)
         if len(first) and (first[0] != 0 or (first[1:] < first[:-1]).any() or first[-1] > self.samples):
             raise ValueError("numbers of the pages' first samples decrease")
@@ -354,7 +315,7 @@ class SetHeader:
     def _open_pages(self, pages: set[int]) -> None:
         missing = sorted(pages - self._pages.keys())
         if missing:
-            self._need(*(self._page_range(page) for page in missing))
+            self._file.need(*(self._page_range(page) for page in missing))
         for page in missing:
             self._pages[page] = self._read_page(page)
 
@@ -372,7 +333,7 @@ class SetHeader:
         if not 0 <= page < len(self._table):
             raise FormatError(f"{self._shown}: has no page {page} of shards, but {len(self._table)}")
         expected = self._table["hash"][page].tobytes()
-        data = self._hashed(*self._page_range(page), expected, f"page {page} of its shards")
+        data = self._file.hashed(*self._page_range(page), expected, f"page {page} of its shards")
         rows = np.frombuffer(data, ROW)
         first = int(self._first[page])
         last = int(self._first[page + 1]) if page + 1 < len(self._first) else self.samples
@@ -385,10 +346,12 @@ class SetHeader:
     def _read_names(self, page: int) -> list[str]:
         row = self._name_table[page]
         start, size = self._end + int(row["offset"]), int(row["size"])
-        if start + size > len(self._data):
-            raise damaged(self._shown, f"page {page} of its names ends at byte {start + size} of {len(self._data)}")
-        self._need((start, start + size))
-        data = self._hashed(start, start + size, row["hash"].tobytes(), f"page {page} of its names")
+        if start + size > self._file.size_bytes:
+            raise damaged(
+                self._shown, f"page {page} of its names ends at byte {start + size} of {self._file.size_bytes}"
+            )
+        self._file.need((start, start + size))
+        data = self._file.hashed(start, start + size, row["hash"].tobytes(), f"page {page} of its names")
         names = [self._checked_name(os.fsdecode(name)) for name in bytes(data).split(b"\0")]
         if len(names) != min(self.page_shards, self.shards - page * self.page_shards):
             raise damaged(self._shown, f"page {page} of its names has {len(names)} names")
@@ -405,56 +368,10 @@ class SetHeader:
         """Reads one of the tables."""
         offset, size, expected = int(place[0]), int(place[1]), bytes.fromhex(str(place[2]))
         start = self._end + offset
-        if offset < 0 or size != count * dtype.itemsize or start + size > len(self._data):
-            raise ValueError(f"{size} bytes at byte {start} of {len(self._data)} for {count} pages")
-        self._need((start, start + size))
-        return np.frombuffer(self._hashed(start, start + size, expected, "a table of its pages"), dtype)
-
-    def _hashed(self, start: int, end: int, expected: bytes, what: str) -> memoryview:
-        """Returns a range of the file that has a hash, and is in the folder. What came spoilt from a store is fetched
-        again, so it is copied: its neighbours may be fetched again by others, and come spoilt."""
-        for left in reversed(range(self._attempts)):
-            data = self._data[start:end] if self._mirror is None else memoryview(bytes(self._data[start:end]))
-            if short_hash(data) == expected:
-                return data
-            if left:
-                self._need((start, end), again=True)
-        if self._has_moved():
-            return self._hashed(start, end, expected, what)
-        raise damaged(self._shown, f"{what} does not match its hash")
-
-    @property
-    def _attempts(self) -> int:
-        """Number of times that a range is read before it is an error that it is damaged."""
-        return 1 if self._mirror is None else _FETCHES
-
-    def _need(self, *ranges: tuple[int, int], again: bool = False) -> None:
-        """Has ranges of the file brought into the mirror."""
-        if self._mirror is None:
-            return
-        try:
-            self._mirror.need([(self._name, *each) for each in ranges], again=again)
-        except ChangedError:
-            if not self._has_moved():
-                raise
-            self._mirror.need([(self._name, *each) for each in ranges], again=again)
-
-    def _has_moved(self) -> bool:
-        """Returns True if this version was kept in a file of its own when a newer one took its place in the store; its
-        pages are read from there from then on."""
-        if self._mirror is None or self._is_moved or not hasattr(self, "info"):
-            return False
-        before, data = self._name, self._data
-        try:
-            self._name = os.path.basename(version_path(self.path, self.info.version))
-            self._mirror.need([(self._name, 0, self._end)])
-            self._map()
-            self._is_moved = read_head(self._shown, HEADER_MAGIC, self._data)[1] == self.hash
-        except (FormatError, NotFoundError):  # there is none
-            pass
-        if not self._is_moved:
-            self._name, self._data = before, data
-        return self._is_moved
+        if offset < 0 or size != count * dtype.itemsize or start + size > self._file.size_bytes:
+            raise ValueError(f"{size} bytes at byte {start} of {self._file.size_bytes} for {count} pages")
+        self._file.need((start, start + size))
+        return np.frombuffer(self._file.hashed(start, start + size, expected, "a table of its pages"), dtype)
 
 
 def _is_encodable(name: str) -> bool:

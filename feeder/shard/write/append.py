@@ -11,10 +11,10 @@ import time
 import numpy as np
 
 from feeder.errors import FormatError, ShardError, SourceError
+from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_header import version_path
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
@@ -24,6 +24,7 @@ from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run, total
+from feeder.shard.write.run_plan import plan_digest
 from feeder.shard.write.set_writer import HashedShard, extend_set
 from feeder.shard.write.shard_job import WrittenShard
 from feeder.shard.write.store_output import locked_output
@@ -33,6 +34,7 @@ from feeder.system.progress import Progress
 __all__ = ["append"]
 
 _NEXT_MANIFEST = "append.json"
+_APPENDED = "appended"  # in the manifest's source: digests of the sources that were added
 
 
 def append(path: str, more: str, options: ShardOptions, *, progress: Progress | None = None) -> ShardSummary:
@@ -40,7 +42,8 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
 
     The set's shards stay as they are, and runs that use the set go on with the version that they were started with.
     New classes are numbered after the set's. A run that is interrupted leaves the set as it was, and beside it the
-    shards that it has finished: the same call resumes it, and a call with another source removes them.
+    shards that it has finished: the same call resumes it, and a call with another source removes them. The manifest
+    keeps a digest of each source that was added, so a call with a source that has not changed since adds nothing.
 
     Args:
         path: The set's folder, or its URL in a store.
@@ -118,14 +121,15 @@ class _Append:
         )
         plan = plan_shards(source, self._options)
         folder, version, shards = self._folder, self._index.version, len(manifest.shards)
-        begun = folder.begin_append(self._options.settings(), source, version, shards)
-        if begun is not None and begun < version:
-            self._progress.note("the same run was interrupted when these samples were part of the set already")
+        digest = plan_digest(self._options.settings(), source)
+        if digest in manifest.source.get(_APPENDED, ()):
+            self._progress.note(f"these samples are part of {folder.shown} already: nothing is added")
             folder.finish()
             return self._summary(manifest, [], {}, classes)
-        if begun is not None:
+        is_resumed = folder.begin_append(self._options.settings(), source, version, shards)
+        if is_resumed:
             self._progress.note(f"resuming the unfinished run in {folder.shown}")
-        done = {} if begun is None else run.finished(plan)
+        done = run.finished(plan) if is_resumed else {}
         try:
             written = [found for _, found in sorted(run.write_shards(plan, done).items())]
             if not any(each.record.samples for each in written):
@@ -134,7 +138,7 @@ class _Append:
             folder.remove_after(shards)
             folder.finish()
             raise
-        return self._finish(written, done, classes)
+        return self._finish(written, done, classes, digest)
 
     def _join_classes(self) -> list[str] | None:
         """Numbers the source's classes as the set does, new ones after the set's; returns all names."""
@@ -168,7 +172,7 @@ class _Append:
         return names
 
     def _finish(
-        self, written: list[WrittenShard], done: dict[int, WrittenShard], classes: list[str] | None
+        self, written: list[WrittenShard], done: dict[int, WrittenShard], classes: list[str] | None, digest: str
     ) -> ShardSummary:
         """Writes the new header; the rename of it is what makes the samples part of the set.
 
@@ -176,6 +180,7 @@ class _Append:
             written: All further shards.
             done: Those that an earlier run finished, by their numbers among these.
             classes: Class names by label.
+            digest: That of the source, see :func:`plan_digest`.
         """
         folder, before, source = self._folder, self._manifest, self._source
         rejected = sorted([*source.rejected, *(r for each in written for r in each.rejected)])
@@ -189,6 +194,7 @@ class _Append:
         samples = sum(each.record.samples for each in written)
         manifest = dataclasses.replace(
             before,
+            source=before.source | {_APPENDED: [*before.source.get(_APPENDED, ()), digest]},
             inputs=before.inputs + samples + len(rejected),
             samples=before.samples + samples,
             rejected=before.rejected + len(rejected),

@@ -126,13 +126,15 @@ class OutputFolder:
         """
         self._compare_settings("holds a shard set made with", manifest.settings, settings)
         files = {record.name: record.size_bytes for record in manifest.shards}
+        indexes: dict[str, int] = {}
         if os.path.isfile(self.file(INDEX_NAME)) and isinstance(index := open_index(self.file(INDEX_NAME)), SetIndex):
             shards = range(index.shard_count)
-            files |= {index.header.index_name(n): index.header.shard(n).index_bytes for n in shards}
-        for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files}.items():
+            indexes = {index.header.index_name(n): index.header.shard(n).index_bytes for n in shards}
+        for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files, **indexes}.items():
             path = self.file(name)
             size = os.stat(path).st_size if os.path.exists(path) else None
-            if size != expected:
+            # The header does not count the optional groups of an index.
+            if size is None or (size < indexes[name] if name in indexes else size != expected):
                 found = "is missing" if size is None else f"has {size} bytes, expected {expected}"
                 raise ShardError(
                     f"{os.path.join(self.shown, name)}: {found}, though the set was finished: restore it (`feeder "
@@ -236,7 +238,7 @@ class OutputFolder:
             self.remove(self.file(MANIFEST_NAME))
         return False
 
-    def begin_append(self, settings: dict[str, Any], source: Source, version: int, shards: int) -> int | None:
+    def begin_append(self, settings: dict[str, Any], source: Source, version: int, shards: int) -> bool:
         """Records the plan of a run that adds samples to the set, unless it is that of an unfinished one.
 
         Shards that an unfinished run over other inputs has left are removed.
@@ -248,17 +250,16 @@ class OutputFolder:
             shards: Number of its shards.
 
         Returns:
-            The version that the unfinished run with this plan was begun with; None if there is none.
+            True if an unfinished run is resumed.
         """
         plan = plan_of(settings, source)
         if os.path.exists(self._plan_path):
             with contextlib.suppress(ShardError):
-                begun = self._compare_plan(plan, source).get("version")
-                if begun in (version, version - 1):
-                    return int(begun)
+                if self._compare_plan(plan, source).get("version") == version:
+                    return True
         self.remove_after(shards)
         self._record(plan | {"version": version}, source)
-        return None
+        return False
 
     def remove_after(self, shards: int) -> None:
         """Removes shards that are none of the set's first ones, with their records."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Any, BinaryIO
 
@@ -10,7 +12,7 @@ import numpy.typing as npt
 
 from feeder.shard.source.source import Source
 
-__all__ = ["first_difference", "load_inputs", "plan_of", "save_inputs"]
+__all__ = ["first_difference", "load_inputs", "plan_digest", "plan_of", "save_inputs"]
 
 _COLUMNS = ("path_starts", "paths", "sizes", "mtimes", "labels")
 
@@ -25,6 +27,13 @@ def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
         "rejected": sorted([r.path, r.reason] for r in source.rejected),
         "targets": list(source.table.targets),
     }
+
+
+def plan_digest(settings: dict[str, Any], source: Source) -> str:
+    """Returns a digest that only runs over the same inputs have, unchanged since: the SHA-256, hexadecimal."""
+    digest = hashlib.sha256(json.dumps([plan_of(settings, source), source.digest()], sort_keys=True).encode())
+    digest.update(np.ascontiguousarray(source.table.columns()["mtimes"]).data)
+    return digest.hexdigest()
 
 
 def save_inputs(file: BinaryIO, source: Source) -> None:

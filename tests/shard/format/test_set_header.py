@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from feeder.errors import FormatError
+from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed
-from feeder.shard.format.set_header import HEADER_MAGIC, ROW, SetHeader, SetInfo, write_header
+from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from tests.support.mirrors import StrictMirror
 
