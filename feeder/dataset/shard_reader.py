@@ -23,7 +23,7 @@ import time
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -277,7 +277,8 @@ class ShardReader(ShardFields):
             return
         rows = self.index.rows(ids)
         shards, offsets, lengths = rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist()
-        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths])
+        wants = self.index.missing_steps(set(shards))
+        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths], wants)
         for shard in set(shards):
             self._open(shard)
 
@@ -307,16 +308,19 @@ class ShardReader(ShardFields):
                 self.index.hold([shard])
                 self._open(shard)
 
-    def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
+    def _bring(
+        self, places: list[tuple[int, int, int]], ranges: list[Any], further: Sequence[tuple[str, int, int]] = ()
+    ) -> None:
         """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
 
         Args:
             places, ranges: (shard, offset, length) and (head, begin, end), as in :meth:`read`.
+            further: Ranges of other files that are to come with them.
         """
         assert self.mirror is not None
         self._own_files().close()  # the mirror may have made a shard's file anew
         shards = {shard: self.index.shard_entry(shard) for shard in {shard for shard, _, _ in places}}
-        wants = []
+        wants = [*further]
         for (shard, offset, length), (head, begin, end) in zip(places, ranges, strict=True):
             name, size = shards[shard]
             if length <= size and offset <= size - length:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from feeder._native import crc32c
-from feeder.errors import ChangedError, NotFoundError
+from feeder.errors import ChangedError, NotFoundError, StoreError
 from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.fetcher import become_fetcher
 from feeder.shard.cache.mirror import CacheMirror, FetchOptions
@@ -32,18 +32,30 @@ class FolderStore:
         self.folder, self.url, self.retries = Path(folder), Url("s3", "bucket", "set"), 0
         self.timeout, self.has_answered = 600.0, False
         self.asked: list[tuple[str, int, int]] = []
+        self.held: list[str] = []
 
-    def size(self, key: str) -> Entry:
+    def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         try:
             status = (self.folder / key).stat()
         except FileNotFoundError:
             raise NotFoundError(f"{self.url.object(key)}: there is no such object") from None
         return Entry(key, status.st_size, f"{status.st_mtime_ns}-{status.st_ino}")
 
-    def get(self, key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> bytes:
+    def get(
+        self,
+        key: str,
+        start: int = 0,
+        end: int | None = None,
+        etag: str | None = None,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> bytes:
         faults = self.folder / ".faults"
         while (faults / f"{key}.hold").exists():
+            self.held.append(key)
             time.sleep(0.002)
+            if not is_wanted():
+                raise StoreError(f"{self.url.object(key)}: nobody needs it any more")
         if etag and self.size(key).etag != etag:
             raise ChangedError(f"{self.url.object(key)}: it was replaced")
         with open(self.folder / key, "rb") as file:
@@ -68,7 +80,7 @@ class FolderStore:
         *,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[bytes]:
-        data = self.get(key, start, end, etag)
+        data = self.get(key, start, end, etag, is_wanted=is_wanted)
         for at in range(0, len(data), _PIECE):
             yield data[at : at + _PIECE]
 
@@ -92,7 +104,7 @@ class FolderContents:
                 len(data),
                 identity,
                 blocks=np.array(blocks, np.uint32) if name.endswith(".tar") else None,
-                data=bytes(data) if name.endswith(".fidx") else None,
+                fetch=(lambda: bytes(data)) if name.endswith(".fidx") else None,
                 is_kept=not name.endswith(".tar"),
             )
         return self._known[name]

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from feeder.shard.format.shard_index import ShardIndex
+from feeder.shard.store.mirror import group_name
 from feeder.system.files import open_regular
 
 __all__ = ["StrictMirror"]
@@ -38,13 +40,19 @@ class StrictMirror:
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         self.calls.append(list(wants))
         for name, start, end in wants:
-            path = self.folder / name
+            path, (index, group) = self.folder / name, group_name(name)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(path, "r+b" if path.exists() else "w+b") as file, open(self.source / name, "rb") as whole:
-                size = os.fstat(whole.fileno()).st_size
+            source = self.source / (index or name)
+            with open(path, "r+b" if path.exists() else "w+b") as file, open(source, "rb") as whole:
+                first, size = 0, os.fstat(whole.fileno()).st_size
+                if name.endswith(".fidx"):
+                    size = ShardIndex(str(source)).core_bytes
+                elif group:
+                    first, stop, _ = ShardIndex(str(source)).place(group)
+                    size = stop - first
                 assert 0 <= start <= end, wants
                 file.truncate(size)
-                os.pwrite(file.fileno(), os.pread(whole.fileno(), min(end, size) - start, start), start)
+                os.pwrite(file.fileno(), os.pread(whole.fileno(), min(end, size) - start, first + start), start)
 
     def open(self, name: str) -> int:
         self.opened.append(name)

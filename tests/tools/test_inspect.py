@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,9 +21,12 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import HashedShard, write_set
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
+from feeder.tools.cli import main
 from feeder.tools.inspect import inspect, render
 from feeder.tools.verify import Damage, verify
+from tests.support.folder_store import FolderStore
 from tests.support.images import encode, make_tree, pixels
+from tests.support.remote_sets import make_set
 from tests.support.shard_sets import (
     damage_row,
     header_of,
@@ -54,6 +58,29 @@ def test_the_report_counts_what_is_there(shards: Path) -> None:
     text = render(report)
     assert max(map(len, text.splitlines())) <= 80 or str(shards) in text.splitlines()[0]
     assert "class-1" in text
+
+
+def test_a_set_in_a_store_is_shown_without_the_optional_groups_of_its_indexes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_set(tmp_path, shards=2)
+    index = open_index(folder / "index.bin")
+    assert isinstance(index, SetIndex)
+    core = sum(index.header.shard(number).index_bytes for number in range(2))
+    stores: list[FolderStore] = []
+    monkeypatch.setattr(
+        "feeder.shard.write.set_copy.open_store", lambda _: stores.append(FolderStore(str(folder))) or stores[-1]
+    )
+
+    def asked(*options: str) -> int:
+        assert main(["inspect", "s3://bucket/set", "--json", *options]) == 0
+        return sum(end - start for name, start, end in stores[-1].asked if name.endswith(".fidx"))
+
+    assert main(["inspect", str(folder), "--json"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    assert asked() == core
+    assert json.loads(capsys.readouterr().out) == expected | {"path": "s3://bucket/set"}
+    assert asked("--verify") == sum(path.stat().st_size for path in folder.glob("*.fidx")) > core
 
 
 def test_a_sound_set_verifies(shards: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -20,16 +22,18 @@ class Contents:
         identity: 16 bytes that differ for other contents.
         etag: The ETag that each range must come with; empty: any.
         blocks: uint32 [blocks], CRC-32C of each block; None where none are known.
-        data: All of it, checked; None for a file that comes in ranges.
+        fetch: Returns all of it, fetched and checked; None for a file that comes in ranges.
         is_kept: True for a file that stays in the cache while the set is in use.
+        lock: Held while all of it is fetched.
     """
 
     size_bytes: int
     identity: bytes
     etag: str = ""
     blocks: npt.NDArray[np.uint32] | None = None
-    data: bytes | None = None
+    fetch: Callable[[], bytes] | None = None
     is_kept: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class SetContents(Protocol):

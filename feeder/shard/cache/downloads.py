@@ -132,6 +132,8 @@ class Downloads:
         """
         wait = wait or Wait()
         with self._lock:
+            if wait.error is not None:  # given up already
+                raise wait.error
             for key in self.begin(ranges):
                 self._waits.setdefault(key, []).append(wait)
                 wait.left += 1
@@ -157,15 +159,15 @@ class Downloads:
             self._wake.notify(len(self._urgent))
             return list(missing)
 
-    def give_up(self, wait: Wait | None) -> None:
-        """Ends a wait, and all downloads that nobody needs any more.
+    def give_up(self, waits: Iterable[Wait]) -> None:
+        """Ends waits, and all downloads that nobody needs any more.
 
         Args:
-            wait: The wait of somebody who is gone; None for none.
+            waits: Those of somebody who is gone.
         """
         with self._lock:
-            if wait is not None:
-                for key in [key for key, waits in self._waits.items() if wait in waits]:
+            for wait in waits:
+                for key in [key for key, others in self._waits.items() if wait in others]:
                     self._waits[key].remove(wait)
                     if not self._waits[key]:
                         del self._waits[key]

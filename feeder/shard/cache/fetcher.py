@@ -53,7 +53,7 @@ class _Client:
         self.leased: set[str] = set()
         self.options: tuple[int | None, float] | None = None  # budget and timeout, once it said hello
         self.plan: Plan | None = None
-        self.wait: Wait | None = None  # of the request that is being answered
+        self.waits: set[Wait] = set()  # of the request that is being answered
 
     def is_gone(self) -> bool:
         """Returns True once the client has closed its socket."""
@@ -93,32 +93,37 @@ class Fetcher:
         self.downloads = Downloads(store, self.files, self._plans.next_range)
         self.contents = contents(self)
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)
+        self._served = threading.local()  # the client that a thread works for
         self._clients: set[_Client] = set()
         self._hits = self._waits = self._waited_ns = 0
         self._has_failed = False
 
-    def need(self, wants: Sequence[Want], *, again: bool = False, wait: Wait | None = None) -> None:
-        """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`.
-
-        Args:
-            wants, again: As there.
-            wait: See :meth:`Downloads.get`.
-        """
+    def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
+        """Returns when ranges of files are in the folder; see :meth:`feeder.shard.store.mirror.Mirror.need`."""
         if not wants:
             return
-        names = list(dict.fromkeys(name for name, _, _ in wants))
-        files = dict(
-            zip(names, self._threads.map(self._file, names) if names[1:] else [self._file(names[0])], strict=True)
-        )
-        ranges = []
-        for name, start, end in wants:
-            file = files[name]
-            first, stop = blocks_of(start, min(end, file.presence.size_bytes))
-            if again:
+        ranges = self._blocks_of(wants)
+        if again:
+            for file, first, stop in ranges:
                 for block in range(first, stop):
                     self.files.forget_block(file, block)
-            ranges.append((file, first, stop))
-        self.downloads.get(ranges, wait)
+            ranges = self._blocks_of(wants)
+        client, wait = self._client, Wait()
+        with self.files.lock:
+            if not self.is_wanted():
+                raise StoreError(f"{self.store.url}: nobody needs it any more")
+            if client is not None:
+                client.waits.add(wait)
+        try:
+            self.downloads.get(ranges, wait)
+        finally:
+            if client is not None:
+                with self.files.lock:
+                    client.waits.discard(wait)
+
+    def is_wanted(self) -> bool:
+        """Returns False once the client that the calling thread works for is gone."""
+        return self._client is None or self._client in self._clients
 
     @property
     def place(self) -> str:
@@ -181,13 +186,33 @@ class Fetcher:
                 "budget_bytes": self.files.budget_bytes,
             }
 
+    @property
+    def _client(self) -> _Client | None:
+        return getattr(self._served, "client", None)
+
     def _file(self, name: str) -> CachedFile:
-        return self.files.file(name, self.contents.of(name))
+        return self.files.brought(name, self.contents.of(name))
+
+    def _blocks_of(self, wants: Sequence[Want]) -> list[tuple[CachedFile, int, int]]:
+        """Returns ranges as (file, first block, end); what has to be read for their files is fetched at once for
+        all."""
+        names, client = list(dict.fromkeys(name for name, _, _ in wants)), self._client
+
+        def find(name: str) -> CachedFile:
+            self._served.client = client
+            return self._file(name)
+
+        found = self._threads.map(find, names) if names[1:] else map(self._file, names)
+        files = dict(zip(names, found, strict=True))
+        return [
+            (files[name], *blocks_of(start, min(end, files[name].presence.size_bytes))) for name, start, end in wants
+        ]
 
     def _is_needed(self, name: str) -> bool:
         return name in self._leases or self._plans.needs(name)
 
     def _talk(self, client: _Client) -> None:
+        self._served.client = client
         try:
             while data := client.channel.recv(MESSAGE_BYTES):
                 answer: dict[str, Any] | None
@@ -220,8 +245,8 @@ class Fetcher:
             self._lease(client, set())
             self._end_plan(client)
             self._clients.discard(client)
-            self.downloads.give_up(client.wait)
-            client.wait = None
+            self.downloads.give_up(client.waits)
+            client.waits = set()
 
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a message asks for; returns None for one without an answer."""
@@ -232,8 +257,7 @@ class Fetcher:
                 if client not in self._clients:  # it has just gone
                     return None
                 self._lease(client, {name for name, _, _ in message["need"]})
-                client.wait = Wait()
-            self.need(message["need"], again=message["again"], wait=client.wait)
+            self.need(message["need"], again=message["again"])
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
             return {}
@@ -299,11 +323,10 @@ class Fetcher:
         *,
         is_first: bool = False,
     ) -> dict[str, Any]:
-        assert client.plan is not None
-        names = list(dict.fromkeys(name for name, _, _ in ranges))
-        files = dict(zip(names, self._threads.map(self._file, names), strict=True))
-        found = [(files[name], *blocks_of(start, end)) for name, start, end in ranges]
+        found = self._blocks_of(ranges)
         with self.files.lock:
+            if client.plan is None:  # it has just gone
+                return {}
             self._plans.extend(client.plan, step, last_steps)
             if is_first:
                 self.downloads.begin(found)
@@ -339,7 +362,7 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
 
     def opened() -> tuple[Store, Callable[[Fetcher], SetContents]]:
         store = open_store(options["url"], allow_http=options["allow_http"], timeout=options["timeout_s"])
-        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher)
+        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher, fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)
 

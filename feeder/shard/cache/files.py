@@ -115,17 +115,31 @@ class CacheFiles:
             if file.contents is not contents:
                 file.contents = contents
                 self._check_boot(file)
-                if contents.data is not None and not file.is_complete:
-                    self._fill(file, contents.data)
             if contents.is_kept and not file.presence.is_pinned:
                 self._set_pinned(file, True)
             self.files.move_to_end(name)
             return file
 
+    def brought(self, name: str, contents: Contents) -> CachedFile:
+        """Returns a file as :meth:`file` does, and with all of its blocks if it comes as a whole.
+
+        Raises:
+            FeederError: if it can't be made or fetched.
+        """
+        while True:
+            file = self.file(name, contents)
+            if contents.fetch is None or file.is_complete:
+                return file
+            with contents.lock:
+                if not file.is_complete:
+                    self._fill(file, contents.fetch())
+
     def _fill(self, file: CachedFile, data: bytes) -> None:
         while True:
             try:
                 self.write(file, 0, [memoryview(data)])
+                return
+            except FileNotFoundError:  # it was deleted meanwhile, and is made anew
                 return
             except OSError as error:
                 self.disk_is_full(error, len(data), file)

@@ -14,16 +14,17 @@ from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.presence import IDENTITY_BYTES
-from feeder.shard.format.set_header import HEADER_MAGIC, SetHeader
-from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.store.mirror import Mirror
+from feeder.shard.format.header_file import HEADER_MAGIC
+from feeder.shard.format.sealed_head import damaged, short_hash
+from feeder.shard.format.set_header import SetHeader
+from feeder.shard.format.shard_index import IndexedShard, ShardIndex
+from feeder.shard.store.mirror import Mirror, group_name
 from feeder.shard.store.store import Store
 from feeder.system.files import TEMPORARY_SUFFIX
 
 __all__ = ["SetFiles"]
 
 WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
-_MOST_INDEX_BYTES = 1 << 32
 _MOST_BYTES = 1 << 40  # of a file that comes in ranges and has no checksums of its own: a header of billions of shards
 _LEAST_BYTES = 1 << 20
 _ATTEMPTS = 4
@@ -39,10 +40,19 @@ class SetFiles:
         files: The cache.
         index: Name of the set's header.
         mirror: Brings ranges of a long header into the cache.
+        is_wanted: Returns False once nobody needs any more what the calling thread looks for.
     """
 
-    def __init__(self, store: Store, files: CacheFiles, index: str, mirror: Mirror) -> None:
+    def __init__(
+        self,
+        store: Store,
+        files: CacheFiles,
+        index: str,
+        mirror: Mirror,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._store, self._files, self._index, self._mirror = store, files, index, mirror
+        self._is_wanted = is_wanted
         self._lock = threading.Lock()
         self._locks: collections.defaultdict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._known: collections.OrderedDict[str, Contents] = collections.OrderedDict()
@@ -59,6 +69,7 @@ class SetFiles:
                 if known is not None:
                     self._known.move_to_end(name)
                     return known
+            self._refuse_unwanted(name)
             found = self._find(name)
             with self._lock:
                 self._known[name] = found
@@ -73,71 +84,118 @@ class SetFiles:
             self._header = self._numbers = None
 
     def _find(self, name: str) -> Contents:
-        number = None if _is_header(name, self._index) else self._number(name)
+        if _is_header(name, self._index):
+            return self._plain(name)
+        group = self._group(name)
+        if group is not None:
+            return group
+        number = self._number(name)
         if number is None:
             return self._plain(name)
         shard = self._opened().shard(number)
-        if name != shard.name:
-            # Its optional groups, which the header does not count, are about rows of images: less than these have.
-            most = min(shard.index_bytes + shard.size_bytes + _LEAST_BYTES, _MOST_INDEX_BYTES)
-            return self._whole(name, shard.index_hash, lambda path: ShardIndex(path, shard=shard).check(), most)
-        index_name = self._opened().index_name(number)
-        self._files.file(index_name, self.of(index_name))
-        blocks = ShardIndex(os.path.join(self._files.folder, index_name), shard=shard).blocks().copy()
-        return Contents(shard.size_bytes, shard.shard_hash, blocks=blocks)
+        if name == shard.name:
+            blocks = self._shard_index(self._opened().index_name(number), shard).blocks().copy()
+            return Contents(shard.size_bytes, shard.shard_hash, blocks=blocks)
+
+        def check(path: str) -> None:
+            ShardIndex(path, shard=shard).check(optional=False)
+
+        return self._whole(name, shard.index_hash, check, shard.index_bytes)
+
+    def _group(self, name: str) -> Contents | None:
+        """Returns the contents of an optional group of a shard's index, by its name in a mirror; None if it is none."""
+        index_name, group = group_name(name)
+        number = self._number(index_name) if group else None
+        if number is None or index_name != self._opened().index_name(number):
+            return None
+        shard = self._opened().shard(number)
+        begin, end, expected = self._shard_index(index_name, shard).place(group)
+        # The optional groups are about rows of images: they have less bytes than these.
+        if end > shard.index_bytes + shard.size_bytes + _LEAST_BYTES:
+            raise damaged(self._store.url.object(index_name), f"its {group!r} ends at byte {end:,}")
+
+        def check(path: str) -> None:
+            with open(path, "rb") as file:
+                if short_hash(file.read()).hex() != expected:
+                    raise damaged(path, f"the bytes of {group!r} do not match their hash")
+
+        return self._whole(name, bytes.fromhex(expected), check, end - begin, key=index_name, start=begin)
+
+    def _shard_index(self, index_name: str, shard: IndexedShard) -> ShardIndex:
+        """Opens the index of a shard, which is fetched first."""
+        self._files.brought(index_name, self.of(index_name))
+        return ShardIndex(os.path.join(self._files.folder, index_name), shard=shard)
 
     def _plain(self, name: str) -> Contents:
         """Returns the contents of a header, or of a file that the header does not name."""
-        entry = self._store.size(name)
+        entry = self._store.size(name, is_wanted=self._is_wanted)
         identity = hashlib.sha256(f"{entry.size_bytes} {entry.etag} {entry.modified_ns}".encode()).digest()
         identity = identity[:IDENTITY_BYTES]
         if _is_header(name, self._index) and entry.size_bytes <= WHOLE_HEADER_BYTES:
-            return self._whole(name, identity, _check_header, WHOLE_HEADER_BYTES, entry.etag)
+            return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag)
         if entry.size_bytes > _MOST_BYTES:
             raise FormatError(f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes: too many for its kind")
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
 
     def _whole(
-        self, name: str, identity: bytes, check: Callable[[str], object], most_bytes: int, etag: str = ""
+        self,
+        name: str,
+        identity: bytes,
+        check: Callable[[str], object],
+        size_bytes: int,
+        *,
+        key: str = "",
+        start: int = 0,
+        etag: str = "",
     ) -> Contents:
-        """Returns the contents of a small file: as it is in the cache, or fetched and checked."""
-        with self._files.lock:
-            cached = self._files.files.get(name)
-            if cached is not None and cached.presence.identity == identity and cached.is_complete:
-                return Contents(cached.presence.size_bytes, identity, is_kept=True)
-        for attempt in range(1, _ATTEMPTS + 1):
-            entry = self._store.size(name)
-            if entry.size_bytes > most_bytes:
-                raise FormatError(
-                    f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes, expected {most_bytes:,} at most: "
-                    "it is another object than the set's header means"
-                )
-            data = bytes(self._store.get(name, 0, entry.size_bytes, etag or entry.etag or None))
-            path = os.path.join(self._files.folder, f".checked.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
-            try:
-                with open(path, "xb") as file:
-                    file.write(data)
-                check(path)
-                break
-            except FormatError as error:
-                if attempt == _ATTEMPTS:
-                    reason = str(error).removeprefix(f"{path}: ")
-                    raise FormatError(f"{self._store.url.object(name)}: {reason}") from None
-            except OSError as error:
-                raise StoreError(
-                    f"{self._files.folder}: can't be written: {error.strerror}; make room there, or name another place "
-                    "with cache_dir="
-                ) from error
-            finally:
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
-        return Contents(len(data), identity, data=data, is_kept=True)
+        """Returns the contents of a small file, which comes as a whole.
+
+        Args:
+            name: The file.
+            identity: See :class:`Contents`.
+            check: Raises FormatError if the file at a path is not right.
+            size_bytes: Its size.
+            key: The object that has it, if that has another name.
+            start: Its first byte in the object.
+            etag: The object's; empty for any.
+        """
+        key = key or name
+
+        def fetch() -> bytes:
+            for attempt in range(1, _ATTEMPTS + 1):
+                self._refuse_unwanted(name)
+                data = bytes(self._store.get(key, start, start + size_bytes, etag or None, is_wanted=self._is_wanted))
+                path = os.path.join(self._files.folder, f".checked.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
+                try:
+                    with open(path, "xb") as file:
+                        file.write(data)
+                    check(path)
+                    return data
+                except FormatError as error:
+                    if attempt == _ATTEMPTS:
+                        reason = str(error).removeprefix(f"{path}: ")
+                        raise FormatError(f"{self._store.url.object(key)}: {reason}") from None
+                except OSError as error:
+                    raise StoreError(
+                        f"{self._files.folder}: can't be written: {error.strerror}; make room there, or name another "
+                        "place with cache_dir="
+                    ) from error
+                finally:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+            raise AssertionError
+
+        return Contents(size_bytes, identity, fetch=fetch, is_kept=True)
+
+    def _refuse_unwanted(self, name: str) -> None:
+        if not self._is_wanted():
+            raise StoreError(f"{self._store.url.object(name)}: nobody needs it any more")
 
     def _opened(self) -> SetHeader:
         with self._lock:
             header = self._header
         if header is None:
-            self._files.file(self._index, self.of(self._index))
+            self._files.brought(self._index, self.of(self._index))
             header = SetHeader(os.path.join(self._files.folder, self._index), self._mirror)
             with self._lock:
                 self._header = header

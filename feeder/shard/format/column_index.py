@@ -196,6 +196,10 @@ class ColumnIndex(Index):
     def hold(self, shards: Iterable[int]) -> None:
         """See :meth:`Index.hold`; it holds all."""
 
+    def missing_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
+        """See :meth:`Index.missing_steps`; it is never in a store."""
+        return []
+
     def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Index.labels`; a view."""
         if not self.targets:

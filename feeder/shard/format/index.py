@@ -186,6 +186,14 @@ class Index(ABC):
         """
 
     @abstractmethod
+    def missing_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
+        """Returns what :meth:`hold` will ask the mirror for, so that it can be asked for together with the images.
+
+        Raises:
+            FormatError: if the index of a shard is missing or damaged.
+        """
+
+    @abstractmethod
     def labels(self) -> npt.NDArray[Any]:
         """Labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
@@ -17,7 +18,8 @@ from feeder.shard.format.index import FieldPlaces, Index, Located
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, ShardIndex
-from feeder.shard.store.mirror import Mirror
+from feeder.shard.store.mirror import Mirror, group_file
+from feeder.system.mapping import map_file
 
 if TYPE_CHECKING:
     from feeder._native import HeldIndex, ShardRows
@@ -139,7 +141,7 @@ class SetIndex(Index):
         rows = np.ascontiguousarray(rows)
         found = self._table.extents(shards, records.view(np.uint8), rows)
         if found is None:
-            self._hold_steps({number: index.read_steps() for number, index in self._opened({*shards.tolist()}).items()})
+            self.hold(shards.tolist())
             found = self._table.extents(shards, records.view(np.uint8), rows)
         if found is None:  # others have just taken their places; whole images will do
             return None
@@ -157,14 +159,24 @@ class SetIndex(Index):
     def hold(self, shards: Iterable[int]) -> None:
         """See :meth:`Index.hold`."""
         found = self._opened(set(shards))
-        steps = {number: index.read_steps() for number, index in found.items() if not index.is_wide}
-        self._hold_steps(steps)
-
-    def _hold_steps(self, steps: Mapping[int, memoryview]) -> None:
+        wants = self._missing(found, "steps")
+        if wants:
+            assert self._mirror is not None
+            self._mirror.need(wants)
+        steps = {number: index.read_steps() for number, index in found.items()}
         with self._lock:
             for number in steps.keys() & self._open.keys():
                 assert self._table is not None
                 self._table.add_steps(number, steps[number])
+
+    def missing_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
+        """See :meth:`Index.missing_steps`."""
+        return [] if self._mirror is None else self._missing(self._opened(set(shards)), "steps")
+
+    def _missing(self, indexes: Mapping[int, ShardIndex], group: str) -> list[tuple[str, int, int]]:
+        """Returns the files of a group that the mirror is to be asked for, as :meth:`Mirror.need` takes them."""
+        sizes = {number: index.missing_bytes(group) for number, index in indexes.items()}
+        return [(group_file(self.header.index_name(n), group), 0, size) for n, size in sizes.items() if size]
 
     def labels(self) -> npt.NDArray[Any]:
         """See :meth:`Index.labels`; reads the index of every shard."""
@@ -258,9 +270,10 @@ class SetIndex(Index):
         return np.concatenate([np.zeros(shape, _DTYPES[name]), *pieces]).astype(_DTYPES[name], copy=False)
 
     def check(self, names: Iterable[str] | None = None) -> None:
-        """See :meth:`Index.check`; whole indexes are compared with their hashes, whatever the columns."""
+        """See :meth:`Index.check`; all groups are compared with their hashes, whatever the columns, but for optional
+        ones, which are when they are used."""
         for _, index in self._each():
-            index.check()
+            index.check(optional=False)
 
     def check_fields(self, fields: Iterable[str]) -> None:
         """See :meth:`Index.check_fields`; nothing to do, as all is compared with its hash when it is read."""
@@ -322,7 +335,19 @@ class SetIndex(Index):
 
     def _read(self, number: int) -> ShardIndex:
         shard, name = self.header.shard(number), self.header.index_name(number)
-        return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets)
+        fetch = None if self._mirror is None else functools.partial(self._fetch_group, name)
+        return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets, fetch=fetch)
+
+    def _fetch_group(self, index_name: str, group: str, size_bytes: int) -> memoryview:
+        """Returns an optional group of a shard's index that is in a store."""
+        assert self._mirror is not None
+        name = group_file(index_name, group)
+        self._mirror.need([(name, 0, size_bytes)])
+        descriptor = self._mirror.open(name)
+        try:
+            return map_file(descriptor, size_bytes)
+        finally:
+            os.close(descriptor)
 
     def named(self, index: ShardIndex, field: int) -> str:
         """Name of one of a shard's fields, by its number there."""

@@ -8,14 +8,15 @@ head has version (2), samples (N), tar_bytes (size of the shard), fields (names)
              height u16, field u8, orientation u8. If is_wide, offset u64, length u64, label i64, crc32 u32, steps u32,
              width u32, height u32, field u16, orientation u8, a zero. As in Note [Index file]; field is a number in
              `fields`; steps is the number of the image's first value in the next group, 2**32-1 for none
-    steps    u16: for a seekable JPEG the height of a band in pixels, the offset of the first band, and the difference
-             of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or more, 65535
-             and the number in the next two, its low half first
     target   K float32 for each sample; only with targets
     blocks   u32: CRC-32C of each 256 KiB of the shard
     source_bytes, source_row (only with numbered samples), keys, paths, members: see Note [Chunks]
     codebooks  those of packed JPEGs, a JSON list of texts in base64; only where there are any
-A group of any other name is for readers that know it; such groups come last.
+Optional groups come last: only who needs one reads it, and of a set in a store it is fetched only then.
+    steps    u16: for a seekable or packed JPEG the height of a band in pixels, the offset of the first band, and the
+             difference of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or
+             more, 65535 and the number in the next two, its low half first
+A group of any other name is optional, too, and for readers that know it. Earlier writers have put `steps` second.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ WIDE = np.dtype(
 _MAGIC = b"FEEDERFX"
 _VERSION = 2
 _ESCAPE = 0xFFFF
+# Groups that come with the head; all others are optional.
+_CORE = ("records", "target", "blocks", "source_bytes", "source_row", "keys", "paths", "members", "codebooks")
 
 _T = TypeVar("_T")
 
@@ -83,7 +86,7 @@ class IndexedShard(NamedTuple):
         samples: Number of its samples.
         size_bytes: Its size.
         shard_hash: Its hash, see Note [Sealed head].
-        index_bytes: Size of its index.
+        index_bytes: Size of its index up to the optional groups.
         index_hash: Hash of the head of its index, which has those of its groups.
     """
 
@@ -125,7 +128,7 @@ def write_shard_index(
     starts = columns["member_start"].astype(np.int64)
     found = (columns[f"member_{name}"] for name in ("field", "offset", "length"))
     members = MemberRows(starts[1:] - starts[:-1], *found)
-    groups: dict[str, bytes] = {"records": records.tobytes(), "steps": steps.tobytes()}
+    groups: dict[str, bytes] = {"records": records.tobytes()}
     if targets:
         groups["target"] = np.ascontiguousarray(columns["target"], "<f4").tobytes()
     groups["blocks"] = blocks.astype("<u4").tobytes()
@@ -137,6 +140,7 @@ def write_shard_index(
     groups["members"] = chunks.pack_members(members, columns["offset"], columns["length"])
     if codebooks:
         groups["codebooks"] = json.dumps([base64.b64encode(codebook).decode() for codebook in codebooks]).encode()
+    groups["steps"] = steps.tobytes()  # the optional ones from here on
     places, at = {}, 0
     for name, data in groups.items():
         places[name] = [at, len(data), short_hash(data).hex()]
@@ -189,6 +193,8 @@ class ShardIndex:
         path: The file.
         shard: The shard as the set's header has it; None to take the file as it is.
         targets: Names of the targets that each sample has; None to take the file as it is.
+        fetch: Returns the bytes of an optional group, by its name and size, if the file ends before it; None: such a
+            file is damaged.
 
     Attributes:
         samples: Number of samples.
@@ -197,18 +203,26 @@ class ShardIndex:
         fields: Names of the fields, by their numbers in the records.
         targets: Names of the targets.
         hash: Hash of the head.
+        core_bytes: Size of the file up to the optional groups.
 
     Raises:
         FormatError: if the file can't be read, or is not the one that the header means.
     """
 
     __slots__ = (
-        *("_data", "_end", "_good", "_groups", "fields", "hash", "is_wide", "path", "records", "samples"),
-        "targets",
+        *("_data", "_end", "_fetch", "_good", "_groups", "core_bytes", "fields", "hash", "is_wide", "path"),
+        *("records", "samples", "targets"),
     )
 
-    def __init__(self, path: str, *, shard: IndexedShard | None = None, targets: tuple[str, ...] | None = None) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: str,
+        *,
+        shard: IndexedShard | None = None,
+        targets: tuple[str, ...] | None = None,
+        fetch: Callable[[str, int], memoryview] | None = None,
+    ) -> None:
+        self.path, self._fetch = path, fetch
         try:
             descriptor = open_regular(path)
             try:
@@ -235,7 +249,10 @@ class ShardIndex:
             self.targets = tuple(str(name) for name in head["targets"])
             sizes = {"records": self.samples * self.dtype.itemsize, "target": 4 * self.samples * len(self.targets)}
             sizes["blocks"] = 4 * -(-int(head["tar_bytes"]) // BLOCK_BYTES)
-            groups = _placed(head["groups"], size - self._end)
+            groups = _placed(head["groups"])
+            self.core_bytes = self._end + max((at + own for name, (at, own, _) in groups.items() if name in _CORE))
+            if size < self.core_bytes:
+                raise ValueError(f"{self.core_bytes} bytes before its optional groups, of {size}")
             wrong = [name for name, expected in sizes.items() if groups.get(name, (0, 0))[1] != expected]
             if wrong:
                 raise ValueError(f"wrong number of bytes of {wrong[0]!r} for {self.samples} samples")
@@ -272,20 +289,40 @@ class ShardIndex:
             found = self._good[name] = self._checked(name, self.groups())
         return found
 
+    def missing_bytes(self, name: str) -> int:
+        """Size of a group if it is still to be fetched, else 0."""
+        offset, size, _ = self.groups().get(name, (0, 0, ""))
+        return 0 if name in self._good or self._end + offset + size <= len(self._data) else size
+
+    def place(self, name: str) -> tuple[int, int, str]:
+        """First byte of a group in the file, its end, and its hash in hexadecimal digits.
+
+        Raises:
+            FormatError: if there is no such group.
+        """
+        if name not in self.groups():
+            raise damaged(self.path, f"it has no group {name!r}")
+        offset, size, expected = self.groups()[name]
+        return self._end + offset, self._end + offset + size, expected
+
     def groups(self) -> dict[str, tuple[int, int, str]]:
         """Offset, size and hash of each group, by its name."""
         if self._groups is None:
-            self._groups = _placed(read_head(self.path, _MAGIC, self._data)[0]["groups"], len(self._data) - self._end)
+            self._groups = _placed(read_head(self.path, _MAGIC, self._data)[0]["groups"])
         return self._groups
 
-    def check(self) -> None:
-        """Compares all groups with their hashes.
+    def check(self, *, optional: bool = True) -> None:
+        """Compares groups with their hashes.
+
+        Args:
+            optional: False to leave out the optional ones.
 
         Raises:
             FormatError: naming the first that differs.
         """
         for name in self.groups():
-            self.group(name)
+            if optional or name in _CORE:
+                self.group(name)
 
     def rows(self) -> npt.NDArray[Any]:
         """All records, a view."""
@@ -372,7 +409,9 @@ class ShardIndex:
             raise damaged(self.path, f"it has no group {name!r}")
         offset, size, expected = groups[name]
         data = self._data[self._end + offset : self._end + offset + size]
-        if short_hash(data).hex() != expected:
+        if len(data) < size and self._fetch is not None:
+            data = self._fetch(name, size)
+        if len(data) != size or short_hash(data).hex() != expected:
             raise damaged(self.path, f"the bytes of {name!r} do not match their hash")
         return data
 
@@ -396,12 +435,12 @@ class ShardIndex:
             raise damaged(self.path, str(error)) from None
 
 
-def _placed(groups: Any, size_bytes: int) -> dict[str, tuple[int, int, str]]:
-    """Returns the places of the groups, which must lie in the file."""
+def _placed(groups: Any) -> dict[str, tuple[int, int, str]]:
+    """Returns the places of the groups."""
     found = {str(name): (int(entry[0]), int(entry[1]), str(entry[2])) for name, entry in groups.items()}
     for name, (offset, size, _) in found.items():
-        if offset < 0 or size < 0 or offset + size > size_bytes:
-            raise ValueError(f"{size} bytes of {name!r} at byte {offset}, of {size_bytes}")
+        if offset < 0 or size < 0 or offset + size >= 1 << 32:
+            raise ValueError(f"{size} bytes of {name!r} at byte {offset}")
     return found
 
 

@@ -5,13 +5,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Mirror"]
+__all__ = ["Mirror", "group_file", "group_name"]
+
+
+def group_file(index: str, group: str) -> str:
+    """Returns the name that an optional group of a shard's index has in a mirror, where it is a file of its own.
+
+    Args:
+        index: File name of the index.
+        group: The group, see Note [Shard index].
+    """
+    return f"{index}:{group}"
+
+
+def group_name(file: str) -> tuple[str, str]:
+    """Returns the index and the group that a file of :func:`group_file` is of; ("", "") for another file."""
+    index, colon, group = file.rpartition(":")
+    return (index, group) if colon else ("", "")
 
 
 class Mirror(Protocol):
     """A folder with the files of a remote shard set, under their own names, in which parts of them are still missing.
 
-    A file has its full size once a part of it was needed, so that it may be mapped.
+    A file has its full size once a part of it was needed, so that it may be mapped. Of the index of a shard that is the
+    size that the set's header has; an optional group is a file of its own, see :func:`group_file`.
 
     Attributes:
         place: URL of the set, for people.

@@ -56,9 +56,9 @@ class ObjectStore:
         self._clients: dict[bool, Client] = {}  # by whether it writes
         self.has_answered = False
 
-    def size(self, key: str) -> Entry:
+    def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         self._check(key)
-        return self._call(key, lambda: self._head(key))
+        return self._call(key, lambda: self._head(key), is_wanted)
 
     def get(
         self,
@@ -68,19 +68,20 @@ class ObjectStore:
         etag: str | None = None,
         *,
         size_bytes: int | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Bytes:
         self._check(key)
         if end is None:
-            found = self._call(key, lambda: self._small(key, etag, size_bytes))
+            found = self._call(key, lambda: self._small(key, etag, size_bytes), is_wanted)
             if not isinstance(found, Entry):
                 return memoryview(found)[start:]
             end, etag = found.size_bytes, etag or found.etag
         if end - start <= RANGE_BYTES:
-            return self._range(key, start, end, etag, size_bytes)
+            return self._range(key, start, end, etag, size_bytes, is_wanted)
         data = bytearray(end - start)
         for first in range(start, end, RANGE_BYTES):
             last = min(first + RANGE_BYTES, end)
-            data[first - start : last - start] = self._range(key, first, last, etag, size_bytes)
+            data[first - start : last - start] = self._range(key, first, last, etag, size_bytes, is_wanted)
         return data
 
     def pieces(
@@ -192,7 +193,15 @@ class ObjectStore:
             key, found["size"], _etag(found["e_tag"]), found["version"], int(found["last_modified"].timestamp() * 1e9)
         )
 
-    def _range(self, key: str, start: int, end: int, etag: str | None, size_bytes: int | None) -> Bytes:
+    def _range(
+        self,
+        key: str,
+        start: int,
+        end: int,
+        etag: str | None,
+        size_bytes: int | None,
+        is_wanted: Callable[[], bool],
+    ) -> Bytes:
         if start == end:
             return b""
 
@@ -202,7 +211,7 @@ class ObjectStore:
                 raise ConnectionError(f"{len(data)} bytes came, {end - start} were asked for")
             return data
 
-        return self._call(key, request)
+        return self._call(key, request, is_wanted)
 
     def _small(self, key: str, etag: str | None, size_bytes: int | None) -> Bytes | Entry:
         """Gets a whole object, or no more than its entry if it is longer than one request may be."""

@@ -66,8 +66,12 @@ class Store(Protocol):
     timeout: float
     has_answered: bool
 
-    def size(self, key: str) -> Entry:
+    def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         """Returns an object's entry.
+
+        Args:
+            key: The object.
+            is_wanted: See :meth:`pieces`.
 
         Raises:
             NotFoundError: if there is none.
@@ -82,6 +86,7 @@ class Store(Protocol):
         etag: str | None = None,
         *,
         size_bytes: int | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Bytes:
         """Returns an object's bytes, all that were asked for.
 
@@ -91,6 +96,7 @@ class Store(Protocol):
             end: The byte after the last; None for the object's end.
             etag: The entry's; empty or None takes the object as it is.
             size_bytes: The entry's; None for any.
+            is_wanted: See :meth:`pieces`.
 
         Raises:
             NotFoundError: if there is none.

@@ -41,11 +41,12 @@ class SetCopy:
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, place: str) -> Iterator[SetCopy]:
+    def of(cls, place: str, *, whole: bool = False) -> Iterator[SetCopy]:
         """Opens the set at a path or a URL.
 
         Args:
             place: The set's folder, or a local index file.
+            whole: True to have the optional groups of a remote set's indexes, too; see Note [Shard index].
 
         Raises:
             FormatError: if there is none, or its index is damaged.
@@ -58,7 +59,7 @@ class SetCopy:
         with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder:
             copy = cls(folder, str(store.url), store)
             with copy._shown_in_errors():
-                copy._fetch_index(store)
+                copy._fetch_index(store, whole)
                 yield copy
 
     @classmethod
@@ -127,7 +128,7 @@ class SetCopy:
         except FormatError as error:
             raise FormatError(str(error).replace(self.path, self.shown)) from None
 
-    def _fetch_index(self, store: Store) -> None:
+    def _fetch_index(self, store: Store, whole: bool) -> None:
         if not self.fetch(INDEX_NAME):
             raise FormatError(
                 f"{store.url.object(INDEX_NAME)}: there is no index; expected the URL of a shard set, as `feeder "
@@ -136,9 +137,19 @@ class SetCopy:
         self.fetch(MANIFEST_NAME)  # sets of tars from elsewhere have none
         index = open_index(os.path.join(self.path, INDEX_NAME))
         if isinstance(index, SetIndex):
-            names = map(index.header.index_name, range(index.shard_count))
+            header = index.header
+
+            def fetch(shard: int) -> None:
+                name = header.index_name(shard)
+                if whole:
+                    self._fetch(store, name)
+                    return
+                path = Path(self.path, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(store.get(name, 0, header.shard(shard).index_bytes))
+
             with ThreadPoolExecutor(_REQUESTS) as pool:
-                for _ in pool.map(lambda name: self._fetch(store, name), names):
+                for _ in pool.map(fetch, range(index.shard_count)):
                     pass
 
     def _fetch(self, store: Store, name: str) -> None:

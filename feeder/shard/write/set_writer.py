@@ -115,7 +115,7 @@ class _Shards:
         self._codebooks |= dict.fromkeys(index.codebooks())
         groups = index.groups()
         shard_hash = bytes.fromhex(shard.sha256)[:HASH_BYTES]
-        row = (index.samples, index.size_bytes, shard.size_bytes, np.void(shard_hash), np.void(index.hash))
+        row = (index.samples, index.core_bytes, shard.size_bytes, np.void(shard_hash), np.void(index.hash))
         self._rows.append(np.array([row], ROW))
         self._names.append(shard.name)
         for part in (shard_hash, *(bytes.fromhex(groups[name][2]) for name in ("records", "target") if name in groups)):

@@ -247,12 +247,12 @@ def test_a_range_that_is_slow_is_asked_for_twice(places: Places) -> None:
         fetcher.need([(name, 0, SHARD)])
     stalled, get = threading.Event(), places.store.get
 
-    def stall_once(key: str, start: int = 0, end: int | None = None, etag: str | None = None) -> bytes:
+    def stall_once(key: str, *arguments: Any, **options: Any) -> bytes:
         is_first = not stalled.is_set()
         stalled.set()
         if is_first:
             goes_on.wait()
-        return get(key, start, end, etag)
+        return get(key, *arguments, **options)
 
     goes_on = threading.Event()
     places.store.get = stall_once  # type: ignore[method-assign]
@@ -294,9 +294,10 @@ class Clients:
             self.asked += 1
             get(*arguments)
 
-        def noted(wait: Any) -> None:
-            give_up(wait)
-            if wait is not None:
+        def noted(waits: Any) -> None:
+            had_waits = bool(waits)
+            give_up(waits)
+            if had_waits:
                 self.dropped.set()
 
         monkeypatch.setattr(fetcher.downloads, "give_up", noted)

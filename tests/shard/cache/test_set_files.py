@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from feeder.errors import ChangedError, FormatError, StoreError
+from feeder.dataset.shard_reader import ShardReader
+from feeder.errors import ChangedError, FormatError, NotFoundError, StoreError
 from feeder.shard.cache.fetcher import Fetcher
 from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
+from feeder.shard.format.set_index import SetIndex
 from tests.support.folder_store import FolderStore, fault, fetcher_pid, folder_mirror
+from tests.support.processes import wait_until
 from tests.support.remote_sets import make_set
 
 
@@ -40,7 +48,9 @@ def folder(source: Path, tmp_path: Path) -> Path:
 def fetcher(folder: Path, tmp_path: Path) -> Iterator[Fetcher]:
     (tmp_path / "cache").mkdir()
     store = cast(Any, FolderStore(str(folder)))
-    made = Fetcher(str(tmp_path / "cache"), store, lambda each: SetFiles(store, each.files, "index.bin", each))
+    made = Fetcher(
+        str(tmp_path / "cache"), store, lambda each: SetFiles(store, each.files, "index.bin", each, each.is_wanted)
+    )
     yield made
     made.downloads.close()
 
@@ -51,7 +61,8 @@ def test_files_that_come_spoilt_are_fetched_again(fetcher: Fetcher, folder: Path
     fetcher.need([(name, 0, 100)])
     size = (folder / name).stat().st_size
     fetcher.need([(name, 0, size)])
-    assert (Path(fetcher.folder) / name).read_bytes() == (folder / name).read_bytes()
+    found, whole = ((place / name).read_bytes() for place in (Path(fetcher.folder), folder))
+    assert found == (whole[: core_bytes(folder, 1)] if name.endswith(".fidx") else whole)
     assert (folder / ".faults" / f"{name}.flip").read_text() == "0"
 
 
@@ -64,12 +75,95 @@ def test_indexes_that_stay_spoilt_are_errors_that_name_them(fetcher: Fetcher, fo
     fetcher.need([("shard-000001.tar", 0, 100)])
 
 
-def test_an_index_of_more_bytes_than_its_shard_can_have_is_not_read(fetcher: Fetcher, folder: Path) -> None:
+def test_no_more_of_an_index_is_read_than_the_header_says(fetcher: Fetcher, folder: Path) -> None:
     with open(folder / "shard-000001.fidx", "r+b") as file:
         file.truncate(1 << 36)
-    with pytest.raises(FormatError, match=r"shard-000001\.fidx: has 68,719,476,736 bytes, expected .* at most"):
-        fetcher.need([("shard-000001.tar", 0, 100)])
-    assert "shard-000001.fidx" not in (folder / ".asked").read_text()
+    fetcher.need([("shard-000001.tar", 0, 100)])
+    assert asked(fetcher, "shard-000001.fidx") == core_bytes(folder, 1)
+
+
+def asked(fetcher: Fetcher, *names: str) -> int:
+    """Bytes of objects that the store was asked for."""
+    return sum(end - start for name, start, end in cast(FolderStore, fetcher.store).asked if name in names)
+
+
+def core_bytes(folder: Path, number: int) -> int:
+    """Size of a shard's index up to the optional groups."""
+    index = open_index(folder / "index.bin")
+    assert isinstance(index, SetIndex)
+    return index.header.shard(number).index_bytes
+
+
+def test_optional_groups_are_asked_for_only_when_crops_are_read(fetcher: Fetcher, folder: Path) -> None:
+    indexes = ["shard-000000.fidx", "shard-000001.fidx"]
+    core = core_bytes(folder, 0) + core_bytes(folder, 1)
+    steps = sum((folder / name).stat().st_size for name in indexes) - core
+    assert steps > 0
+    reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=fetcher)
+    reader.index.labels()
+    for i in range(len(reader)):
+        reader.index.key(i), reader.index.members(i)
+    assert asked(fetcher, *indexes) == core
+    ids = np.arange(4)  # of the first shard
+    assert reader.read(ids).errors == [None] * 4
+    assert asked(fetcher, *indexes) == core
+    local = ShardReader(str(folder / "index.bin"))
+    mine, whole = (each.read(ids, some_rows) for each in (reader, local))
+    assert [bytes(data) for data in mine.buffers] == [bytes(data) for data in whole.buffers]
+    assert asked(fetcher, *indexes) == core + (folder / indexes[0]).stat().st_size - core_bytes(folder, 0)
+    reader.index.hold([0, 1])
+    assert asked(fetcher, *indexes) == core + steps
+    reader.index.hold([0, 1])
+    assert asked(fetcher, *indexes) == core + steps
+
+
+def some_rows(orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    return np.array([[150, 200]] * len(sizes), np.int32)
+
+
+def test_an_optional_group_that_comes_spoilt_is_fetched_again(fetcher: Fetcher, folder: Path) -> None:
+    reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=fetcher)
+    reader.index.labels()
+    fault(folder, "shard-000001.fidx", "flip", 2)
+    reader.index.hold([1])
+    assert (folder / ".faults" / "shard-000001.fidx.flip").read_text() == "0"
+    fault(folder, "shard-000000.fidx", "flip", 1000)
+    with pytest.raises(FormatError, match=r"s3://bucket/set/shard-000000\.fidx: damaged: the bytes of 'steps'"):
+        reader.index.hold([0])
+
+
+def test_an_optional_group_that_no_index_has_is_an_error(fetcher: Fetcher, folder: Path) -> None:
+    with pytest.raises(FormatError, match="it has no group 'other'"):
+        fetcher.need([("shard-000001.fidx:other", 0, 1)])
+    with pytest.raises(NotFoundError):
+        fetcher.need([("shard-000007.fidx:steps", 0, 1)])
+
+
+@pytest.mark.parametrize("name", ["index.bin", "shard-000001.fidx"])
+def test_what_a_dead_client_needs_of_the_index_is_given_up(fetcher: Fetcher, folder: Path, name: str) -> None:
+    hold = fault(folder, name, "hold")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("")  # any name
+    listener.listen()
+    serving = threading.Thread(target=fetcher.serve, args=(listener,), daemon=True)
+    serving.start()
+    before = threading.active_count()
+    with listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(listener.getsockname())
+        client.send(json.dumps({"need": [["shard-000001.tar", 0, 1]], "again": False}).encode())
+        wait_until(lambda: name in cast(FolderStore, fetcher.store).held)
+        client.close()
+        wait_until(lambda: threading.active_count() <= before)  # the thread that served it is done
+        assert hold.exists()
+        assert asked(fetcher, name) == 0
+        hold.unlink()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as later:
+            later.connect(listener.getsockname())
+            later.send(json.dumps({"need": [["shard-000001.tar", 0, 1]], "again": False}).encode())
+            assert json.loads(later.recv(1 << 17)) == {}
+            later.send(json.dumps({"leave": True}).encode())
+            assert json.loads(later.recv(1 << 17)) == {"ended": True}
+        serving.join(10)
 
 
 def write_long_header(path: Path, shards: int, version: int) -> None:

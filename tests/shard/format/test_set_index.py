@@ -132,15 +132,21 @@ def test_the_mirror_is_asked_for_what_is_read_and_in_one_go(sets: tuple[Path, Pa
     ids = np.array([1, 6, 12, 16, 7])
     mine, theirs = reader.read(ids, some_rows), local.read(ids, some_rows)
     assert [bytes(b) for b in mine.buffers] == [bytes(b) for b in theirs.buffers]
-    pages, indexes, ranges = mirror.calls
+    pages, indexes, steps, *each_of_them, ranges = mirror.calls
     assert [name for name, _, _ in pages] == ["index.bin"]
     assert [name for name, _, _ in indexes] == [f"shard-00000{n}.fidx" for n in range(4)]
+    assert [name for name, _, _ in steps] == [f"shard-00000{n}.fidx:steps" for n in range(4)]
+    assert each_of_them == [[want] for want in steps]  # when it is opened
     assert len(ranges) >= len(ids)
     assert sum(end - start for _, start, end in ranges) == sum(map(len, mine.buffers))
-    assert len(mirror.opened) == 4
+    assert len(opened_shards(mirror)) == 4
     assert reader.field(3, "cls") == local.field(3, "cls")
     assert reader.read(ids[:2]).errors == [None, None]
-    assert len(mirror.opened) == 4 + 1 + 2  # a shard may have been made anew since it was read
+    assert len(opened_shards(mirror)) == 4 + 1 + 2  # a shard may have been made anew since it was read
+
+
+def opened_shards(mirror: StrictMirror) -> list[str]:
+    return [name for name in mirror.opened if name.endswith(".tar")]
 
 
 def test_a_store_has_sets_of_version_2_only(sets: tuple[Path, Path], tmp_path: Path) -> None:
