@@ -66,7 +66,9 @@ def add_codebook(id: bytes, data: _Buffer) -> None:
         ValueError: not a codebook.
     """
 
-def pack(data: _Buffer, codebook_id: bytes, sha256: bytes, *, max_pixels: int = 0) -> bytes:
+def pack(
+    data: _Buffer, codebook_id: bytes, sha256: bytes, *, max_pixels: int = 0, sequential_copy: bool = False
+) -> bytes:
     """Packs a JPEG, if unpacking it gives the same bytes again.
 
     Args:
@@ -74,6 +76,7 @@ def pack(data: _Buffer, codebook_id: bytes, sha256: bytes, *, max_pixels: int = 
         codebook_id: The id of a known codebook.
         sha256: The JPEG's SHA-256, 32 bytes, which goes into the packed file.
         max_pixels: Refuses larger images; 0 for no limit.
+        sequential_copy: Notes that the JPEG is a sequential copy of a progressive file.
 
     Raises:
         Unsupported: with the reason why the JPEG should be kept as it is.

@@ -5,6 +5,7 @@ docs/packed-format.md describes the files byte by byte.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 import struct
@@ -24,6 +25,7 @@ __all__ = [
     "is_packed",
     "is_packed_field",
     "packed_head",
+    "read_codebooks",
     "unpack",
     "unpack_checked",
 ]
@@ -32,8 +34,9 @@ __all__ = [
 CODEBOOK_NAME = re.compile(r"__codebook-([0-9a-f]{16})__")
 
 _MAGIC = b"FPK"
+_CODEBOOK_MAGIC = b"FPC\1"
 _VERSION = 1
-_HEAD = struct.Struct("<4s8s32sIIII4x")
+_HEAD = struct.Struct("<4s8s32sIIIIx?2x")
 _ID_BYTES = 8
 
 
@@ -45,12 +48,14 @@ class PackedHead(NamedTuple):
         sha256: The JPEG's SHA-256.
         jpeg_bytes: The JPEG's length.
         jpeg_header: The JPEG's header, up to its entropy-coded data.
+        sequential_copy: True if the JPEG is a sequential copy of a progressive file, False if it is the file.
     """
 
     codebook: bytes
     sha256: bytes
     jpeg_bytes: int
     jpeg_header: bytes
+    sequential_copy: bool = False
 
 
 def is_packed(data: bytes | bytearray | memoryview) -> bool:
@@ -71,13 +76,13 @@ def packed_head(data: bytes) -> PackedHead:
     """
     if len(data) < _HEAD.size or not is_packed(data):
         raise ValueError(f"not a packed JPEG, or cut off: starts with {bytes(data[:8])!r}")
-    magic, codebook, sha256, jpeg_bytes, header_bytes, _, _ = _HEAD.unpack_from(data)
+    magic, codebook, sha256, jpeg_bytes, header_bytes, _, _, sequential_copy = _HEAD.unpack_from(data)
     if magic[3] != _VERSION:
         raise ValueError(f"packed JPEG of version {magic[3]}, this feeder reads version {_VERSION}; update feeder")
     header = bytes(data[_HEAD.size : _HEAD.size + header_bytes])
     if len(header) != header_bytes:
         raise ValueError("damaged packed JPEG: it ends inside its head")
-    return PackedHead(codebook, sha256, jpeg_bytes, header)
+    return PackedHead(codebook, sha256, jpeg_bytes, header, sequential_copy)
 
 
 def codebook_id(codebook: bytes) -> bytes:
@@ -88,6 +93,22 @@ def codebook_id(codebook: bytes) -> bytes:
 def codebook_name(codebook: bytes) -> str:
     """Returns the name of a codebook's member in a tar."""
     return f"__codebook-{codebook_id(codebook).hex()}__"
+
+
+def read_codebooks(texts: Iterable[str]) -> tuple[bytes, ...]:
+    """Reads codebooks in base64, as indexes have them.
+
+    Raises:
+        TypeError, ValueError: for one that is none.
+    """
+    found = []
+    for text in texts:
+        codebook = base64.b64decode(text, validate=True)
+        shapes = codebook[4] + codebook[5] + 2 if len(codebook) > 5 else 0
+        if codebook[:4] != _CODEBOOK_MAGIC or len(codebook) != 6 + 3 * shapes:
+            raise ValueError(f"not a codebook of packed JPEGs: {len(codebook)} bytes that start with {codebook[:6]!r}")
+        found.append(codebook)
+    return tuple(found)
 
 
 def check_packed(data: bytes) -> None:

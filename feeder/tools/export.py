@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 import zlib
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checked
+from feeder.decoders.packed import add_codebooks, is_packed_field, packed_head, unpack_checked
 from feeder.errors import DecodeError, ShardError
 from feeder.shard.format.index import Index
 from feeder.shard.source.image_file import MAX_FILE_BYTES
@@ -32,12 +33,14 @@ class ExportSummary:
     Attributes:
         out: The folder, or its URL.
         unpacked: Number of images that were packed: the original files, compared with their SHA-256.
+        copies: Number of images that were packed as sequential copies of progressive files: the copies, compared, too.
         stored: Number of other images, written as they are stored: original files only if the set kept them.
     """
 
     out: str
     unpacked: int
     stored: int
+    copies: int = 0
 
 
 def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSummary:
@@ -62,7 +65,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         progress = progress or Progress()
         progress.begin(len(index), index.size_bytes, 0, 0)
 
-        def export_one(i: int) -> int:
+        def export_one(i: int) -> str:
             is_packed = is_packed_field(index.image_field(i))
             try:
                 data = _read(index, i)
@@ -72,16 +75,19 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
                 name = os.path.basename(index.shard_name(shard))
                 raise error.at(key=index.key(i), shard=name, offset_bytes=offset) from None
             progress.advance(1, index.place(i)[2])
-            return int(is_packed)
+            if not is_packed:
+                return "stored"
+            return "copies" if packed_head(data).sequential_copy else "unpacked"
 
-        unpacked = 0
+        counts = collections.Counter[str]()
         with ThreadPoolExecutor(_REQUESTS) as pool:
             run = pool.map if is_remote(out) else map
             for number in range(index.shard_count):
                 with copy.shard(index.shard_name(number)):
-                    unpacked += sum(run(export_one, index.shard_ids(number).tolist()))
+                    counts.update(run(export_one, index.shard_ids(number).tolist()))
         progress.end()
-    return ExportSummary(str(Url.parse(out)) if is_remote(out) else out, unpacked, len(index) - unpacked)
+    shown = str(Url.parse(out)) if is_remote(out) else out
+    return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"])
 
 
 def _into_folder(out: str) -> Callable[[str, bytes], None]:

@@ -36,7 +36,8 @@ void add(const nb::bytes& id, nb::handle data) {
     if (!add_codebook(id_of(id), codebook.bytes())) throw nb::value_error("not a codebook of packed JPEGs");
 }
 
-nb::bytes pack(nb::handle data, const nb::bytes& codebook_id, const nb::bytes& sha256, int64_t max_pixels) {
+nb::bytes pack(nb::handle data, const nb::bytes& codebook_id, const nb::bytes& sha256, int64_t max_pixels,
+               bool sequential_copy) {
     if (sha256.size() != kDigestBytes) throw nb::value_error("sha256 must have 32 bytes");
     const BufferView file(data);
     const CodebookId id = id_of(codebook_id);
@@ -49,6 +50,7 @@ nb::bytes pack(nb::handle data, const nb::bytes& codebook_id, const nb::bytes& s
     }
     if (!outcome.ok()) raise_unsupported(outcome);
     std::memcpy(out.data() + offsetof(PackedHead, sha256), sha256.c_str(), kDigestBytes);
+    out[offsetof(PackedHead, sequential_copy)] = sequential_copy ? 1 : 0;
     return nb::bytes(out.data(), out.size());
 }
 
@@ -95,12 +97,14 @@ void add_packed(nb::module_& module) {
                "Raises:\n"
                "    ValueError: not a codebook.");
     module.def("pack", &pack, "data"_a, "codebook_id"_a, "sha256"_a, nb::kw_only(), "max_pixels"_a = 0,
+               "sequential_copy"_a = false,
                "Packs a JPEG, if unpacking it gives the same bytes again.\n\n"
                "Args:\n"
                "    data: The JPEG, bytes-like.\n"
                "    codebook_id: The id of a known codebook.\n"
                "    sha256: The JPEG's SHA-256, 32 bytes, which goes into the packed file.\n"
-               "    max_pixels: Refuses larger images; 0 for no limit.\n\n"
+               "    max_pixels: Refuses larger images; 0 for no limit.\n"
+               "    sequential_copy: Notes that the JPEG is a sequential copy of a progressive file.\n\n"
                "Raises:\n"
                "    Unsupported: with the reason why the JPEG should be kept as it is.");
     module.def("unpack", &unpack, "data"_a,

@@ -23,6 +23,7 @@ from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME, ShardEntry
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
@@ -185,6 +186,7 @@ def test_export_gives_the_original_files(
         "out": str(tmp_path / "out"),
         "unpacked": 26,
         "stored": 3,
+        "copies": 0,
     }
     same = 0
     for path in sorted(images.rglob("*.*")):
@@ -193,6 +195,56 @@ def test_export_gives_the_original_files(
     assert same == 27  # the progressive ones were made seekable
     assert main(["export", str(packed), "--out", str(tmp_path / "out")]) == 1
     assert "not empty" in capsys.readouterr().err
+
+
+def test_progressive_files_are_packed_as_sequential_copies_where_asked_for(
+    sets: tuple[Path, Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images, packed, seekable = sets
+    out = tmp_path / "set"
+    options = ["--encode", "packed", "--progressive", "sequential", "--shard-size", "1MiB", "--quiet"]
+    assert main(["shard", str(images), "--out", str(out), *options]) == 0
+    manifest = Manifest.read(str(out))
+    assert manifest is not None
+    assert manifest.encoded == {"kept (png)": 1, "packed": 26, "packed (sequential copy)": 2}
+    assert_equal(batches(out, CROP), batches(seekable, CROP))
+    assert verify(str(out), deep=True) == []
+    capsys.readouterr()
+    assert main(["export", str(out), "--out", str(tmp_path / "out")]) == 0
+    assert "copies    2, sequential ones of progressive files" in capsys.readouterr().out
+    same = []
+    for path in sorted(images.rglob("*.*")):
+        data = (tmp_path / "out" / path.relative_to(images)).read_bytes()
+        if data != path.read_bytes():
+            same.append(path.name)
+            np.testing.assert_array_equal(jpegs.pixels_of(data), jpegs.pixels_of(path.read_bytes()))
+            assert b"\xff\xc2" in path.read_bytes()
+    assert same == ["12.jpg", "5.jpg"]
+    # Samples that are added are packed in the same way, and the setting is part of the set's.
+    (tmp_path / "more" / "0").mkdir(parents=True)
+    (tmp_path / "more" / "0" / "x.jpg").write_bytes(jpegs.jpeg("progressive", (300, 200), 90))
+    assert append(str(out), str(tmp_path / "more"), ShardOptions()).encoded["packed (sequential copy)"] == 3
+    with pytest.raises(ShardError, match="progressive"):
+        shard(str(images), str(packed), ShardOptions(shard_size_bytes=1 << 20, encode=manifest_options(manifest)))
+
+
+def manifest_options(manifest: Manifest) -> EncodeOptions:
+    return EncodeOptions.of_settings(manifest.settings)
+
+
+def test_a_set_of_progressive_files_has_a_codebook_of_them(tmp_path: Path) -> None:
+    folder = tmp_path / "images" / "a"
+    folder.mkdir(parents=True)
+    sequential = tmp_path / "sequential" / "a"
+    sequential.mkdir(parents=True)
+    for k in range(3):
+        (folder / f"{k}.jpg").write_bytes(jpegs.jpeg("progressive", (160, 120), k))
+        (sequential / f"{k}.jpg").write_bytes(jpegs.jpeg("4:2:0", (160, 120), k))
+    options = ShardOptions(encode=EncodeOptions("packed", progressive="sequential"))
+    for name in ("images", "sequential"):
+        shard(str(tmp_path / name), str(tmp_path / f"{name}-set"), options)
+    found = [open_index(tmp_path / f"{name}-set" / INDEX_NAME).codebooks for name in ("images", "sequential")]
+    assert found[0] == found[1]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its files open
@@ -381,4 +433,8 @@ def test_options_that_packed_images_have_no_use_for_are_refused() -> None:
         EncodeOptions("packed", keep_metadata=False)
     with pytest.raises(ArgumentError, match="max_side"):
         EncodeOptions("packed", max_side=100)
+    with pytest.raises(ArgumentError, match="progressive 'sequential' needs encode 'packed', got 'seekable'"):
+        EncodeOptions("seekable", progressive="sequential")
+    with pytest.raises(ArgumentError, match="progressive must be one of keep, sequential, got 'x'"):
+        EncodeOptions("packed", progressive="x")
     assert main(["inspect", "nowhere", "--deep"]) == 2

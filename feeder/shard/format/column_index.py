@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import functools
 import hashlib
 import json
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
 from feeder.shard.format.index import NUMBER_FIELDS, FieldPlaces, Index, Located
@@ -75,7 +75,7 @@ class ColumnIndex(Index):
                 raise ValueError(f"version {header['version']} with targets {self.targets}")
             classes = header.get("classes")
             self.classes = None if classes is None else [str(name) for name in classes]
-            self.codebooks = tuple(base64.b64decode(text, validate=True) for text in header.get("codebooks", ()))
+            self.codebooks = read_codebooks(header.get("codebooks", ()))
             self.shards = tuple(ShardEntry(str(s["name"]), int(s["size_bytes"])) for s in header["shards"])
             self.fields = tuple(str(name) for name in header["fields"])
             self._samples = int(header["samples"])

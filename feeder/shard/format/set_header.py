@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.header_file import HEADER_MAGIC, HeaderFile
@@ -204,7 +205,7 @@ class SetHeader:
             fingerprint=str(head["fingerprint"]),
             is_converted=bool(head["is_converted"]),
             index_suffix=str(head["index_suffix"]),
-            codebooks=tuple(base64.b64decode(text, validate=True) for text in head.get("codebooks", ())),
+            codebooks=read_codebooks(head.get("codebooks", ())),
             version=int(head["version"]),
             versions=tuple((int(samples), int(shards)) for samples, shards in head["versions"]),
         )

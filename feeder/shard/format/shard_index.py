@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.shard.format import chunks
 from feeder.shard.format.block_sums import BLOCK_BYTES
@@ -337,7 +338,7 @@ class ShardIndex:
         if "codebooks" not in self.groups():
             return []
         try:
-            return [base64.b64decode(text, validate=True) for text in json.loads(bytes(self.group("codebooks")))]
+            return [*read_codebooks(json.loads(bytes(self.group("codebooks"))))]
         except (TypeError, ValueError) as error:
             raise damaged(self.path, f"its codebooks: {error}") from None
 

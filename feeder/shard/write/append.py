@@ -117,7 +117,7 @@ class _Append:
             *(self._folder, source, self._options, self._progress, self._started),
             first_shard=len(manifest.shards),
             first_key=manifest.inputs,
-            codebook=next(iter(self._index.codebooks), None),
+            codebooks=self._index.codebooks,
         )
         plan = plan_shards(source, self._options)
         folder, version, shards = self._folder, self._index.version, len(manifest.shards)

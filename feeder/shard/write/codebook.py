@@ -1,29 +1,51 @@
-"""The codebook of a set of packed images, trained on some of its samples."""
+"""The codebook of a source's packed images: one that the set has, or a new one, trained on some of the samples."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.order.permutation import permute
 from feeder.shard.source.source import Source
 from feeder.shard.write.shard_writer import read_sample
 
-__all__ = ["trained_codebook"]
+__all__ = ["chosen_codebook"]
 
 _SAMPLES = 256
 _MOST_BYTES = 64 << 20  # of their images, which are in memory together
+_COMPARED = 64  # of these images, for the choice among codebooks
+_GAIN = 0.02  # share of the bytes that a new codebook must save where the set has one
 
 
-def trained_codebook(source: Source, seed: int) -> bytes:
-    """Trains a codebook on samples drawn by the seed: the same bytes for the same source.
+def chosen_codebook(source: Source, seed: int, known: Sequence[bytes] = (), *, sequential: bool = False) -> bytes:
+    """Returns the codebook for a source, the same bytes for the same source and the same codebooks.
+
+    It is the one of the set that takes the fewest bytes, or a new one if that saves more than a fiftieth of them.
 
     Args:
-        source: The samples. Those that can't be read or packed are passed over.
+        source: The samples, of which some are drawn by the seed. Those that can't be read or packed are passed over.
         seed: Seed of the set.
+        known: The set's codebooks.
+        sequential: True if sequential copies of progressive images are packed.
     """
     from feeder import _native
 
+    images = _drawn(source, seed)
+    if sequential:
+        images = [_sequential(image) for image in images]
+    trained = _native.train_codebook(images, max_pixels=MAX_PIXELS)
+    if not known or trained in known:
+        return trained
+    compared = images[:_COMPARED]
+    least, best = min((_packed_bytes(compared, codebook), k) for k, codebook in enumerate(known))
+    return trained if _packed_bytes(compared, trained) < (1 - _GAIN) * least else known[best]
+
+
+def _drawn(source: Source, seed: int) -> list[bytes]:
+    """Returns the images of samples that are drawn by the seed."""
     count = len(source.table)
     images: list[bytes] = []
     size_bytes = 0
@@ -36,4 +58,27 @@ def trained_codebook(source: Source, seed: int) -> bytes:
             continue
         images.append(image[1])
         size_bytes += len(image[1])
-    return _native.train_codebook(images, max_pixels=MAX_PIXELS)
+    return images
+
+
+def _sequential(image: bytes) -> bytes:
+    from feeder import _native
+
+    try:
+        return _native.transcode(image, keep_metadata=False, max_pixels=MAX_PIXELS)
+    except _native.Unsupported:  # it is not a JPEG, or stays as it is
+        return image
+
+
+def _packed_bytes(images: Sequence[bytes], codebook: bytes) -> int:
+    """Returns the size of images that are packed with a codebook; a JPEG that it has no shape for counts twice."""
+    from feeder import _native
+
+    add_codebooks([codebook])
+    total = 0
+    for image in images:
+        try:
+            total += len(_native.pack(image, codebook_id(codebook), bytes(32), max_pixels=MAX_PIXELS))
+        except _native.Unsupported as error:
+            total += 2 * len(image) if str(error) == "coefficients out of range" else 0
+    return total

@@ -17,8 +17,9 @@ from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe, Resize
 
-__all__ = ["ENCODINGS", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
+__all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
 
+PROGRESSIVE = ("keep", "sequential")
 ENCODINGS = ("seekable", "packed", "keep", "jpeg", "raw")
 # Decodes an image to one pixel, to which all its pixels contribute.
 _LOOK = Recipe((Resize((1, 1)),))
@@ -39,6 +40,8 @@ class EncodeOptions:
         quality: For "jpeg": 1 to 95.
         keep_metadata: For "seekable" and "jpeg": keeps EXIF, ICC profile and comments. Orientation is always kept.
         reject_deep: Rejects images of more than 8 bits per channel, which decoding clips.
+        progressive: For "packed": "keep" makes progressive JPEGs seekable; "sequential" packs a sequential copy of
+            them, with the same coefficients, so that the copy comes back and not the file.
     """
 
     mode: str = "seekable"
@@ -46,6 +49,7 @@ class EncodeOptions:
     quality: int = 90
     keep_metadata: bool = True
     reject_deep: bool = False
+    progressive: str = "keep"
 
     def __post_init__(self) -> None:
         if self.mode not in ENCODINGS:
@@ -56,6 +60,10 @@ class EncodeOptions:
             raise ArgumentError(f"max_side changes pixels, so it needs encode 'jpeg' or 'raw', got {self.mode!r}")
         if self.mode == "packed" and not self.keep_metadata:
             raise ArgumentError("encode 'packed' keeps files to the byte, so it can't strip their metadata")
+        if self.progressive not in PROGRESSIVE:
+            raise ArgumentError(f"progressive must be one of {', '.join(PROGRESSIVE)}, got {self.progressive!r}")
+        if self.progressive != "keep" and self.mode != "packed":
+            raise ArgumentError(f"progressive {self.progressive!r} needs encode 'packed', got {self.mode!r}")
         if not 1 <= self.quality <= 95:
             raise ArgumentError(f"quality must be 1 to 95, got {self.quality}")
 
@@ -68,6 +76,7 @@ class EncodeOptions:
             90 if settings["quality"] is None else settings["quality"],
             settings["keep_metadata"] is not False,
             bool(settings.get("reject_deep")),
+            settings.get("progressive") or "keep",
         )
 
     def settings(self) -> dict[str, object]:
@@ -78,7 +87,9 @@ class EncodeOptions:
             "quality": self.quality if self.mode == "jpeg" else None,
             "keep_metadata": self.keep_metadata if self.mode in ("seekable", "jpeg") else None,
         }
-        return settings | {"reject_deep": True} if self.reject_deep else settings
+        # Named only where they are given, as sets of earlier versions have none of them.
+        settings |= {"reject_deep": True} if self.reject_deep else {}
+        return settings | ({"progressive": self.progressive} if self.progressive != "keep" else {})
 
 
 class EncodedImage(NamedTuple):
@@ -87,8 +98,8 @@ class EncodedImage(NamedTuple):
     Attributes:
         data: Its bytes.
         info: Its format and stored size; orientation is recorded, never applied to the pixels.
-        outcome: The way it was encoded, for counting: "seekable", "packed", "seekable (not packed: progressive)",
-            "kept (png)", "kept (JPEG: CMYK)", ...
+        outcome: The way it was encoded, for counting: "seekable", "packed", "packed (sequential copy)", "seekable (not
+            packed: progressive)", "kept (png)", "kept (JPEG: CMYK)", ...
         clipped: True if it has more than 8 bits per channel, so that decoding clips it.
     """
 
@@ -158,13 +169,28 @@ class Encoder:
         """Packs a JPEG, or makes it seekable."""
         if self._codebook_id is None:
             return _seekable(data, info, self._options, "seekable")
+        packed, reason = self._pack(data)
+        if packed is not None:
+            return EncodedImage(packed, info._replace(extension="fpk"), "packed")
+        encoded = _seekable(data, info, self._options, f"seekable (not packed: {reason})")
+        if reason != "progressive" or self._options.progressive != "sequential" or encoded.data is data:
+            return encoded
+        # The seekable JPEG is sequential, with the same coefficients.
+        packed, reason = self._pack(encoded.data, sequential_copy=True)
+        if packed is None:
+            return encoded._replace(outcome=f"seekable (not packed: {reason})")
+        return EncodedImage(packed, info._replace(extension="fpk"), "packed (sequential copy)")
+
+    def _pack(self, data: bytes, *, sequential_copy: bool = False) -> tuple[bytes | None, str]:
+        """Returns a packed JPEG; None and the reason if it can't be packed."""
         from feeder._native import Unsupported, pack
 
+        assert self._codebook_id is not None
+        digest = hashlib.sha256(data).digest()
         try:
-            packed = pack(data, self._codebook_id, hashlib.sha256(data).digest(), max_pixels=MAX_PIXELS)
+            return pack(data, self._codebook_id, digest, max_pixels=MAX_PIXELS, sequential_copy=sequential_copy), ""
         except Unsupported as error:
-            return _seekable(data, info, self._options, f"seekable (not packed: {error})")
-        return EncodedImage(packed, info._replace(extension="fpk"), "packed")
+            return None, str(error)
 
     def _load(self, data: bytes, info: ImageInfo) -> bool:
         """Decodes an image as a loader would; returns True if it is clipped."""

@@ -6,7 +6,7 @@ import collections
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index import Index
@@ -15,7 +15,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source
-from feeder.shard.write.codebook import trained_codebook
+from feeder.shard.write.codebook import chosen_codebook
 from feeder.shard.write.engine import Engine, LocalEngine
 from feeder.shard.write.format_advice import decode_advice
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
@@ -42,7 +42,7 @@ class Run:
         progress: Shows the run's progress.
         started: Time at which the run began, by the monotonic clock.
         first_shard, first_key: Numbers of the first shard and of the first sample's key.
-        codebook: For packed images: their codebook; None to train one.
+        codebooks: For packed images: those that the set has already.
         engine: Writes the shards; None for threads of this process.
     """
 
@@ -56,7 +56,7 @@ class Run:
         *,
         first_shard: int = 0,
         first_key: int = 0,
-        codebook: bytes | None = None,
+        codebooks: Sequence[bytes] = (),
         engine: Engine | None = None,
     ) -> None:
         self._folder = folder
@@ -66,7 +66,8 @@ class Run:
         self._first_shard, self._first_key = first_shard, first_key
         self._progress = progress
         self._started = started
-        self._codebook = codebook
+        self._codebooks = codebooks
+        self._codebook: bytes | None = None
         self._engine = engine or LocalEngine(options.workers)
 
     def run(self) -> ShardSummary:
@@ -119,8 +120,10 @@ class Run:
             plan: The positions of each shard's samples.
             done: Those that are finished.
         """
-        if self._codebook is None and self._options.encode.mode == "packed" and len(done) < len(plan):
-            self._codebook = trained_codebook(self._source, self._options.seed)
+        encode = self._options.encode
+        if encode.mode == "packed" and len(done) < len(plan):
+            sequential = encode.progressive == "sequential"
+            self._codebook = chosen_codebook(self._source, self._options.seed, self._codebooks, sequential=sequential)
         table = self._source.table
         size_bytes = int(table.sizes().sum())
         done_samples = sum(len(plan[number]) for number in done)

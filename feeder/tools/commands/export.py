@@ -22,8 +22,9 @@ def add(commands: Any) -> None:
         ),
         help="write the images of a shard set as files",
         description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
-        "to the original files, and compared with their SHA-256; others are written as they are stored: "
-        "seekable JPEGs have the original pixels, but other bytes.",
+        "to the original files (to sequential copies of progressive ones, where the set was made so), and compared "
+        "with their SHA-256; others are written as they are stored: seekable JPEGs have the original pixels, but other "
+        "bytes.",
     )
     command.add_argument(
         "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"
@@ -41,9 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         say(json.dumps(dataclasses.asdict(summary)))
     elif not arguments.quiet:
-        say(f"{count(summary.unpacked + summary.stored, 'image')}\n  to        {printable(summary.out)}")
+        images = summary.unpacked + summary.copies + summary.stored
+        say(f"{count(images, 'image')}\n  to        {printable(summary.out)}")
         if summary.unpacked:
             say(f"  unpacked  {summary.unpacked:,}, equal to the original files")
+        if summary.copies:
+            say(f"  copies    {summary.copies:,}, sequential ones of progressive files, with the same pixels")
         if summary.stored:
             say(f"  stored    {summary.stored:,}, as the set has them")
     return 0

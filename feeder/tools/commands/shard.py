@@ -77,6 +77,13 @@ def add(commands: Any) -> None:
         help="reject images of more than 8 bits per channel, which would be clipped to 0-255",
     )
     command.add_argument(
+        "--progressive",
+        choices=("keep", "sequential"),
+        default="keep",
+        help="with packed: sequential packs a sequential copy of progressive JPEGs, with the same coefficients; export "
+        "then gives the copy, not the file (default: %(default)s, as seekable JPEGs)",
+    )
+    command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
     add_source(command)
@@ -195,6 +202,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.quality,
             keep_metadata=not arguments.strip_metadata,
             reject_deep=arguments.reject_deep,
+            progressive=arguments.progressive,
         ),
         dali_index=arguments.dali_index,
         image_field=arguments.image_field,

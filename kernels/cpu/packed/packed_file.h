@@ -28,7 +28,8 @@ struct PackedHead {
     uint32_t trailer_bytes;        // of the JPEG, from its end-of-image marker on; they end the file
     uint32_t rows;                 // of MCUs
     uint8_t ones;                  // 1 if entropy-coded segments are filled up to a byte with ones, 0 with zeros
-    uint8_t reserved[3];
+    uint8_t sequential_copy;       // 1 if the JPEG is a sequential copy of a progressive file, 0 if it is the file
+    uint8_t reserved[2];
 };
 static_assert(sizeof(PackedHead) == 64);
 
