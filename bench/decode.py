@@ -11,11 +11,11 @@ alone, decoding whole images to RGB. Ratios are of images per CPU-second, which 
 second.
 
     python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
-        [--tensorflow PYTHON] [--only NAMES] [--json OUT]
+        [--tensorflow PYTHON] [--turboloader PYTHON] [--only NAMES] [--json OUT]
 
 --pillow-simd names a folder with pillow-simd (pip install --no-deps --target DIR pillow-simd), --tensorflow a Python
-interpreter with tensorflow-cpu and numpy; without them these contestants are left out. --only names contestants,
-separated by commas.
+interpreter with tensorflow-cpu and numpy, --turboloader one with turboloader; without them these contestants are left
+out, but for a turboloader that this interpreter has. --only names contestants, separated by commas.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,13 @@ TARGETS = (
     ("entropy-keep", "entropy-keep-libjpeg", 1.3),
     ("feeder-validation", "dali-validation", 2.0),
     ("transcode", "libjpeg", 0.45),
+    ("pack", "libjpeg", 0.5),
 )
 RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
 BOXES = 3  # of each file, beside the whole
-_SMOKE = "feeder-seekable,feeder-packed,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg"
+_SMOKE = "feeder-seekable,feeder-packed,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg,pack"
 
 
 def prepare(source: Path, work: Path) -> dict[str, Path]:
@@ -270,6 +272,12 @@ def markdown(result: dict[str, Any]) -> str:
             f"{times('libjpeg', 'transcode', digits=2)} of libjpeg-turbo's decode",
         ),
     ]
+    # Contestants of which earlier results know nothing.
+    if "pack" in found:
+        rows.append(("packing", rate("pack"), f"{times('libjpeg', 'pack', digits=2)} of libjpeg-turbo's decode"))
+    if "turboloader" in found:
+        share = f"feeder, seekable: {times('turboloader', 'feeder-seekable')} times"
+        rows.append(("TurboLoader, original files", rate("turboloader"), share))
     return "\n".join(f"| {a} | {b} | {c} |".replace("|  |", "| |") for a, b, c in rows).replace(" --- ", "---")
 
 
@@ -284,6 +292,7 @@ def main() -> int:
         seconds=1.0,
         pillow_simd="",
         tensorflow="",
+        turboloader="",
         only="",
     )
 
@@ -302,13 +311,16 @@ def main() -> int:
             names.remove("torch-simd")
         if not args.tensorflow and "tensorflow" in names:
             names.remove("tensorflow")
+        if not args.turboloader and find_spec("turboloader") is None and "turboloader" in names:
+            names.remove("turboloader")
+        pythons = {"tensorflow": args.tensorflow, "turboloader": args.turboloader}
         contestants = {}
         for name in names:
             contestants[name] = Contestant(
                 name,
                 folders[inputs.get(name, "keep")],
                 args.core,
-                args.tensorflow if name == "tensorflow" else sys.executable,
+                pythons.get(name) or sys.executable,
                 args.pillow_simd if name == "torch-simd" else None,
             )
             closing.callback(contestants[name].close)

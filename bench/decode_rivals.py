@@ -10,12 +10,15 @@ folder. The line "stages" asks for the stages of the native decode instead.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import io
 import json
 import math
 import os
 import random
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -225,6 +228,39 @@ def tensorflow(folder: str) -> Callable[[], int]:
     return lambda: sum(len(batch) for batch in batches)
 
 
+def turboloader(folder: str) -> Callable[[], int]:
+    """TurboLoader's fused path: a tar of JPEGs, antialiased random crops, flips, normalized float32."""
+    from turboloader import DataLoader, ImageNetNormalize
+
+    paths = _paths(folder)
+    tar = Path(folder).parent / "turboloader.tar"
+    with tarfile.open(tar, "w") as archive:
+        for path in paths:
+            archive.add(path, Path(path).name)
+    loader = DataLoader(
+        str(tar),
+        batch_size=BATCH,
+        shuffle=True,
+        transform=ImageNetNormalize(),
+        image_size=SIZE,
+        output_format="pytorch",
+        antialias=True,
+        train_aug=True,
+    )
+
+    def run() -> int:
+        images = 0
+        for batch, _ in loader:
+            if tuple(batch.shape[1:]) != (3, SIZE, SIZE) or str(batch.dtype).rpartition(".")[2] != "float32":
+                raise SystemExit(f"turboloader gave {tuple(batch.shape)} of {batch.dtype}")
+            images += len(batch)
+        if images != len(paths):
+            raise SystemExit(f"turboloader gave {images} of {len(paths)} images")
+        return images
+
+    return run
+
+
 def _feeder(
     folder: str, validation: bool = False, output: str = "float32", level: str | None = None
 ) -> Callable[[], int]:
@@ -277,6 +313,22 @@ def transcode(folder: str) -> Callable[[], int]:
     return _each(folder, lambda data: _native.transcode(data, keep_metadata=True))
 
 
+def pack(folder: str) -> Callable[[], int]:
+    """The packing of the sharder, with the hash of each file; with the codebook of the packed images."""
+    from feeder import _native
+    from feeder.decoders.packed import add_codebooks, codebook_id
+
+    codebook = (Path(folder).parent / CODEBOOK_NAME).read_bytes()
+    add_codebooks([codebook])
+    number = codebook_id(codebook)
+
+    def packed(data: bytes) -> None:
+        with contextlib.suppress(_native.Unsupported):
+            _native.pack(data, number, hashlib.sha256(data).digest())
+
+    return _each(folder, packed)
+
+
 def entropy(folder: str, libjpeg: bool = False) -> Callable[[], int]:
     """Runs only the entropy decoding of whole images, of the files that feeder's own decoder takes."""
     from feeder import _native
@@ -314,12 +366,14 @@ RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
     "feeder-avx2": lambda folder: _feeder(folder, level="avx2"),
     "feeder-portable": lambda folder: _feeder(folder, level="portable"),
     "tensorflow": tensorflow,
+    "turboloader": turboloader,
     "entropy-seekable": entropy,
     "entropy-seekable-libjpeg": lambda folder: entropy(folder, True),
     "entropy-keep": entropy,
     "entropy-keep-libjpeg": lambda folder: entropy(folder, True),
     "libjpeg": libjpeg,
     "transcode": transcode,
+    "pack": pack,
 }
 
 
