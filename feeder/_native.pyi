@@ -260,7 +260,8 @@ def decode_batch(
         scale: float32 [3]; out = pixel (0-255) * scale + bias. None leaves pixels as they are.
         bias: float32 [3], with scale.
         threads: How many threads share the work.
-        fidelity: "fast" resizes YCbCr planes each from its own resolution; "exact" upsamples chroma first.
+        fidelity: "fast" resizes YCbCr planes each from its own resolution; "exact" upsamples chroma first;
+            "draft" is fast, and decodes at half or quarter size what is at least 2 or 4 times as large as the output.
         max_pixels: Refuse larger stored images; 0 for no limit.
         image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for; an image of another
             size is refused.
@@ -636,7 +637,7 @@ class PartRunner:
         made_ns: Samples of shards that changed since then are left out; nanoseconds since the epoch, by the wall clock.
             None leaves none out: their bytes were checked.
         max_pixels: Larger images are left out.
-        fidelity: "fast" or "exact".
+        fidelity: "fast", "exact" or "draft".
         threads: Threads that share the decoding.
         dtype: "uint8", "float32", "float16" or "bfloat16".
         scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None for uint8.

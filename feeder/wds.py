@@ -63,7 +63,8 @@ def decoder(
         seed: Of the augmentation, 0 to 2**64-1.
         epoch: The epoch of the first pass.
         backend: The decode backend: "cpu", "pillow", "dali", "auto" or another package's.
-        fidelity: "fast", or "exact" for pixels within a level of Pillow's.
+        fidelity: "fast", "exact" for pixels within a level of Pillow's, or "draft" for less work where JPEGs become
+            much smaller, see :class:`feeder.DataLoader`.
 
     Raises:
         ArgumentError: for an op in a wrong place, or another argument outside its range.

@@ -44,8 +44,9 @@ MAX_PIXELS = 89_478_485
 # For a backend that does not time its stages one by one.
 ALL_IN_DECODE = {"cut": "decode", "transform": "decode", "write": "decode"}
 
-# "exact" gives Pillow's pixels to the level; "fast" may differ by amounts too small for any training to notice.
-FIDELITIES = ("exact", "fast")
+# "exact" gives Pillow's pixels to the level; "fast" may differ by amounts too small for any training to notice; "draft"
+# decodes at half or quarter size what becomes smaller still, where a backend can, and is "fast" where it can't.
+FIDELITIES = ("draft", "exact", "fast")
 
 
 class LeftToCpu(DecodeError):

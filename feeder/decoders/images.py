@@ -59,7 +59,8 @@ def decode(
         out: A contiguous CPU tensor of the result's shape and dtype to fill; None makes one.
         backend: The decode backend: "cpu", "pillow", "dali", "auto" or another package's.
         threads: Number of threads that the backend may use.
-        fidelity: "fast", or "exact" for pixels within a level of Pillow's.
+        fidelity: "fast", "exact" for pixels within a level of Pillow's, or "draft" for less work where JPEGs become
+            much smaller, see :class:`feeder.DataLoader`.
 
     Returns:
         [N, 3, H, W] on the CPU: uint8 0-255, or the dtype of the recipe's ToDtype or Normalize. It is ``out`` if that

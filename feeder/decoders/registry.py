@@ -83,7 +83,8 @@ def get_decoder(
         recipe: The recipe, the views, or several recipes that the backend must be able to run.
         threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
-        fidelity: "fast", or "exact" for Pillow's pixels to about one level.
+        fidelity: "fast", "exact" for Pillow's pixels to about one level, or "draft", which decodes at half or quarter
+            size what becomes smaller still, where the backend can.
         device: Destination of the batches: "cpu", or a CUDA device. "dali" and "cuda" decode on a GPU.
         gpu_memory_limit_bytes: Limit for decoded images on the GPU, before they are cropped; None for no limit.
         hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for the backend's default.

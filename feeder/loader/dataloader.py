@@ -128,7 +128,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it. "cuda" decodes seekable
             and packed JPEGs on the GPU ``device``, by feeder's own kernels, which have not run on hardware yet.
-        fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower.
+        fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
+            less work where a crop is at least 2 or 4 times as large as its output: JPEGs are decoded at half or quarter
+            size, and fine details differ (``feeder parity --fidelity draft`` measures it). Only the backend "cpu" has
+            such a decoding; the others take "draft" as "fast".
         device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
             GPU start from page-locked memory, on a separate stream; the caller may use a batch at once.
         prefetch_to_device: Number of batches that are copied to the device before the caller asks for them, 0 or more.
@@ -224,7 +227,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         rank: int | None = None,
         world_size: int | None = None,
         backend: str = "auto",
-        fidelity: Literal["fast", "exact"] = "fast",
+        fidelity: Literal["fast", "exact", "draft"] = "fast",
         device: str | torch.device | None = None,
         prefetch_to_device: int = 2,
         channels_last: bool = False,

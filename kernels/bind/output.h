@@ -26,7 +26,8 @@ inline Dtype dtype_of(const std::string& name) {
 inline Fidelity fidelity_of(const std::string& name) {
     if (name == "fast") return Fidelity::fast;
     if (name == "exact") return Fidelity::exact;
-    bad("fidelity must be \"fast\" or \"exact\", not \"" + name + "\"");
+    if (name == "draft") return Fidelity::draft;
+    bad("fidelity must be \"fast\", \"exact\" or \"draft\", not \"" + name + "\"");
 }
 
 // bfloat16 travels as numpy's uint16, or as itself in a torch tensor.

@@ -122,7 +122,8 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
     const Fidelity fidelity = group.fidelity;
     const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
     if (file_row < 0) return {Status::corrupt, kWrongRows};
-    if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times)) return {};
+    if (fidelity == Fidelity::fast && baseline_.decode(file, header, box, file_row, pixels_, planes, times, group.shrink))
+        return {};
 
     // Everything that our own decoder does not support, or finds damaged.
     Lap lap(times);
@@ -159,7 +160,7 @@ Outcome ImageDecoder::decode_cut(const JpegHeader& header, const ViewGroup& grou
 Outcome ImageDecoder::decode_packed(const PackedFile& file, const Codebook& codebook, const ViewGroup& group,
                                     Planes& planes, StageTimes* times) {
     if (group.fidelity == Fidelity::fast) {
-        if (packed_.decode(file, codebook, group.box, pixels_, planes, times)) return {};
+        if (packed_.decode(file, codebook, group.box, pixels_, planes, times, group.shrink)) return {};
         return {Status::corrupt, kDamagedRows};
     }
     Lap lap(times);
@@ -205,12 +206,13 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     if (outcome.ok()) outcome = check_size(job, header.width, header.height, options);
     if (!outcome.ok()) return outcome;
     const bool complete = is_packed || !job.is_whole() || has_end(job.file, header.entropy_offset);
-    boxes_.clear();
+    needs_.clear();
     for (View& view : views_) {
         narrow_support(view.source_box, view.out.height, view.out.width, view.support_box);
-        boxes_.push_back(stored_box(view.support_box, job.orientation, header.width, header.height));
+        needs_.push_back({stored_box(view.support_box, job.orientation, header.width, header.height),
+                          draft_shrink(view.source_box, view.out.height, view.out.width)});
     }
-    group_views(header, boxes_, options.fidelity, groups_);
+    group_views(header, needs_, options.fidelity, groups_);
     lap.add_to(&StageTimes::header);
     for (const ViewGroup& group : groups_) {
         Planes planes;
@@ -220,7 +222,7 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
         if (found.status > Status::damaged) break;
         for (const size_t view : group.views) store(job, planes, view, times);
     }
-    outcome.slow = options.fidelity == Fidelity::fast && !has_resizable_planes(header);
+    outcome.slow = options.fidelity != Fidelity::exact && !has_resizable_planes(header);
     // A truncated file is damaged wherever the box is, as an image's status must not depend on the crop. A file of which
     // only some rows were read was complete when it was indexed; later damage to its other rows is not seen.
     if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};

@@ -71,7 +71,7 @@ class ImageDecoder {
     Bytes pixels_;
     std::vector<Segment> segments_;
     std::vector<View> views_;  // of the image at work; each support box narrowed to what the filter reads
-    std::vector<PixelBox> boxes_;
+    std::vector<ViewNeed> needs_;
     std::vector<ViewGroup> groups_;
     Scratch scratch_;
     int64_t transform_ns_ = 0;

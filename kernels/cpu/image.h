@@ -28,7 +28,7 @@ struct Plane {
 //
 // One sample of plane i covers h_max / h_factor[i] full-resolution columns and v_max / v_factor[i] rows; both must
 // divide evenly. For a JPEG, h_max is the greatest h_factor. After DCT scaling by 1/s it is s times that: no plane
-// has full resolution then, and one luma sample covers s x s pixels.
+// has full resolution then, and one luma sample covers s x s pixels. Only without that is chroma upsampled smoothly.
 //
 // The window starts at a multiple of every plane's sample size, so plane i has
 // ceil(window_width * h_factor[i] / h_max) columns, or more. It must hold every pixel of the support box and, within

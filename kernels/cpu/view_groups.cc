@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace feeder {
 namespace {
@@ -48,38 +49,47 @@ class Cost {
 
 }  // namespace
 
-void group_views(const JpegHeader& header, std::span<const PixelBox> boxes, Fidelity wanted,
+int draft_shrink(const double source_box[4], int out_height, int out_width) {
+    const double ratio = std::min((source_box[2] - source_box[0]) / out_width, (source_box[3] - source_box[1]) / out_height);
+    return ratio >= 4 ? 4 : ratio >= 2 ? 2 : 1;
+}
+
+void group_views(const JpegHeader& header, std::span<const ViewNeed> needs, Fidelity wanted,
                  std::vector<ViewGroup>& groups) {
     groups.clear();
     const bool resizable = has_resizable_planes(header);
-    const auto fidelity_of = [&](const PixelBox& box) {
-        return area(box) <= kFewPixels || !resizable ? Fidelity::exact : wanted;
+    const auto group_of = [&](size_t view) {
+        const bool exact = wanted == Fidelity::exact || area(needs[view].box) <= kFewPixels || !resizable;
+        const int shrink = exact || wanted != Fidelity::draft ? 1 : needs[view].shrink;
+        return ViewGroup{needs[view].box, exact ? Fidelity::exact : Fidelity::fast, shrink, {view}};
     };
-    if (boxes.size() == 1) {
-        groups.push_back({boxes[0], fidelity_of(boxes[0]), {0}});
+    if (needs.size() == 1) {
+        groups.push_back(group_of(0));
         return;
     }
     // Large boxes first, which hold most of the others.
-    std::vector<size_t> order(boxes.size());
+    std::vector<size_t> order(needs.size());
     std::iota(order.begin(), order.end(), size_t{0});
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return area(boxes[a]) > area(boxes[b]); });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return area(needs[a].box) > area(needs[b].box); });
     const Cost cost(header);
     for (const size_t view : order) {
-        const Fidelity fidelity = fidelity_of(boxes[view]);
-        int64_t least = cost.of(boxes[view]) + 1;  // what it may add to a group
+        const PixelBox& box = needs[view].box;
+        ViewGroup alone = group_of(view);
+        int64_t least = cost.of(box) + 1;  // what it may add to a group
         ViewGroup* best = nullptr;
         for (ViewGroup& group : groups) {
-            if (group.fidelity != fidelity) continue;
-            const int64_t more = cost.of(around(group.box, boxes[view])) - cost.of(group.box);
+            if (group.fidelity != alone.fidelity || group.shrink != alone.shrink) continue;
+            const int64_t more = cost.of(around(group.box, box)) - cost.of(group.box);
             if (more < least) {
                 least = more;
                 best = &group;
             }
         }
         if (best == nullptr) {
-            groups.push_back({boxes[view], fidelity, {view}});
+            groups.push_back(std::move(alone));
         } else {
-            best->box = around(best->box, boxes[view]);
+            best->box = around(best->box, box);
             best->views.push_back(view);
         }
     }

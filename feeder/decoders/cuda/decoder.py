@@ -59,7 +59,7 @@ class CudaDecoder(TrainerDecoder):
     Args:
         max_pixels: Larger images are refused.
         threads: Threads of the CPU backend.
-        fidelity: "fast"; there is no other.
+        fidelity: "fast", or "draft", which is the same here.
         device: A CUDA device ("cuda", "cuda:1").
         gpu_memory_limit_bytes: None; there is no limit.
 
@@ -85,7 +85,7 @@ class CudaDecoder(TrainerDecoder):
         gpu_memory_limit_bytes: int | None = None,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
-        if fidelity != "fast":
+        if fidelity == "exact":
             raise BackendError(
                 f"backend 'cuda' has no fidelity {fidelity!r}: its kernels resize chroma from its own resolution; use "
                 "fidelity='fast', or backend='cpu' or 'dali'"

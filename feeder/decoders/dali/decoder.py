@@ -56,7 +56,7 @@ class DaliDecoder(TrainerDecoder):
         max_pixels: Larger images are refused.
         threads: DALI's CPU threads.
         fidelity: "fast", or "exact", which decodes seekable images without cutting them: at a cut's edge the chroma of
-            its neighbours is missing.
+            its neighbours is missing. "draft" is "fast".
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the default limit.
         gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from their start in DALI until they
@@ -93,6 +93,7 @@ class DaliDecoder(TrainerDecoder):
             raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
         if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
             raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
+        fidelity = "fast" if fidelity == "draft" else fidelity
         self.device = torch.device(device)
         import_dali()
         if self.device.type == "cuda":

@@ -50,7 +50,7 @@ class PillowDecoder(ViewsDecoder):
         max_pixels: Larger images, before or after any op, are refused. Pillow's own limit,
             ``2 * PIL.Image.MAX_IMAGE_PIXELS``, applies as well.
         threads: Accepted like every backend does; this one uses the calling thread only.
-        fidelity: Accepted like every backend does; this one is the reference in any case.
+        fidelity: Accepted like every backend does; this one is the reference in any case, also for "draft".
 
     Attributes:
         spent_ns: int64 [N, 3], nanoseconds that each image of the last call took in decode, transform and write.

@@ -59,7 +59,7 @@ class Work:
         seed: Of the augmentation, 0 to 2**64-1.
         skip: True replaces bad samples by substitutes; False raises.
         threads: Threads that the backend may use in this process.
-        fidelity: "fast", or "exact" for pixels within a level of Pillow's.
+        fidelity: "fast", "exact" or "draft", see :class:`feeder.DataLoader`.
         stager: Stages images for a decoder in the trainer, instead of decoding them.
         share_bytes: Bytes of the slot for each staged image; a multiple of 64.
         splits: The split of each of :attr:`recipes`, of which only the CPU's side is done; None does all. Empty: no

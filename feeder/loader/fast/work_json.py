@@ -17,6 +17,7 @@ from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
+from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
@@ -92,7 +93,7 @@ def work_from_json(value: Mapping[str, Any], open_set: OpenSet) -> Work:
         or not isinstance(left_out, list)
         or any(type(each) is not int or not 0 <= each < 1 << 62 for each in left_out)
         or names[0] not in ("cpu", "pillow")
-        or names[1] not in ("fast", "exact")
+        or names[1] not in FIDELITIES
     ):
         raise ArgumentError("this is no work of this version of feeder")
     if any(each.output_size is None for each in recipe.views) or recipe.is_variable:

@@ -28,7 +28,10 @@ def add(commands: Any) -> None:
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
     command.add_argument("--backend", default="auto", help="backend to compare (default: %(default)s)")
     command.add_argument(
-        "--fidelity", choices=("fast", "exact"), default="fast", help="the backend's (default: %(default)s)"
+        "--fidelity",
+        choices=("fast", "exact", "draft"),
+        default="fast",
+        help="the backend's (default: %(default)s)",
     )
     command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes on it (default: cpu)")
     command.add_argument(

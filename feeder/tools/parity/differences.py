@@ -31,7 +31,7 @@ class Bounds:
     bias: float = 0.1
 
 
-BOUNDS = {"fast": Bounds(), "exact": Bounds(percentile_999=1.0)}
+BOUNDS = {"fast": Bounds(), "exact": Bounds(percentile_999=1.0), "draft": Bounds(mean=2.0, percentile_999=32.0)}
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class ParityReport:
 
     Attributes:
         backend: The backend's name.
-        fidelity: "fast" or "exact".
+        fidelity: "fast", "exact" or "draft".
         device: Device that the backend decoded on.
         versions: Name and version of the reference.
         images: Number of images compared.
@@ -176,7 +176,7 @@ def parity(
     Args:
         path: A folder of images, a shard set, tars, or a manifest: any source of ``feeder shard``.
         backend: The backend's name, or "auto".
-        fidelity: "fast" or "exact".
+        fidelity: "fast", "exact" or "draft".
         device: Device of a backend that has a choice: "cpu" or a CUDA device.
         images: Number of images to compare, chosen at random; all if there are fewer.
         seed: Seed of the choice of images and of crops.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/jpeg/idct.h"
+#include "cpu/jpeg/reduced_idct.h"
 #include "cpu/jpeg/unstuff.h"
 
 namespace feeder {
@@ -197,7 +198,32 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
     return good;
 }
 
-// The inverse DCT of a run. Leaves the blocks zero again.
+// Makes the blocks of a run zero again.
+void BaselineDecoder::clear_run(Lane& lane) const {
+    std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
+}
+
+// The reduced inverse DCT of a run.
+void BaselineDecoder::transform_reduced(const JpegHeader& header, const Window& window, const Lane& lane,
+                                        const Planes& planes, int shrink) {
+    const int edge = 8 / shrink;
+    const ptrdiff_t row = lane.row - window.first_row, column = lane.column - window.first_column;
+    const int16_t(*block)[64] = lane.blocks;
+    for (int m = 0; m < lane.run_mcus; ++m) {
+        for (int i = 0; i < header.components; ++i) {
+            const JpegComponent& component = header.component[i];
+            const ptrdiff_t stride = planes.plane[i].stride_bytes;
+            uint8_t* const out = const_cast<uint8_t*>(planes.plane[i].data) + row * edge * component.v * stride +
+                                 (column + m) * component.h * edge;
+            for (int v = 0; v < component.v; ++v)
+                for (int h = 0; h < component.h; ++h)
+                    reduced_idct(*block++, CoefficientOrder::natural, quant_[i], shrink,
+                                 out + edge * (v * stride + h), stride);
+        }
+    }
+}
+
+// The inverse DCT of a run.
 void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
     const int row = lane.row - window.first_row, column = lane.column - window.first_column;
     // Sorted into flat ones, corners and others, without a branch on the kind. 16 bits of `ends` for each kind.
@@ -237,11 +263,10 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
         for (int n = 0; n < end_of(0); ++n) transform_.flat(sorted[n].coefficients[0], sorted[n].out, quant_[i], stride);
         ends = kBegins;
     }
-    std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
 }
 
 bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const PixelBox& box, int file_row,
-                             Bytes& pixels, Planes& planes, StageTimes* times) {
+                             Bytes& pixels, Planes& planes, StageTimes* times, int shrink) {
     Lap lap(times);
     ColorModel color;
     JpegHeader header;
@@ -249,7 +274,7 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     lap.add_to(&StageTimes::tables);
 
     const PixelBox pixel_window = mcu_window(header, box);
-    if (!lay_out_planes(header, pixel_window, color, pixels, planes)) return false;
+    if (!lay_out_planes(header, pixel_window, color, shrink, pixels, planes)) return false;
     const McuGrid grid = mcu_grid(header);
     Window window;
     window.columns = grid.columns;
@@ -259,8 +284,15 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     window.end_row = (pixel_window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px;
     window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
     if (!plan_tasks(file, header, window, file_row, lap)) return false;
-    return decode_tasks(
-        window, [&](Lane& lane) { transform(header, window, lane, planes); }, lap);
+    const auto take = [&](Lane& lane) {
+        if (shrink == 1) {
+            transform(header, window, lane, planes);
+        } else {
+            transform_reduced(header, window, lane, planes, shrink);
+        }
+        clear_run(lane);
+    };
+    return decode_tasks(window, take, lap);
 }
 
 int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& original, int16_t* coefficients) {
@@ -279,7 +311,7 @@ int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& orig
             const size_t first = static_cast<size_t>(lane.mcu) * static_cast<size_t>(plan_.blocks);
             std::memcpy(coefficients + 64 * first, lane.blocks, count * sizeof(lane.blocks[0]));
         }
-        std::memset(lane.blocks, 0, count * sizeof(lane.blocks[0]));
+        clear_run(lane);
     };
     return decode_tasks(window, take, lap) ? window.mcus * plan_.blocks : -1;
 }

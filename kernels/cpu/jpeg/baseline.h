@@ -21,9 +21,9 @@ namespace feeder {
 class BaselineDecoder {
   public:
     // True: `planes` point into `pixels`. False: another kind of JPEG, a damaged one, or no memory. `file_row` is the MCU
-    // row at which the file's entropy-coded data begin; see ImageJob.
+    // row at which the file's entropy-coded data begin; see ImageJob. `shrink`: see planes_of().
     bool decode(ByteSpan file, const JpegHeader& header, const PixelBox& box, int file_row, Bytes& pixels,
-                Planes& planes, StageTimes* times = nullptr);
+                Planes& planes, StageTimes* times = nullptr, int shrink = 1);
 
     // Only the entropy decoding of `decode`, of the whole image. `coefficients` gets 64 for each block, in the order
     // of the file and, within a block, natural order; nullptr: they are discarded. Returns the number of blocks, -1 where
@@ -73,6 +73,9 @@ class BaselineDecoder {
     bool at_end(const Lane& lane) const;
     bool sane(const EntropyStream& stream) const;
     void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);
+    void transform_reduced(const JpegHeader& header, const Window& window, const Lane& lane, const Planes& planes,
+                           int shrink);
+    void clear_run(Lane& lane) const;
 
     BlockTransform transform_;
     DcTable dc_tables_[4];

@@ -164,9 +164,9 @@ Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const Pixel
     if (!outcome.ok()) return outcome;
     Decompressor decompressor;
 
-    if (fidelity == Fidelity::fast && header.components != 4) {
+    if (fidelity != Fidelity::exact && header.components != 4) {
         const PixelBox window = mcu_window(header, box);
-        if (!lay_out_planes(header, window, color, pixels, planes)) return {kNoMemory, "JPEG: out of memory"};
+        if (!lay_out_planes(header, window, color, 1, pixels, planes)) return {kNoMemory, "JPEG: out of memory"};
         if (!decompressor.start_raw(file, header) || !decompressor.read_raw(header, window, planes))
             return decompressor.failure();
         return decompressor.finish(header);

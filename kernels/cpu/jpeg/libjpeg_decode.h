@@ -14,6 +14,7 @@ namespace feeder {
 //
 // fast: raw planes, entropy-decoded down to the box's last row; the inverse DCT is done inside the box only. Unlike
 // jpeg_skip_scanlines and jpeg_crop_scanline this gives chroma at its own resolution.
+// draft: the same as fast.
 // exact: libjpeg's own upsampling and color conversion from the first row to the box's last.
 Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity fidelity,
                             Bytes& pixels, Planes& planes);

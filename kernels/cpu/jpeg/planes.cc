@@ -60,11 +60,11 @@ PixelBox mcu_window(const JpegHeader& header, const PixelBox& box) {
     return window;
 }
 
-Planes planes_of(const JpegHeader& header, const PixelBox& window, ColorModel color) {
+Planes planes_of(const JpegHeader& header, const PixelBox& window, ColorModel color, int shrink) {
     Planes planes;
     planes.count = header.components;
-    planes.h_max = header.h_max;
-    planes.v_max = header.v_max;
+    planes.h_max = shrink * header.h_max;
+    planes.v_max = shrink * header.v_max;
     planes.origin_x = window.left;
     planes.origin_y = window.top;
     planes.window_width = window.right - window.left;
@@ -76,14 +76,16 @@ Planes planes_of(const JpegHeader& header, const PixelBox& window, ColorModel co
     for (int i = 0; i < header.components; ++i) {
         planes.h_factor[i] = header.component[i].h;
         planes.v_factor[i] = header.component[i].v;
-        planes.plane[i].width = ceil_div(planes.window_width * planes.h_factor[i], header.h_max);
-        planes.plane[i].height = ceil_div(planes.window_height * planes.v_factor[i], header.v_max);
+        planes.plane[i].width = ceil_div(planes.window_width * planes.h_factor[i], planes.h_max);
+        planes.plane[i].height = ceil_div(planes.window_height * planes.v_factor[i], planes.v_max);
     }
     return planes;
 }
 
-bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, Bytes& pixels, Planes& planes) {
-    planes = planes_of(header, window, color);
+bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel color, int shrink, Bytes& pixels,
+                    Planes& planes) {
+    planes = planes_of(header, window, color, shrink);
+    const int block_px = 8 / shrink;
     const int mcu_columns = ceil_div(planes.window_width, 8 * header.h_max);
     const int mcu_rows = ceil_div(planes.window_height, 8 * header.v_max);
     size_t offset[4] = {};
@@ -91,9 +93,9 @@ bool lay_out_planes(const JpegHeader& header, const PixelBox& window, ColorModel
     for (int i = 0; i < header.components; ++i) {
         const JpegComponent& component = header.component[i];
         Plane& plane = planes.plane[i];
-        plane.stride_bytes = round_up(mcu_columns * component.h * 8, 64);
+        plane.stride_bytes = round_up(mcu_columns * component.h * block_px, 64);
         offset[i] = total;
-        total += static_cast<size_t>(plane.stride_bytes) * static_cast<size_t>(mcu_rows) * component.v * 8;
+        total += static_cast<size_t>(plane.stride_bytes) * static_cast<size_t>(mcu_rows * component.v * block_px);
     }
     if (!pixels.reserve(total + 64)) return false;
     pixels.set_size(total);

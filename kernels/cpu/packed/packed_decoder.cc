@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "cpu/jpeg/reduced_idct.h"
 #include "cpu/jpeg/zigzag.h"
 
 namespace feeder {
@@ -194,15 +195,42 @@ void PackedDecoder::decode_line(const PackedLine& line, const ShapeTable& table,
     }
 }
 
+void PackedDecoder::decode_reduced_line(const PackedLine& line, const ShapeTable& table, int first, int end,
+                                        const uint8_t* stop, int shrink, uint8_t* out, const Component& component) {
+    read_line_dc(line, end, stop, dc_);
+    const UnpackBlocks unpack = unpack_kernels().unpack;
+    LineCursor cursor(line, table, first);
+    int16_t(*const coefficients)[64] = reinterpret_cast<int16_t(*)[64]>(rows_.coefficients);
+    std::vector<BlockPatch>& patches = components_[0].patches;
+    for (int x = first; x < end;) {
+        const int count = std::min(kRunBlocks, end - x);
+        const uint8_t* payloads[kRunBlocks];
+        uint8_t kinds[kRunBlocks];
+        PackedBlock blocks[kRunBlocks];
+        patches.clear();
+        cursor.take(count, payloads, kinds, patches);
+        for (int i = 0; i < count; ++i) blocks[i] = {payloads[i], coefficients[i], line.shapes[x + i]};
+        unpack(table, blocks, count, stop);
+        for (const BlockPatch& patch : patches) patch.apply(coefficients[patch.block][patch.index]);
+        for (int i = 0; i < count; ++i) {
+            coefficients[i][0] = dc_[static_cast<size_t>(x + i)];
+            reduced_idct(coefficients[i], CoefficientOrder::zigzag, component.quant, shrink, out, component.stride_bytes);
+            out += 8 / shrink;
+        }
+        x += count;
+    }
+    patches.clear();
+}
+
 bool PackedDecoder::decode(const PackedFile& file, const Codebook& codebook, const PixelBox& box, Bytes& pixels,
-                           Planes& planes, StageTimes* times) {
+                           Planes& planes, StageTimes* times, int shrink) {
     Lap lap(times);
     const JpegHeader& header = file.header();
     const McuGrid& grid = file.grid();
     ColorModel color;
     if (!transform_.ready() || !color_model(header, color).ok()) return false;
     const PixelBox window = mcu_window(header, box);
-    if (!lay_out_planes(header, window, color, pixels, planes)) return false;
+    if (!lay_out_planes(header, window, color, shrink, pixels, planes)) return false;
     for (int i = 0; i < header.components; ++i) {
         Component& component = components_[i];
         read_quant_table(file.jpeg_header(), header.quant[header.component[i].quant_table], component.quant);
@@ -222,10 +250,15 @@ bool PackedDecoder::decode(const PackedFile& file, const Codebook& codebook, con
         for (const PackedLine& line : lines_) {
             const JpegComponent& component = header.component[line.component];
             const Plane& plane = planes.plane[line.component];
-            const ptrdiff_t top = 8 * ((row - first_row) * component.v + line.row);
-            decode_line(line, codebook.of_component(line.component), first_column * component.h,
-                        end_column * component.h, file.end(), const_cast<uint8_t*>(plane.data) + top * plane.stride_bytes,
-                        components_[line.component]);
+            const ptrdiff_t top = 8 / shrink * ((row - first_row) * component.v + line.row);
+            uint8_t* const out = const_cast<uint8_t*>(plane.data) + top * plane.stride_bytes;
+            const ShapeTable& table = codebook.of_component(line.component);
+            const int first = first_column * component.h, end = end_column * component.h;
+            if (shrink == 1) {
+                decode_line(line, table, first, end, file.end(), out, components_[line.component]);
+            } else {
+                decode_reduced_line(line, table, first, end, file.end(), shrink, out, components_[line.component]);
+            }
         }
     }
     for (int i = 0; i < header.components; ++i) {

@@ -26,9 +26,10 @@ struct BlockPatch {
 class PackedDecoder {
   public:
     // Decodes the whole MCUs that `box` and one chroma sample around it need. The samples are those of the JPEG. The
-    // image must have resizable planes, see has_resizable_planes(). False: damaged, or no memory.
+    // image must have resizable planes, see has_resizable_planes(). `shrink`: see planes_of(). False: damaged, or no
+    // memory.
     bool decode(const PackedFile& file, const Codebook& codebook, const PixelBox& box, Bytes& pixels, Planes& planes,
-                StageTimes* times = nullptr);
+                StageTimes* times = nullptr, int shrink = 1);
 
   private:
     static constexpr int kRunBlocks = 64;
@@ -44,6 +45,8 @@ class PackedDecoder {
 
     void decode_line(const PackedLine& line, const ShapeTable& table, int first, int end, const uint8_t* stop,
                      uint8_t* out, Component& component);
+    void decode_reduced_line(const PackedLine& line, const ShapeTable& table, int first, int end, const uint8_t* stop,
+                             int shrink, uint8_t* out, const Component& component);
     // Transform a queue's blocks: all of them, or as many as are transformed together.
     void transform_corner(const ShapeTable& table, const uint8_t* stop, bool all, Component& component);
     void transform_full(const ShapeTable& table, const uint8_t* stop, bool all, Component& component);

@@ -6,8 +6,11 @@ namespace feeder {
 namespace {
 
 // The smooth upsampling that libjpeg chooses for a plane (jdsample.c), by factors in stored coordinates. It replicates
-// images of one or two chroma columns; the window tells them from others only where it starts at the left edge.
+// images of one or two chroma columns; the window tells them from others only where it starts at the left edge. After DCT
+// scaling chroma is replicated, too: the window need not hold more than the support box then.
 void smooth_upsampling(const Planes& planes, int i, bool& horizontal, bool& vertical) {
+    horizontal = vertical = false;
+    if (planes.h_max > planes.h_factor[0] || planes.v_max > planes.v_factor[0]) return;
     const int h = planes.h_factor[0] / planes.h_factor[i], v = planes.v_factor[0] / planes.v_factor[i];
     const int columns = planes.h_max / planes.h_factor[i];
     const int width = (planes.window_width + columns - 1) / columns;
@@ -68,6 +71,13 @@ void add_ycbcr_components(const Planes& planes, bool transposed, AxisKey& x, Axi
         x.component[i] = transposed ? v : h;
         y.component[i] = transposed ? h : v;
     }
+}
+
+void add_one_component(const Planes& planes, bool transposed, AxisKey& x, AxisKey& y) {
+    x.components = y.components = 1;
+    const AxisKey::Component h = component(planes, 0, true, false), v = component(planes, 0, false, false);
+    x.component[0] = transposed ? v : h;
+    y.component[0] = transposed ? h : v;
 }
 
 void ResizeTables::prepare(const AxisKey& x, const AxisKey& y) {

@@ -27,6 +27,9 @@ AxisKey axis_key(double source_low, double source_high, int support_low, int sup
 // is that of the stored rows.
 void add_ycbcr_components(const Planes& planes, bool transposed, AxisKey& x, AxisKey& y);
 
+// Gives both keys the only component of planes that share one resolution.
+void add_one_component(const Planes& planes, bool transposed, AxisKey& x, AxisKey& y);
+
 template <typename Table>
 struct AxisTables {
     AxisKey key{};

@@ -69,8 +69,9 @@ void check_planes(const Planes& planes) {
             refuse("expected sampling factors that divide the greatest and the first plane's",
                    listed({double(h), double(v), double(planes.h_max), double(planes.v_max)}));
         const int columns = planes.h_max / h, rows = planes.v_max / v;
-        if (planes.color != ColorModel::ycbcr && (columns != 1 || rows != 1))
-            refuse("expected planes of full resolution for any color model but ycbcr",
+        const bool scaled = planes.count < 4 && h == planes.h_factor[0] && v == planes.v_factor[0];
+        if (planes.color != ColorModel::ycbcr && (columns != 1 || rows != 1) && !scaled)
+            refuse("expected planes of one resolution for gray and rgb, of full resolution for cmyk and ycck",
                    listed({double(columns), double(rows)}));
         if (planes.origin_x % columns || planes.origin_y % rows)
             refuse("expected a window that starts at a whole sample of each plane",

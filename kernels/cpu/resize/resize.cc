@@ -156,10 +156,8 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
 
 void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, AxisKey y_key, const Output& out,
                     Buffers& buffers, const PixelKernels& kernels) {
-    x_key.components = y_key.components = 1;
+    add_one_component(planes, frame.transposed, x_key, y_key);
     x_key.exact = y_key.exact = 1;
-    x_key.component[0] = {1, 1, 0, frame.window_width};
-    y_key.component[0] = {1, 1, 0, frame.window_height};
     buffers.tables.prepare(x_key, y_key);
     const ColumnTableData& columns = buffers.tables.horizontal.of(0);
     const RowTable& table = buffers.tables.vertical.of(0);
