@@ -41,7 +41,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     job.views = {views, 1};
     view.flip = (choice[0] & 0x80) != 0;
     DecodeOptions options;
-    options.fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : Fidelity::fast;
+    const Fidelity otherwise = (choice[1] & 0x40) != 0 ? Fidelity::draft : Fidelity::fast;
+    options.fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : otherwise;
     options.max_pixels = kMaxPixels;
 
     JpegHeader header;

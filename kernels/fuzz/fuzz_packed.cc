@@ -65,7 +65,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const uint8_t number = choice[1] >> 3 & 1;
     const Codebook& book = codebook(number);
     const CodebookId id = {number};
-    const Fidelity fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : Fidelity::fast;
+    const Fidelity otherwise = (choice[1] & 0x40) != 0 ? Fidelity::draft : Fidelity::fast;
+    const Fidelity fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : otherwise;
     const SimdLevel level = static_cast<SimdLevel>(1 + (choice[1] >> 1) % 2);
 
     std::vector<uint8_t> packed_bytes;

@@ -81,6 +81,13 @@ def test_it_conforms(check: Callable[[Decoder], None]) -> None:
     check(get_decoder("cuda"))
 
 
+def test_drafts_are_fast_ones() -> None:
+    recipe = T.Recipe.of([T.Resize((20, 20))])
+    fast, draft = (run(get_decoder("cuda", fidelity=each), [jpeg()], recipe) for each in ("fast", "draft"))
+    assert draft[1] == fast[1] == [None]
+    np.testing.assert_array_equal(draft[0], fast[0])
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("order", [0, 1, 2], ids=["forward", "backward", "shuffled"])
 def test_batches_of_all_kinds_are_those_of_the_cpu_backend(fake: FakeDriver, name: str, order: int) -> None:

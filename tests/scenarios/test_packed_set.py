@@ -47,7 +47,7 @@ from feeder.transforms import (
 from tests.support import jpegs
 from tests.support.images import encode
 from tests.support.interrupted_runs import StopAfter
-from tests.support.shard_sets import contents, to_version_1, write_rows, write_tar
+from tests.support.shard_sets import contents, samples_of, to_version_1, write_rows, write_tar
 
 PACKED = ShardOptions(shard_size_bytes=1 << 20, encode=EncodeOptions("packed"))
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive", "rgb")
@@ -106,12 +106,42 @@ def flat(batch: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("options", [{}, {"fidelity": "exact"}, {"backend": "pillow"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"fidelity": "exact"}, {"fidelity": "draft"}, {"backend": "pillow"}], ids=str)
 def test_batches_are_those_of_the_seekable_set(
     sets: tuple[Path, Path, Path], recipe: str, options: dict[str, Any]
 ) -> None:
     _, packed, seekable = sets
     assert_equal(batches(packed, RECIPES[recipe], **options), batches(seekable, RECIPES[recipe], **options))
+
+
+def test_drafts_are_the_same_from_every_encoding_and_every_way(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Parts made in one native call or sample by sample, in workers or here, and single images."""
+    images, packed, seekable = sets
+    shard(str(images), str(tmp_path / "keep"), ShardOptions(encode=EncodeOptions("keep")))
+    recipe = (Resize((40, 40)), RandomHorizontalFlip())
+    draft = batches(packed, recipe, fidelity="draft")
+    assert not all(torch.equal(a[0], b[0]) for a, b in zip(draft, batches(packed, recipe), strict=True))
+    for folder in (packed, seekable):
+        for options in ({}, {"num_workers": 1}):
+            assert_equal(batches(folder, recipe, fidelity="draft", **options), draft)
+    pixels = torch.cat([batch[0] for batch in draft])
+    files = [data for _, data, _ in samples_of(seekable)]
+    assert torch.equal(feeder.decode(files, recipe, seed=3, fidelity="draft"), pixels)
+    # Progressive files are made sequential in the other two, so that they are no drafts here only.
+    kept = torch.cat([batch[0] for batch in batches(tmp_path / "keep", recipe, fidelity="draft")])
+    originals = [data for _, data, _ in samples_of(tmp_path / "keep")]
+    same = [i for i, data in enumerate(originals) if b"\xff\xc2" not in data[:1000]]
+    assert torch.equal(kept[same], pixels[same])
+    assert len(same) == len(kept) - 2
+
+
+def test_other_backends_take_draft_as_fast(sets: tuple[Path, Path, Path]) -> None:
+    recipe = (Resize((40, 40)),)
+    for backend in ("pillow", "dali"):
+        if backend == "dali":
+            pytest.importorskip("nvidia.dali")
+        fast, draft = (batches(sets[2], recipe, backend=backend, fidelity=each) for each in ("fast", "draft"))
+        assert_equal(draft, fast)
 
 
 def test_workers_make_the_same_batches(sets: tuple[Path, Path, Path]) -> None:

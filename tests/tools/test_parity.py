@@ -19,6 +19,7 @@ from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
+from feeder.tools.cli import main
 from feeder.tools.parity.charts import Chart, TargetFigures
 from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
 from feeder.tools.parity.parity import parity
@@ -77,6 +78,15 @@ def test_a_right_backend_passes_on_a_folder_and_on_its_shards(images: Path, back
         assert min(found.boxes, found.keypoints) >= 14
         assert "passed" in report.render()
         assert json.loads(json.dumps(report.to_json(), allow_nan=False))["passed"] is True
+
+
+def test_drafts_have_bounds_of_their_own(images: Path) -> None:
+    fast, draft = (parity(os.fspath(images), backend="cpu", fidelity=fidelity) for fidelity in ("fast", "draft"))
+    assert draft.passed, draft.render()
+    assert draft.buckets[:2] == fast.buckets[:2]  # crops that are hardly larger than their output
+    assert draft.buckets[2:] != fast.buckets[2:]
+    assert draft.bounds.mean > fast.bounds.mean
+    assert main(["parity", os.fspath(images), "--backend", "cpu", "--fidelity", "draft", "--quiet"]) == 0
 
 
 def test_packed_images_are_compared(images: Path) -> None:
