@@ -47,6 +47,8 @@ def resample(
     start = -memory.ctypes.data % 64 + offset
     out = memory[start : start + size].view({"bfloat16": "uint16"}.get(dtype, dtype)).reshape(shape)
     native.resample_planes(**case.arguments(), out=out, layout=layout, dtype=dtype, **options)
+    assert (memory[:start] == 99).all()
+    assert (memory[start + size :] == 99).all()
     return out
 
 
@@ -250,7 +252,7 @@ def rounded_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint1
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("size", [(1, 1), (5, 3), (16, 16), (31, 17), (48, 4), (224, 10)])
+@pytest.mark.parametrize("size", [(1, 1), (5, 3), (16, 16), (31, 17), (48, 4), (100, 35), (224, 10)])
 def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[int, int]) -> None:
     if not native.set_simd_level(level):
         pytest.skip(f"this CPU has no {level}")
@@ -263,7 +265,7 @@ def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[in
     scale, bias = (np.asarray(v, np.float32).reshape(shape) for v in (SCALE, BIAS))
     floats = pixels.astype(np.float32) * scale + bias
     normalize: dict[str, Any] = {"scale": SCALE, "bias": BIAS}
-    for offset in (0, 4, 32):  # at the beginning of a cache line, stores may go past the caches
+    for offset in (0, 4, 32, 60):  # whole cache lines may be stored past the caches
         np.testing.assert_array_equal(resample(case, layout, "float32", offset=offset, **normalize), floats)
     np.testing.assert_array_equal(resample(case, layout, "float16", **normalize), floats.astype(np.float16))
     np.testing.assert_array_equal(resample(case, layout, "bfloat16", **normalize), rounded_to_bfloat16(floats))

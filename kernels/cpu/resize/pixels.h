@@ -22,6 +22,7 @@ inline constexpr int kLanes = 16;         // rows in a stripe
 inline constexpr int kColumnBlock = 16;   // finish_*() and pair_columns() work on multiples of this
 inline constexpr int kRowPadding = 64;    // rows in working memory may be read and written up to a multiple of this
 inline constexpr int kPattern = 48;       // elements in an affine pattern: a multiple of 3 and of every vector length
+inline constexpr int kPatternMemory = kPattern + 16;  // a pattern can be begun at any element of a vector
 inline constexpr int kPlainBits = 14;     // fractional bits of q7 coefficients
 inline constexpr int kExactBits = 22;     // fractional bits of exact coefficients
 inline constexpr int kExactLowBits = 8;   // of them in the low part
@@ -69,11 +70,15 @@ struct PixelKernels {
     void (*interleave)(const uint8_t* const rows[3], int n, uint8_t* pixels);
 
     // out[i] = samples[i] * scale[i % kPattern] + bias[i % kPattern], product and sum rounded to float32, then to
-    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements. float32 may be stored past the
-    // caches, with the fence of ~RowStore() behind it.
+    // the dtype (nearest, ties to even). `samples` is padded; `out` is written for n elements; `scale` and `bias` have
+    // kPatternMemory elements.
     void (*affine_float32)(const uint8_t* samples, int n, const float* scale, const float* bias, float* out);
     void (*affine_float16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
     void (*affine_bfloat16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
+
+    // True if affine_float32() stores whole cache lines past the caches, with the fence of ~RowStore() behind it. A line of
+    // which `out` has a part is stored through them, which takes longer: `out` had better be long.
+    bool streams_float32;
 };
 
 // JFIF's YCbCr to RGB in 15 fractional bits, beyond the whole part: R = Y + Cr + kRedCr * Cr and so on.

@@ -184,6 +184,7 @@ const PixelKernels& avx2_kernels() {
         affine_float32,
         affine_float16,
         affine_bfloat16,
+        false,
     };
     return kernels;
 }

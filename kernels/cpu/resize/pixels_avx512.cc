@@ -204,19 +204,26 @@ struct Pattern {
 
 inline __mmask16 first_of_16(int n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
 
-// kStream: past the caches, where `out` is at the beginning of a cache line.
-template <bool kStream>
 void affine_float32(const uint8_t* samples, int n, const float* scale, const float* bias, float* out) {
     const Pattern pattern(scale, bias);
-    int x = 0, i = 0;
-    if (kStream && reinterpret_cast<uintptr_t>(out) % 64 == 0) {
-        for (; x + 16 <= n; x += 16, i = i == 2 ? 0 : i + 1) _mm512_stream_ps(out + x, pattern.apply(samples + x, i));
-    } else {
-        for (; x + kPattern <= n; x += kPattern)
-            for (int k = 0; k < 3; ++k) _mm512_storeu_ps(out + x + 16 * k, pattern.apply(samples + x + 16 * k, k));
-    }
-    for (; x < n; x += 16, ++i)
+    int x = 0;
+    for (; x + kPattern <= n; x += kPattern)
+        for (int i = 0; i < 3; ++i) _mm512_storeu_ps(out + x + 16 * i, pattern.apply(samples + x + 16 * i, i));
+    for (int i = 0; x < n; x += 16, ++i)
         _mm512_mask_storeu_ps(out + x, first_of_16(n - x), pattern.apply(samples + x, i));
+}
+
+// The same, whole cache lines past the caches.
+void affine_float32_streamed(const uint8_t* samples, int n, const float* scale, const float* bias, float* out) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(out);
+    if (address % sizeof(float) != 0) return affine_float32(samples, n, scale, bias, out);
+    const int to_line = static_cast<int>(-address % 64 / sizeof(float));
+    const int head = to_line < n ? to_line : n;
+    if (head > 0) _mm512_mask_storeu_ps(out, first_of_16(head), Pattern(scale, bias).apply(samples, 0));
+    const Pattern pattern(scale + head, bias + head);
+    int x = head, i = 0;
+    for (; x + 16 <= n; x += 16, i = i == 2 ? 0 : i + 1) _mm512_stream_ps(out + x, pattern.apply(samples + x, i));
+    if (x < n) _mm512_mask_storeu_ps(out + x, first_of_16(n - x), pattern.apply(samples + x, i));
 }
 
 template <typename Convert>
@@ -260,9 +267,10 @@ const PixelKernels& avx512_kernels() {
         Loops::finish_exact,
         deinterleave,
         interleave,
-        is_amd() ? affine_float32<true> : affine_float32<false>,
+        is_amd() ? affine_float32_streamed : affine_float32,
         affine_float16,
         affine_bfloat16,
+        is_amd(),
     };
     return kernels;
 }

@@ -222,7 +222,7 @@ const PixelKernels& portable_kernels() {
     static constexpr PixelKernels kernels = {
         vertical_q7,    vertical_exact, pair_columns<int16_t>, pair_columns<uint8_t>, horizontal_q7,
         horizontal_exact, finish_ycbcr, finish_exact,          deinterleave,          interleave,
-        affine_float32, affine_float16, affine_bfloat16,
+        affine_float32, affine_float16, affine_bfloat16,       false,
     };
     return kernels;
 }

@@ -7,9 +7,14 @@
 #endif
 
 namespace feeder {
+namespace {
+
+constexpr int kLineFloats = 16;  // in a cache line
+
+}  // namespace
 
 RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(output), kernels_(kernels) {
-    for (int i = 0; i < kPattern; ++i) {
+    for (int i = 0; i < kPatternMemory; ++i) {
         // By channel: one channel's values throughout for a planar row, all three in turn for an interleaved one.
         for (int c = 0; c < 3; ++c) {
             const int channel = output.layout == Layout::nhwc ? i % 3 : c;
@@ -17,8 +22,10 @@ RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(
             bias_[c][i] = output.bias ? output.bias[channel] : 0.0f;
         }
     }
-    const bool interleaved = output.layout == Layout::nhwc && output.dtype != Dtype::uint8;
-    if (interleaved) pixels_.resize(static_cast<size_t>(output.width) * 3 + kRowPadding);
+    joins_rows_ = kernels.streams_float32 && output.dtype == Dtype::float32 && output.layout == Layout::nchw &&
+                  output.row_elements == 0 && output.width % kLineFloats != 0;
+    const bool interleaves = output.layout == Layout::nhwc && output.dtype != Dtype::uint8;
+    if (joins_rows_ || interleaves) pixels_.resize(static_cast<size_t>(output.width) * 3 * kLanes + kRowPadding);
 }
 
 RowStore::~RowStore() {
@@ -47,6 +54,15 @@ void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
 void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride) {
     const size_t width = static_cast<size_t>(output_.width), height = static_cast<size_t>(output_.height);
     const size_t first = static_cast<size_t>(y);
+    if (joins_rows_) {
+        for (int c = 0; c < 3; ++c) {
+            uint8_t* const pixels = pixels_.data();
+            for (int i = 0; i < count; ++i)
+                std::memcpy(pixels + static_cast<size_t>(i) * width, rgb[c] + i * stride, width);
+            affine(pixels, output_.width * count, c, (static_cast<size_t>(c) * height + first) * width);
+        }
+        return;
+    }
     if (output_.layout == Layout::nchw) {
         const size_t row = output_.row_elements ? output_.row_elements : width;
         const size_t channel = output_.row_elements ? output_.channel_elements : height * width;
@@ -57,16 +73,13 @@ void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t str
                        static_cast<size_t>(c) * channel + (first + static_cast<size_t>(i)) * row);
         return;
     }
+    const size_t at = first * width * 3;
     for (int i = 0; i < count; ++i) {
         const uint8_t* const row[3] = {rgb[0] + i * stride, rgb[1] + i * stride, rgb[2] + i * stride};
-        const size_t at = (first + static_cast<size_t>(i)) * width * 3;
-        if (output_.dtype == Dtype::uint8) {
-            kernels_.interleave(row, output_.width, static_cast<uint8_t*>(output_.data) + at);
-        } else {
-            kernels_.interleave(row, output_.width, pixels_.data());
-            affine(pixels_.data(), output_.width * 3, 0, at);
-        }
+        uint8_t* const to = output_.dtype == Dtype::uint8 ? static_cast<uint8_t*>(output_.data) + at : pixels_.data();
+        kernels_.interleave(row, output_.width, to + static_cast<size_t>(i) * width * 3);
     }
+    if (output_.dtype != Dtype::uint8) affine(pixels_.data(), output_.width * 3 * count, 0, at);
 }
 
 }  // namespace feeder

@@ -39,7 +39,7 @@ class RowStore {
     RowStore(const RowStore&) = delete;
     RowStore& operator=(const RowStore&) = delete;
 
-    // Rows y ... y + count - 1, from samples `stride` bytes apart, with kRowPadding (see pixels.h).
+    // Rows y ... y + count - 1, at most kLanes, from samples `stride` bytes apart, with kRowPadding (see pixels.h).
     void rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t stride);
 
   private:
@@ -47,9 +47,10 @@ class RowStore {
 
     Output output_;
     const PixelKernels& kernels_;
-    float scale_[3][kPattern];
-    float bias_[3][kPattern];
-    std::vector<uint8_t> pixels_;
+    float scale_[3][kPatternMemory];
+    float bias_[3][kPatternMemory];
+    bool joins_rows_;  // so that stores past the caches are of whole cache lines
+    std::vector<uint8_t> pixels_;  // of a stripe's rows, one behind the other
 };
 
 }  // namespace feeder
