@@ -164,6 +164,7 @@ def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> N
         ("images/text", "no image found, as it holds no input"),
         ("images/class-0/text", r"starts with b'line.n'\)$"),
         ("images/broken", r"no image found \(2 inputs, all rejected, first a\.jpg: not an image"),
+        ("images/tables", r"rejected, first 0\.parquet: .*'images/tables/0\.parquet' is a table: name it in place of"),
     ],
 )
 def test_a_wrong_source_leaves_no_folder(
@@ -176,6 +177,9 @@ def test_a_wrong_source_leaves_no_folder(
     (tmp_path / "images" / "broken").mkdir()
     for name in "ab":
         (tmp_path / "images" / "broken" / f"{name}.jpg").write_text("x")
+    (tmp_path / "images" / "tables").mkdir()  # as img2dataset writes with output_format="parquet"
+    for name in ("0.parquet", "1.parquet", "0_stats.json"):
+        (tmp_path / "images" / "tables" / name).write_bytes(b"PAR1")
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
     os.mkfifo(tmp_path / "pipe.csv")
     monkeypatch.chdir(tmp_path)

@@ -46,6 +46,13 @@ def test_write_shards_names_the_sample_that_it_cannot_encode(tmp_path: Path) -> 
         write_shards([b"x"], tmp_path / "out2")  # type: ignore[list-item]
 
 
+def test_write_shards_names_its_samples_where_none_has_an_image(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"^the samples: no image found, as there are none$"):
+        write_shards([], tmp_path / "out")
+    with pytest.raises(SourceError, match=r"^the samples: no image found \(1 input, all rejected, first x: "):
+        write_shards([{"__key__": "x", "txt": "a"}], tmp_path / "out")
+
+
 def test_write_shards_raises_when_too_many_are_bad_and_keeps_the_good_ones(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"1 of 2 images .*rejected"):
         write_shards([{"jpg": b"no image", "cls": 1}, {"jpg": encode(pixels(0))}], tmp_path / "out", encode=KEEP)

@@ -23,7 +23,7 @@ from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
-from feeder.shard.write.run import Run, total
+from feeder.shard.write.run import Run, no_image, total
 from feeder.shard.write.run_plan import plan_digest
 from feeder.shard.write.set_writer import HashedShard, extend_set
 from feeder.shard.write.shard_job import WrittenShard
@@ -111,7 +111,7 @@ class _Append:
         for note in source.notes:
             self._progress.note(note)
         if not len(source.table):
-            raise SourceError(f"{source.root}: no image found")
+            raise no_image(source, source.rejected)
         classes = self._join_classes()
         run = Run(
             *(self._folder, source, self._options, self._progress, self._started),

@@ -15,6 +15,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.codebook import chosen_codebook
 from feeder.shard.write.engine import Engine, LocalEngine
 from feeder.shard.write.format_advice import decode_advice
@@ -27,7 +28,7 @@ from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Run", "total"]
+__all__ = ["Run", "no_image", "total"]
 
 _SHOWN_REASONS = 3
 
@@ -81,7 +82,7 @@ class Run:
             folder.finish()
             return self._summary(manifest, [])
         if not len(source.table):
-            raise _no_image(source, source.rejected)
+            raise no_image(source, source.rejected)
         if folder.begin(settings, source):
             self._progress.note(f"resuming the unfinished run in {folder.shown}")
         plan = plan_shards(source, self._options)
@@ -89,7 +90,7 @@ class Run:
         results = self.write_shards(plan, done)
         if not any(written.record.samples for written in results.values()):
             folder.discard()
-            raise _no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
+            raise no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
         manifest = self._finish([results[number] for number in range(len(plan))])
         advice = decode_advice(open_index(folder.file(INDEX_NAME)), manifest)
         if advice:
@@ -209,14 +210,26 @@ class Run:
         )
 
 
-def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
+def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
+    """Returns the error for a source without a sample.
+
+    Args:
+        source: The source.
+        rejected: Its inputs.
+    """
+    is_iterable = source.kind == "samples"  # its root is a scratch folder
+    name = "the samples" if is_iterable else source.root
     shown = rejected[:_SHOWN_REASONS]
     if not shown:
-        return SourceError(f"{source.root}: no image found, as it holds no input")
+        return SourceError(f"{name}: no image found, as {'there are none' if is_iterable else 'it holds no input'}")
     reasons = "; ".join(f"{r.path}: {r.reason}" for r in shown)
     hint = " (paths with backslashes? use /)" if any("\\" in r.path for r in shown) else ""
+    table = next((r.path for r in rejected if r.path.lower().endswith(MANIFEST_SUFFIXES)), None)
+    if table is not None:
+        path = os.path.join(source.root, table)
+        hint = f". {path!r} is a table: name it in place of its folder, and add further ones with `feeder append`"
     inputs = count(len(rejected), "input")
-    return SourceError(f"{source.root}: no image found ({inputs}, all rejected, first {reasons}{hint})")
+    return SourceError(f"{name}: no image found ({inputs}, all rejected, first {reasons}){hint}")
 
 
 def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
