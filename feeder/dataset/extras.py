@@ -52,6 +52,11 @@ class Extra:
         """The arrays that a sample's value fills in the slot; empty if values travel as Python objects."""
         return ()
 
+    @property
+    def follows_draws(self) -> bool:
+        """True if the value depends on its sample's drawn parameters."""
+        return True
+
     def read(self, reader: Reader, i: int) -> Any:
         """Reads the value of sample ``i``, before any draw.
 
@@ -72,7 +77,8 @@ class Extra:
         return value
 
     def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
-        """Returns the value as :meth:`finish` does, for the drawn parameters of each view."""
+        """Returns the value as :meth:`finish` does, for the drawn parameters of each view; none are needed unless
+        :attr:`follows_draws`."""
         return self.finish(value, draws[0], row)
 
     def gather(self, tensors: tuple[Any, ...]) -> Any:
@@ -106,9 +112,16 @@ class NamedField(Extra):
     def columns(self) -> tuple[Column, ...]:
         return (Column((), "int64"),) if self.name in NUMBER_FIELDS else ()
 
+    @property
+    def follows_draws(self) -> bool:
+        return False
+
     def read(self, reader: Reader, i: int) -> Any:
         value = reader.field(i, self.name)
         return (value,) if self.columns else value
+
+    def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
+        return value
 
     def sample(self, value: Any) -> Any:
         return int(value[0]) if self.columns else value
@@ -125,6 +138,10 @@ class MemberField(Extra):
     def columns(self) -> tuple[Column, ...]:  # asked for once a sample
         return tuple(Column(*column) for column in self.kind.columns)
 
+    @property
+    def follows_draws(self) -> bool:
+        return self.kind.is_drawn
+
     def read(self, reader: Reader, i: int) -> bytes | None:
         data = reader.member(i, self.name)
         if data is None and not self.kind.optional:
@@ -134,8 +151,8 @@ class MemberField(Extra):
             )
         return data
 
-    def finish(self, value: bytes | None, draws: Draws, row: int) -> Any:
-        return self._value(value, float(draws.choices[row]) if self.kind.is_drawn else 0.0)
+    def finish_views(self, value: bytes | None, draws: Sequence[Draws], row: int) -> Any:
+        return self._value(value, float(draws[0].choices[row]) if self.kind.is_drawn else 0.0)
 
     def _value(self, data: bytes | None, draw: float) -> Any:
         if data is None:

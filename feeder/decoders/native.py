@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,11 @@ from feeder.decoders.decoder import (
     check_options,
     check_output_size,
 )
-from feeder.decoders.pillow.decoder import PillowDecoder
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
+
+if TYPE_CHECKING:
+    from feeder.decoders.pillow.decoder import PillowDecoder
 
 __all__ = ["CpuDecoder"]
 
@@ -62,7 +65,6 @@ class CpuDecoder(ViewsDecoder):
         self.clipped = 0
         self.slow = 0
         self.spent_ns = np.zeros((0, 3), np.int64)
-        self._pillow = PillowDecoder(max_pixels=max_pixels)
 
     def check(self, recipe: Recipe) -> None:
         """Refuses a recipe with an op that is not feeder's.
@@ -70,10 +72,18 @@ class CpuDecoder(ViewsDecoder):
         Raises:
             BackendError: naming the op.
         """
+        if not recipe.is_variable and recipe.is_base_path:
+            return
         try:
             self._pillow.check(recipe)
         except BackendError as error:
             raise BackendError(str(error).replace("'pillow'", "'cpu'")) from None
+
+    @cached_property
+    def _pillow(self) -> PillowDecoder:
+        from feeder.decoders.pillow.decoder import PillowDecoder  # many loaders never need it
+
+        return PillowDecoder(max_pixels=self.max_pixels)
 
     def decode_views(
         self,

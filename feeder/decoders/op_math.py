@@ -1,4 +1,4 @@
-"""Numbers of ops that all backends share: the warps of augmentations, and blur kernels."""
+"""Numbers of ops that all backends share: the warps of augmentations, blur kernels, and bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["augmentation_affine", "blur_weights"]
+__all__ = ["augmentation_affine", "bfloat16_bits", "blur_weights"]
 
 
 def augmentation_affine(kind: str, magnitude: float) -> dict[str, Any] | None:
@@ -35,3 +35,12 @@ def blur_weights(size: int, sigma: float) -> npt.NDArray[np.float32]:
     kernel = np.exp(-((np.linspace(-limit, limit, size) / sigma) ** 2))
     weights: npt.NDArray[np.float32] = (kernel / kernel.sum()).astype(np.float32)
     return weights
+
+
+def bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+    """Returns the upper halves of float32 numbers, rounded to nearest even."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+    quiet_nan = bits >> np.uint32(16) | np.uint32(0x40)
+    halves: npt.NDArray[np.uint16] = np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
+    return halves

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
 from feeder.transforms import Recipe, Views
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -49,7 +54,7 @@ _AUTO_ON_CUDA = ("dali", *_AUTO)
 
 def decoder_names() -> tuple[str, ...]:
     """Returns the names of all known backends, sorted, installed or not."""
-    return tuple(sorted({*BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))}))
+    return tuple(sorted({*BUILT_IN, *(point.name for point in _entry_points())}))
 
 
 def available_decoders() -> tuple[str, ...]:
@@ -59,7 +64,7 @@ def available_decoders() -> tuple[str, ...]:
 
 def check_name(name: str) -> None:
     """Raises ArgumentError if a name is neither "auto" nor that of a known backend, installed or not."""
-    if name != "auto" and name not in decoder_names():
+    if name != "auto" and name not in BUILT_IN and name not in decoder_names():
         raise ArgumentError(f"backend must be 'auto' or one of {', '.join(decoder_names())}, got {name!r}")
 
 
@@ -137,15 +142,26 @@ def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
     """Returns the backend, or the error that says why it can't be made."""
     check_name(name)
     if name in BUILT_IN:
-        point = EntryPoint(name, BUILT_IN[name].target, ENTRY_POINT_GROUP)
-        remedy = BUILT_IN[name].remedy
+        target, remedy = BUILT_IN[name]
+        load: Callable[[], Any] = functools.partial(_load, target)
     else:
-        point = next(iter(entry_points(group=ENTRY_POINT_GROUP, name=name)))
-        remedy = f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
+        point = next(point for point in _entry_points() if point.name == name)
+        load, remedy = point.load, f"repair or remove the package {point.dist.name if point.dist else point.value!r}"
     try:
-        decoder: Decoder = point.load()(**options)
+        decoder: Decoder = load()(**options)
     except (ImportError, AttributeError) as error:
         return BackendError(f"backend {name!r} is not installed ({error}); {remedy}")
     except BackendError as error:
         return error
     return decoder
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _entry_points() -> tuple[EntryPoint, ...]:
+    from importlib.metadata import entry_points  # reads the metadata of every package: not for backends of feeder
+
+    return tuple(entry_points(group=ENTRY_POINT_GROUP))

@@ -16,7 +16,8 @@ from PIL import Image, features
 from feeder import transforms
 from feeder.decoders import registry
 from feeder.decoders.decoder import Decoder
-from feeder.decoders.pillow.decoder import PillowDecoder, bfloat16_bits
+from feeder.decoders.op_math import bfloat16_bits
+from feeder.decoders.pillow.decoder import PillowDecoder
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import (

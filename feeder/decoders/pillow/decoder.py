@@ -15,6 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, View, ViewsDecoder, check_batch, check_options
 from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.packed import is_packed, unpack
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.decoders.raw import is_raw, raw_pixels
@@ -256,12 +257,3 @@ def _through_table(image: Image.Image, table: FloatImage) -> FloatImage:
 
 def _keeps_uint8(op: Op) -> bool:
     return isinstance(op, ToDtype) and op.dtype == "uint8"
-
-
-def bfloat16_bits(array: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
-    """Returns the upper halves of float32 numbers, rounded to nearest even."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
-    quiet_nan = bits >> np.uint32(16) | np.uint32(0x40)
-    halves: npt.NDArray[np.uint16] = np.where(np.isnan(array), quiet_nan, rounded).astype(np.uint16)
-    return halves

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.errors import DecodeError
@@ -105,6 +104,8 @@ def _numbers(data: memoryview, height: int, width: int, depth: int) -> npt.NDArr
 
 
 def _with_pillow(data: Buffer) -> npt.NDArray[Any]:
+    from PIL import Image  # few masks need it
+
     try:
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             return np.array(image)

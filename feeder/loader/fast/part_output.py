@@ -1,4 +1,5 @@
-"""The outputs of a part's images: pixels in the slot, or encoded bytes staged there for a decoder in the trainer.
+"""The outputs of a part: images as pixels in the slot, or as encoded bytes staged there for a decoder in the trainer;
+targets and further fields.
 
 Needs no torch.
 """
@@ -13,19 +14,22 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.decoder import View
-from feeder.decoders.pillow.decoder import bfloat16_bits
+from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.errors import DecodeError
 from feeder.loader.observe.meter import Meter
 
 if TYPE_CHECKING:
-    from feeder.dataset.reader import Encoded
+    from feeder.dataset.extras import Extra
+    from feeder.dataset.reader import Encoded, Reader
     from feeder.decoders.decoder import Buffer, Decoder
     from feeder.decoders.device.fused import DeviceSplit
     from feeder.decoders.staged.stager import Stager
-    from feeder.errors import DecodeError
+    from feeder.loader.fast.part_report import PartReport
+    from feeder.loader.slots.image_slots import SlotView
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink"]
+__all__ = ["PaddedSink", "PixelSink", "SampleSink", "Sink", "StagedSink", "put_extras", "read_extras"]
 
 
 class Sink(Protocol):
@@ -221,3 +225,57 @@ class StagedSink:
         left_over = self._staged.pack(self._memory.reshape(-1))
         self._meter.add("write", time.perf_counter_ns() - started, sum(map(len, self._staged.payloads)))
         return left_over
+
+
+def read_extras(extras: tuple[Extra, ...], reader: Reader, ids: npt.NDArray[np.int64]) -> list[list[Any]]:
+    """Returns the values of targets and further fields as they are read, N of each; errors in place of bad ones."""
+    return [[_read(extra, reader, i) for i in ids.tolist()] for extra in extras]
+
+
+def _read(extra: Extra, reader: Reader, i: int) -> Any:
+    try:
+        return extra.read(reader, i)
+    except DecodeError as error:
+        return error
+
+
+def put_extras(
+    extras: tuple[Extra, ...],
+    values: list[list[Any]],
+    view: SlotView,
+    report: PartReport,
+    rows: npt.NDArray[np.int64],
+    draws: tuple[Draws, ...],
+    errors: list[DecodeError | None],
+) -> None:
+    """Puts values of targets and further fields in a part; one that can't be had is the sample's error.
+
+    Args:
+        extras: The targets and fields, without further images.
+        values: K values of each, from :func:`read_extras`.
+        view: The part's rows of its slot, which get the arrays.
+        report: The part's report, which gets the other values.
+        rows: int64 [K], rows of the part.
+        draws: The K samples' drawn parameters for each view; may be empty if no extra follows them.
+        errors: K entries; samples that have an error already are left out.
+    """
+    have_columns = [bool(extra.columns) for extra in extras]
+    for k, row in enumerate(rows.tolist()):
+        further, lists = iter(view.further), iter(report.extras)
+        for extra, of_extra, has_columns in zip(extras, values, have_columns, strict=True):
+            if errors[k] is not None:
+                break
+            value = of_extra[k]
+            if isinstance(value, DecodeError):
+                errors[k] = value
+                break
+            try:
+                value = extra.finish_views(value, draws, k)
+            except DecodeError as error:
+                errors[k] = error
+                break
+            if not has_columns:
+                next(lists)[row] = value
+                continue
+            for each in value:
+                next(further)[row] = each

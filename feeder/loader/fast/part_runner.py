@@ -2,10 +2,10 @@
 
 Note [One call]
     The call finds samples in the index, draws, reads, decodes and stores without Python, and mostly without its lock.
-    It is for images and labels of one shard set, of recipes that are a base path, with the native backend. The images
-    of a remote set are brought into its mirror before. Images for the CUDA backend are planned in such a call, whatever
-    follows the base path. A sample of which anything is unusual is left to
-    :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it.
+    It is for the images and labels of one shard set, of recipes that are a base path, with the native backend; targets
+    and further fields are added afterwards. The images of a remote set are brought into its mirror before. Images for
+    the CUDA backend are planned in such a call, whatever follows the base path. A sample of which anything is unusual
+    is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it.
 """
 
 from __future__ import annotations

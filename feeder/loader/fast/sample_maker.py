@@ -17,12 +17,11 @@ import numpy.typing as npt
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_recipes, images_in, key_rows, values_in
 from feeder.dataset.reader import Encoded, Reader
-from feeder.dataset.targets import boxes_of
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
-from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSink
+from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSink, put_extras, read_extras
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.substitution import SUBSTITUTES, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from feeder.loader.fast.part_runner import PartRunner
     from feeder.order.bucket_order import BucketTable
     from feeder.transforms import Draws, Recipe, Views
+    from feeder.transforms.boxes import SampleBoxes
     from feeder.transforms.pad_to_batch import PadToBatch
 
 __all__ = ["Work"]
@@ -209,7 +209,7 @@ class Work:
         how = (epoch, view, report, self.meter, beat)
         if self.stager is None and runner is not None:
             left = runner.run(*how)
-            if left is not None and not left:
+            if left is not None and not left and not self.extras:
                 return report
         sinks = self._sinks(recipes, view.images)
         if self.stager is not None and runner is not None:
@@ -217,9 +217,15 @@ class Work:
             left = runner.plan(*how, sinks[0])
         part = _Part(epoch, recipes, view, sinks, report, beat)
         rows = np.arange(len(samples.ids)) if left is None else np.array(left, np.int64)
-        errors = self._make(part, rows, samples if left is None else samples.part(rows)) if len(rows) else []
+        errors: list[DecodeError | None] = [None] * len(samples.ids)
+        if self.extras and len(rows) < len(errors):
+            self._add_extras(part, np.setdiff1d(np.arange(len(errors)), rows), errors)
+        if len(rows):
+            made = self._make(part, rows, samples if left is None else samples.part(rows))
+            for row, error in zip(rows.tolist(), made, strict=True):
+                errors[row] = error
         if any(errors):
-            for row, error in zip(rows.tolist(), errors, strict=True):
+            for row, error in enumerate(errors):
                 if error is not None:
                     self._replace(part, row, error)
         for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
@@ -231,7 +237,7 @@ class Work:
 
     def _runner(self, recipes: tuple[Recipe, ...]) -> PartRunner | None:
         """Returns the runner of a batch's parts; None if they are not for one call, see Note [One call]."""
-        if self.extras or self.pad is not None or len(recipes) != 1:
+        if self.pad is not None or len(recipes) != 1:
             return None
         stager = self.stager
         if stager is not None and not stager.plans:
@@ -326,7 +332,7 @@ class Work:
         sink, report, beat, ids = part.sinks[0], part.report, part.beat, samples.ids
         started, already_ns = time.perf_counter_ns(), report.read_ns
         # Before the images, which are valid until the reader's next call.
-        extras = [[_read_extra(extra, self.reader, i) for i in ids.tolist()] for extra in self.extras]
+        extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
@@ -347,9 +353,38 @@ class Work:
         if len(part.sinks) > 1:
             self._add_images(part, rows, drawing, sizes, errors)
         if extras:
-            _finish_extras(self.extras, extras, part, rows, draws, errors)
+            both = zip(self.extras, extras, strict=True)
+            values = [each for extra, each in both if not isinstance(extra, FurtherImage)]
+            put_extras(self.values, values, part.view, report, rows, draws, errors)
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
+
+    def _add_extras(self, part: _Part, rows: npt.NDArray[np.int64], errors: list[DecodeError | None]) -> None:
+        """Reads and puts in the part the targets and further fields of rows whose only image is there.
+
+        Args:
+            part: The part.
+            rows: int64 [K], the rows.
+            errors: An entry for each row of the part, set where there is an error.
+        """
+        report, samples = part.report, part.view.samples.part(rows)
+        started = time.perf_counter_ns()
+        values = read_extras(self.extras, self.reader, samples.ids)
+        read_ns = time.perf_counter_ns() - started
+        part.beat()
+        drawing = _Drawing(self, part, self.keys(samples), values)
+        draws: tuple[Draws, ...] = ()
+        if any(extra.follows_draws for extra in self.extras):
+            known = self.reader.stored(samples.ids)
+            assert known is not None  # as the images were made without reading their headers
+            draws = drawing.draw(known[1])
+        found: list[DecodeError | None] = [None] * len(rows)
+        put_extras(self.values, values, part.view, report, rows, draws, found)
+        for row, i, error in zip(rows.tolist(), samples.ids.tolist(), found, strict=True):
+            errors[row] = error if error is None else self.reader.at(error, i)
+        self.meter.add("read", read_ns)
+        report.read_ns += read_ns
+        report.decode_ns += time.perf_counter_ns() - started - read_ns
 
     def _add_images(
         self,
@@ -439,62 +474,23 @@ class _Drawing:
         started = time.perf_counter_ns()
         work, epoch = self.work, self.part.epoch
         self.draws = tuple(
-            recipe.draw(
-                work.seed,
-                epoch,
-                keys,
-                sizes,
-                boxes_of(recipe, work.extras, self.extras, sizes) if work.extras else None,
-            )
+            recipe.draw(work.seed, epoch, keys, sizes, self._boxes(recipe, sizes))
             for recipe, keys in zip(self.part.recipes[: len(work.recipe.views)], self.keys, strict=False)
         )
         self.spent_ns = time.perf_counter_ns() - started
         self.work.meter.add("draw", self.spent_ns)
         return self.draws
 
+    def _boxes(self, recipe: Recipe, sizes: npt.NDArray[np.int32]) -> SampleBoxes | None:
+        if not recipe.draws_from_boxes:
+            return None
+        from feeder.dataset.targets import boxes_of  # which few loaders need
+
+        return boxes_of(recipe, self.work.extras, self.extras, sizes)
+
     def rows(self, orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
         """Returns the rows that the crops need; see :data:`feeder.dataset.reader.Wanted`."""
         return stored_rows(self.draw(sizes), orientations)
-
-
-def _read_extra(extra: Extra, reader: Reader, i: int) -> Any:
-    """Returns a sample's value of a target or further field, or the error if it can't be read."""
-    try:
-        return extra.read(reader, i)
-    except DecodeError as error:
-        return error
-
-
-def _finish_extras(
-    extras: tuple[Extra, ...],
-    found: list[list[Any]],
-    part: _Part,
-    rows: npt.NDArray[np.int64],
-    draws: tuple[Draws, ...],
-    errors: list[DecodeError | None],
-) -> None:
-    """Puts values of targets and further fields in the part; one that can't be had is the sample's error."""
-    both = [(extra, values) for extra, values in zip(extras, found, strict=True) if not isinstance(extra, FurtherImage)]
-    have_columns = [bool(extra.columns) for extra, _ in both]
-    for k, row in enumerate(rows.tolist()):
-        further, lists = iter(part.view.further), iter(part.report.extras)
-        for (extra, values), has_columns in zip(both, have_columns, strict=True):
-            if errors[k] is not None:
-                break
-            value = values[k]
-            if isinstance(value, DecodeError):
-                errors[k] = value
-                break
-            try:
-                value = extra.finish_views(value, draws, k)
-            except DecodeError as error:
-                errors[k] = error
-                break
-            if not has_columns:
-                next(lists)[row] = value
-                continue
-            for each in value:
-                next(further)[row] = each
 
 
 def _take(views: tuple[Draws, ...], rows: list[int]) -> tuple[Draws, ...]:

@@ -140,3 +140,15 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
     assert [stats["parts"] for stats in found] == [4] * len(found)
     assert {stats["workers"][0]["stages"]["read"]["count"] for stats in found} == {4}
     assert len(found) > 1
+
+
+def test_workers_for_images_and_labels_start_without_what_they_never_use(shards: Path) -> None:
+    code = (
+        "import sys; import feeder.loader.fast.worker; from feeder.dataset.shard_reader import ShardReader; "
+        "from feeder.loader.fast.sample_maker import Work; from feeder.transforms import RandomResizedCrop, Recipe; "
+        "Work(ShardReader(sys.argv[1]), Recipe.of(RandomResizedCrop(16)), 'cpu').prepare(); "
+        "unused = {'torch', 'PIL', 'importlib.metadata', 'feeder.dataset.targets', 'feeder.fields.tokens'}; "
+        "print(sorted(unused & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code, str(shards / "index.bin")]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "[]"
