@@ -49,7 +49,10 @@ def sharded(tmp_path: Path, without: int | None = None) -> str:
     samples: list[dict[str, Any]] = []
     for k in range(6):
         height, width = 200 + 10 * k, 260 - 9 * k
-        sample = {"__key__": f"{k}", "jpg": encode(jpegs.photo(k, width, height), orientation=1 + k % 2)}
+        sample: dict[str, Any] = {
+            "__key__": f"{k}",
+            "jpg": encode(jpegs.photo(k, width, height), orientation=1 + k % 2),
+        }
         sample |= {"n.json": {"n": k}, "seg.png": png(k, width, height)}
         if k != without:
             sample["txt"] = f"caption {k}\nline {k}\nthird {k}"
