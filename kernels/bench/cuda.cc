@@ -21,6 +21,7 @@
 #include "cpu/packed/pack.h"
 #include "cpu/packed/train.h"
 #include "cpu/transcode/transcode.h"
+#include "cuda/joined.h"
 #include "cuda/plan.h"
 
 using namespace feeder;
@@ -28,7 +29,7 @@ using namespace feeder;
 namespace {
 
 constexpr CodebookId kId = {1};
-constexpr size_t kBatch = 64;  // images in a plan, as in a part of a batch
+constexpr size_t kBatch = 64;  // images whose plans lie in one piece of memory, as in a part of a batch
 
 struct Image {
     int box[4];
@@ -96,7 +97,8 @@ int main(int argc, char** argv) {
 
     std::vector<uint8_t> buffer;
     for (int kind = 0; kind < 2; ++kind) {
-        cuda::BatchPlan plan(224, 224);
+        cuda::ImagePlan plan;
+        Bytes plans;
         std::vector<double> least[2] = {std::vector<double>(images.size(), 1e30), std::vector<double>(images.size(), 1e30)};
         double bytes[2] = {};
         size_t segments = 0, lines = 0;
@@ -104,8 +106,7 @@ int main(int argc, char** argv) {
             bytes[0] = bytes[1] = 0;
             segments = lines = 0;
             for (size_t i = 0; i < images.size(); ++i) {
-                if (i % kBatch == 0) plan.clear();
-                const size_t before[3] = {plan.words().size(), plan.segments().size(), plan.lines().size()};
+                if (i % kBatch == 0) plans.set_size(0);
                 const Image::Form& form = images[i].form[kind];
                 const double started = cpu_us();
                 const BandExtent extent = band_extent(form.places, form.length, images[i].box[1], images[i].box[3]);
@@ -123,14 +124,15 @@ int main(int argc, char** argv) {
                 job.file = {buffer.data(), head + rows};
                 job.first_row = static_cast<int>(extent.first_row);
                 job.views = {&view, 1};
-                if (!plan.add(job)) stop("an image is left to the CPU");
+                if (!plan.make(job, 224, 224, plans)) stop("an image is left to the CPU");
+                if (!cuda::append_planned(plan, plans)) stop("no memory");
                 const double planned = cpu_us();
                 least[0][i] = std::min(least[0][i], read - started);
                 least[1][i] = std::min(least[1][i], planned - read);
                 bytes[0] += static_cast<double>(head + rows);
-                bytes[1] += 4.0 * static_cast<double>(plan.words().size() - before[0]);
-                segments += plan.segments().size() - before[1];
-                lines += plan.lines().size() - before[2];
+                bytes[1] += static_cast<double>(plan.byte_count());
+                segments += plan.segments().size();
+                lines += plan.lines().size();
             }
         }
         const double count = static_cast<double>(images.size());

@@ -54,14 +54,13 @@ class Plans {
     // Adds an image with one view. False, and an image without bytes: it is left to the CPU, see plan_images() in
     // feeder/_native.pyi. Needs no GIL. Throws std::bad_alloc.
     bool add(const ImageJob& job, int height, int width, int64_t max_pixels) {
-        thread_local cuda::BatchPlan plan(1, 1);
+        thread_local cuda::ImagePlan plan;
         bool is_planned = job.orientation >= 1 && job.orientation <= 8 && height >= 1 && width >= 1 && height <= 65535 &&
                           width <= 65535 && job.image_height >= 1 && job.image_width >= 1 &&
                           static_cast<int64_t>(job.image_height) * job.image_width <= max_pixels &&
                           !is_for_exactness(job.views.front(), height, width);
         if (is_planned) {
-            plan.begin(static_cast<uint32_t>(height), static_cast<uint32_t>(width), bytes_.get());
-            is_planned = plan.add(job);
+            is_planned = plan.make(job, static_cast<uint32_t>(height), static_cast<uint32_t>(width), *bytes_);
             if (is_planned && !cuda::append_planned(plan, *bytes_)) throw std::bad_alloc();
         }
         end_image();

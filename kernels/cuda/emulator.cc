@@ -9,16 +9,6 @@
 using namespace feeder;
 using namespace feeder::cuda;
 
-namespace {
-
-// True if all orders of threads write the same.
-bool emulate_in_all_orders(const BatchPlan& plan, const Finish& finish, Written& written) {
-    written = emulate(plan, finish, Order::forward);
-    return written == emulate(plan, finish, Order::backward) && written == emulate(plan, finish, Order::shuffled);
-}
-
-}  // namespace
-
 extern "C" {
 
 struct Request {
@@ -40,12 +30,15 @@ int feeder_add_codebook(const uint8_t* id, const uint8_t* bytes, uint64_t length
 // Decodes a batch. `taken` gets 1 for each image that the kernels decoded, without a fault; `faults` the fault of the others,
 // 0 where the host left them to the CPU. `out` holds the images of all requests. `planes`, if not null, gets the first image's
 // samples of its support box, component after component, and `shapes` their [rows, columns]. Returns 0; 1: orders of threads
-// differ.
+// differ; 2: a plan can't be joined.
 int feeder_emulate(const Request* requests, int count, uint32_t height, uint32_t width, uint32_t type,
                    uint32_t channels_last, const float* scale, const float* bias, uint8_t* taken, uint32_t* faults,
                    uint8_t* out, uint8_t* planes, int32_t* shapes) {
-    BatchPlan plan(height, width);
+    ImagePlan plan;
+    Bytes plans;
+    ImageRow first{};  // of the images added
     std::vector<int> added;
+    std::vector<size_t> ends{0};
     for (int i = 0; i < count; ++i) {
         const Request& request = requests[i];
         View view;
@@ -59,16 +52,23 @@ int feeder_emulate(const Request* requests, int count, uint32_t height, uint32_t
         job.views = {&view, 1};
         taken[i] = 0;
         faults[i] = 0;
-        if (plan.add(job)) added.push_back(i);
+        if (!plan.make(job, height, width, plans) || !append_planned(plan, plans)) continue;
+        if (added.empty()) first = plan.image();
+        added.push_back(i);
+        ends.push_back(plans.size());
     }
     if (added.empty()) return 0;
+    JoinedBatch joined;
+    for (size_t n = 0; n < added.size(); ++n) {
+        if (!joined.add(plans.span().subspan(ends[n], ends[n + 1] - ends[n]))) return 2;
+    }
     Finish finish;
     finish.type = type;
     finish.channels_last = channels_last;
     std::memcpy(finish.scale, scale, sizeof(finish.scale));
     std::memcpy(finish.bias, bias, sizeof(finish.bias));
     Written written;
-    if (!emulate_in_all_orders(plan, finish, written)) return 1;
+    if (!emulate_in_all_orders(joined, finish, written)) return 1;
     const size_t bytes = written.out.size() / added.size();
     for (size_t n = 0; n < added.size(); ++n) {
         const size_t i = static_cast<size_t>(added[n]);
@@ -77,7 +77,7 @@ int feeder_emulate(const Request* requests, int count, uint32_t height, uint32_t
         std::memcpy(out + i * bytes, written.out.data() + n * bytes, bytes);
     }
     if (planes == nullptr) return 0;
-    const ImageRow& image = plan.images()[0];
+    const ImageRow& image = first;
     const Request& request = requests[added[0]];
     const int h_max = std::max({image.h[0], image.h[1], image.h[2]}), v_max = std::max({image.v[0], image.v[1], image.v[2]});
     const int left = static_cast<int>(image.first_column) * 8 * h_max, top = static_cast<int>(image.first_row) * 8 * v_max;

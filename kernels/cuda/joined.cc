@@ -12,8 +12,8 @@ constexpr size_t aligned(size_t at) { return (at + 255) / 256 * 256; }  // as me
 
 }  // namespace
 
-bool append_planned(const BatchPlan& plan, Bytes& out) {
-    const ImageRow& image = plan.images().front();
+bool append_planned(const ImagePlan& plan, Bytes& out) {
+    const ImageRow& image = plan.image();
     const size_t bytes = plan.byte_count();
     JoinedBatch::Head head{};
     head.magic = JoinedBatch::kMagic;
@@ -24,11 +24,13 @@ bool append_planned(const BatchPlan& plan, Bytes& out) {
     head.bytes = static_cast<uint32_t>((bytes + 3) / 4 * 4);
     head.blocks = plan.block_count();
     head.weights = plan.weight_count();
-    if (head.lines != 0) head.codebook = plan.codebook_id(image);
+    if (head.lines != 0) head.codebook = plan.codebook_id();
     const size_t tables = sizeof(image) + plan.segments().size_bytes() + plan.lines().size_bytes() + sizeof(head);
     const size_t size = out.size() + head.bytes - bytes + tables;
     if (size > out.capacity() && !out.reserve(2 * size)) return false;
-    const auto append = [&](const void* from, size_t count) { out.append(static_cast<const uint8_t*>(from), count); };
+    const auto append = [&](const void* from, size_t count) {
+        if (count != 0) out.append(static_cast<const uint8_t*>(from), count);  // of no lines there is no address
+    };
     for (size_t i = bytes; i < head.bytes; ++i) out.append(0);
     append(&image, sizeof(image));
     append(plan.segments().data(), plan.segments().size_bytes());

@@ -15,10 +15,10 @@
 namespace feeder::cuda {
 
 // Appends a plan of one image: bytes, padded to words, image, segments, lines and a head, which comes last as it says how long
-// they are. The plan's bytes went to `out` already, see BatchPlan::begin(). False: no memory.
-bool append_planned(const BatchPlan& plan, Bytes& out);
+// they are. The plan's bytes went to `out` already, see ImagePlan::make(). False: no memory.
+bool append_planned(const ImagePlan& plan, Bytes& out);
 
-// The batch's tables are those that BatchPlan would have made, with each image's numbers moved behind those before it.
+// The batch's tables are those of its plans, with each image's numbers moved behind those before it.
 class JoinedBatch {
   public:
     // Adds an image. `planned` must stay until write(). False, and no change: not the bytes of a plan, or of one with another
@@ -31,6 +31,9 @@ class JoinedBatch {
     size_t scratch_bytes() const;
     size_t faults_at() const;  // in the scratch: a uint32 for each image
     uint32_t segment_count() const { return static_cast<uint32_t>(segments_); }
+    size_t codebook_count() const { return codebooks_.size(); }
+    size_t byte_count() const { return bytes_; }  // of segments and lines, without the padding behind them
+    size_t weight_count() const { return weights_; }
 
     // Writes all upload_bytes(). Memory is aligned to 16 bytes.
     void write(uint8_t* memory) const;
@@ -54,7 +57,7 @@ class JoinedBatch {
         size_t images, segments, lines, codebooks, bytes, end;
     };
     static constexpr uint32_t kMagic = 0x31504346;  // "FCP1"
-    friend bool append_planned(const BatchPlan& plan, Bytes& out);
+    friend bool append_planned(const ImagePlan& plan, Bytes& out);
 
     Places places() const;
 

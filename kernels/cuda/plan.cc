@@ -67,70 +67,37 @@ CodebookRow codebook_row(const Codebook& codebook) {
     return row;
 }
 
-void BatchPlan::clear() {
-    begin(height_, width_);
-    codebooks_.clear();
-    codebook_ids_.clear();
-}
-
-void BatchPlan::begin(uint32_t height, uint32_t width, Bytes* bytes) {
+bool ImagePlan::make(const ImageJob& job, uint32_t height, uint32_t width, Bytes& bytes) {
     height_ = height;
     width_ = width;
-    images_.clear();
+    image_ = {};
     segments_.clear();
     lines_.clear();
-    if (bytes == nullptr) own_bytes_.set_size(0);
-    bytes_ = bytes == nullptr ? &own_bytes_ : bytes;
-    base_ = bytes_->size();
-    block_count_ = weight_count_ = 0;
-}
-
-Batch BatchPlan::batch() const {
-    Batch batch{};
-    batch.images = images_.data();
-    batch.segments = segments_.data();
-    batch.lines = lines_.data();
-    batch.codebooks = codebooks_.data();
-    batch.bytes = words().data();
-    batch.image_count = static_cast<uint32_t>(images_.size());
-    batch.block_count = block_count_;
-    batch.line_count = static_cast<uint32_t>(lines_.size());
-    batch.height = height_;
-    batch.width = width_;
-    return batch;
-}
-
-uint8_t* BatchPlan::add_bytes(size_t count) {
-    const size_t begin = bytes_->size(), end = begin + count;
-    if (end - base_ + kBytesPadding > UINT32_MAX) return nullptr;
-    if (end + kBytesPadding > bytes_->capacity() && !bytes_->reserve(2 * (end + kBytesPadding))) return nullptr;
-    bytes_->set_size(end);
-    std::memset(bytes_->data() + end, 0, kBytesPadding);
-    return bytes_->data() + begin;
-}
-
-bool BatchPlan::add(const ImageJob& job) {
-    const size_t images = images_.size(), segments = segments_.size(), lines = lines_.size(), bytes = bytes_->size();
-    const uint32_t blocks = block_count_, weights = weight_count_;
-    if (add_image(job)) return true;
-    images_.resize(images);
-    segments_.resize(segments);
-    lines_.resize(lines);
-    bytes_->set_size(bytes);
-    block_count_ = blocks;
-    weight_count_ = weights;
+    byte_count_ = 0;
+    weight_count_ = 0;
+    const size_t before = bytes.size();
+    if (add_image(job, bytes)) return true;
+    bytes.set_size(before);
     return false;
 }
 
-bool BatchPlan::add_image(const ImageJob& job) {
-    images_.emplace_back();
-    ImageRow& row = images_.back();
+uint8_t* ImagePlan::add_bytes(size_t count, Bytes& bytes) {
+    const size_t begin = bytes.size(), end = begin + count;
+    if (byte_count_ + count + kBytesPadding > UINT32_MAX) return nullptr;
+    if (end > bytes.capacity() && !bytes.reserve(2 * end)) return nullptr;
+    bytes.set_size(end);
+    byte_count_ += count;
+    return bytes.data() + begin;
+}
+
+bool ImagePlan::add_image(const ImageJob& job, Bytes& bytes) {
     if (looks_like_packed(job.file)) {
         PackedFile file;
         if (!file.open(job.file, job.first_row).ok()) return false;
-        const Codebook* const codebook = find_codebook(file.codebook_id());
-        return codebook != nullptr && add_geometry(job, file.header(), file.jpeg_header(), row) &&
-               add_codebook(file.codebook_id(), *codebook, row) && add_lines(file, row);
+        codebook_id_ = file.codebook_id();
+        const Codebook* const codebook = find_codebook(codebook_id_);
+        return codebook != nullptr && add_geometry(job, file.header(), file.jpeg_header()) &&
+               add_lines(file, *codebook, bytes);
     }
     JpegHeader header;
     if (!parse_jpeg_header(job.file, header).ok() || !is_decodable(header)) return false;
@@ -139,11 +106,10 @@ bool BatchPlan::add_image(const ImageJob& job) {
         header.component[0].h = header.component[0].v = 1;
         header.h_max = header.v_max = 1;
     }
-    return add_geometry(job, header, job.file, row) && add_codes(job.file, header, row) &&
-           add_segments(job, header, row);
+    return add_geometry(job, header, job.file) && add_codes(job.file, header) && add_segments(job, header, bytes);
 }
 
-bool BatchPlan::add_geometry(const ImageJob& job, const JpegHeader& header, ByteSpan tables, ImageRow& row) {
+bool ImagePlan::add_geometry(const ImageJob& job, const JpegHeader& header, ByteSpan tables) {
     ColorModel color;
     if (!color_model(header, color).ok() || !has_resizable_planes(header)) return false;
     const View& view = job.views.front();
@@ -161,6 +127,7 @@ bool BatchPlan::add_geometry(const ImageJob& job, const JpegHeader& header, Byte
     const PixelBox window = mcu_window(header, box);
     const McuGrid grid = mcu_grid(header);
 
+    ImageRow& row = image_;
     row.components = static_cast<uint32_t>(header.components);
     row.mcu_columns = static_cast<uint32_t>(grid.columns);
     row.mcus = row.mcu_columns * static_cast<uint32_t>(grid.rows);
@@ -169,7 +136,7 @@ bool BatchPlan::add_geometry(const ImageJob& job, const JpegHeader& header, Byte
     row.end_column = static_cast<uint32_t>((window.right + grid.mcu_width_px - 1) / grid.mcu_width_px);
     row.first_row = static_cast<uint32_t>(window.top / grid.mcu_height_px);
     row.end_row = static_cast<uint32_t>((window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px);
-    uint64_t blocks = block_count_, in_mcu = 0;
+    uint64_t blocks = 0, in_mcu = 0;
     for (int c = 0; c < kComponents; ++c) {
         row.first_block[c] = static_cast<uint32_t>(blocks);
         if (c >= header.components) continue;
@@ -186,12 +153,12 @@ bool BatchPlan::add_geometry(const ImageJob& job, const JpegHeader& header, Byte
         if (blocks > kMostBlocks) return false;
     }
     if (in_mcu > 10) return false;
-    block_count_ = row.end_block = static_cast<uint32_t>(blocks);
+    row.end_block = static_cast<uint32_t>(blocks);
     for (int c = header.components; c < kComponents; ++c) row.first_block[c] = row.end_block;
-    return add_axes(job, planes_of(header, window, color), support, row);
+    return add_axes(job, planes_of(header, window, color), support);
 }
 
-bool BatchPlan::add_axes(const ImageJob& job, const Planes& planes, const int support[4], ImageRow& row) {
+bool ImagePlan::add_axes(const ImageJob& job, const Planes& planes, const int support[4]) {
     const double* const source = job.views.front().source_box;
     const Frame frame = frame_of(planes, job.orientation);
     try {
@@ -203,6 +170,7 @@ bool BatchPlan::add_axes(const ImageJob& job, const Planes& planes, const int su
                          frame.image_width, frame.origin_x);
     AxisKey y = axis_key(source[1], source[3], support[1], support[3], static_cast<int>(height_), frame.mirrored_y,
                          frame.image_height, frame.origin_y);
+    ImageRow& row = image_;
     row.exact = planes.color != ColorModel::ycbcr;
     row.transposed = frame.transposed;
     row.flip = job.views.front().flip;
@@ -213,7 +181,7 @@ bool BatchPlan::add_axes(const ImageJob& job, const Planes& planes, const int su
     } else {
         add_ycbcr_components(planes, frame.transposed, x, y);
     }
-    uint64_t weights = weight_count_;
+    uint64_t weights = 0;
     for (int a = 0; a < 2; ++a) {
         row.axis[a] = axis_row(a == 0 ? x : y);
         row.axis[a].weights = static_cast<uint32_t>(weights);
@@ -224,7 +192,8 @@ bool BatchPlan::add_axes(const ImageJob& job, const Planes& planes, const int su
     return true;
 }
 
-bool BatchPlan::add_codes(ByteSpan file, const JpegHeader& header, ImageRow& row) {
+bool ImagePlan::add_codes(ByteSpan file, const JpegHeader& header) {
+    ImageRow& row = image_;
     struct Used {
         int kind, number;
     } used[kHuffmanTables];
@@ -255,7 +224,8 @@ bool BatchPlan::add_codes(ByteSpan file, const JpegHeader& header, ImageRow& row
     return true;
 }
 
-bool BatchPlan::add_segments(const ImageJob& job, const JpegHeader& header, const ImageRow& row) {
+bool ImagePlan::add_segments(const ImageJob& job, const JpegHeader& header, Bytes& bytes) {
+    const ImageRow& row = image_;
     const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
     if (file_row < 0) return false;
     const uint32_t begin_row = static_cast<uint32_t>(file_row);
@@ -264,41 +234,30 @@ bool BatchPlan::add_segments(const ImageJob& job, const JpegHeader& header, cons
     const uint32_t first = begin_row * row.mcu_columns / row.interval;
     const uint32_t end = ((row.end_row - 1) * row.mcu_columns + row.end_column - 1) / row.interval + 1;
     if (find_segments(job.file, header.entropy_offset, first, end - first, found_) != MarkerScan::complete) return false;
-    const uint32_t image = static_cast<uint32_t>(images_.size() - 1);
     for (uint32_t s = first; s < end; ++s) {
         const uint32_t mcu = s * row.interval;
         if (!touches(row, mcu, std::min(row.mcus, mcu + row.interval))) continue;
         const Segment& segment = found_[s - first];
         const size_t length = segment.end - segment.begin;
-        const uint32_t offset = static_cast<uint32_t>(byte_count());
-        uint8_t* const place = length == 0 ? nullptr : add_bytes(length);
+        const uint32_t offset = static_cast<uint32_t>(byte_count_);
+        uint8_t* const place = length == 0 ? nullptr : add_bytes(length, bytes);
         if (place == nullptr) return false;
         std::memcpy(place, job.file.data() + segment.begin, length);
-        segments_.push_back({offset, static_cast<uint32_t>(length), mcu, image});
+        segments_.push_back({offset, static_cast<uint32_t>(length), mcu, 0});
     }
-    while (segments_.size() % Huffman::kThreads != 0) segments_.push_back({0, 0, 0, image});
+    while (segments_.size() % Huffman::kThreads != 0) segments_.push_back({0, 0, 0, 0});
     return true;
 }
 
-bool BatchPlan::add_codebook(const CodebookId& id, const Codebook& codebook, ImageRow& row) {
-    const auto known = std::find(codebook_ids_.begin(), codebook_ids_.end(), id);
-    row.codebook = static_cast<uint32_t>(known - codebook_ids_.begin());
-    if (known != codebook_ids_.end()) return true;
-    codebooks_.push_back(codebook_row(codebook));
-    codebook_ids_.push_back(id);
-    return true;
-}
-
-bool BatchPlan::add_lines(const PackedFile& file, const ImageRow& row) {
-    const Codebook& codebook = *find_codebook(file.codebook_id());
-    const uint32_t image = static_cast<uint32_t>(images_.size() - 1);
+bool ImagePlan::add_lines(const PackedFile& file, const Codebook& codebook, Bytes& bytes) {
+    const ImageRow& row = image_;
     for (uint32_t mcu_row = row.first_row; mcu_row < row.end_row; ++mcu_row) {
         if (!file.read_row(static_cast<int>(mcu_row), codebook, packed_lines_)) return false;
         const uint8_t* const begin = packed_lines_.front().shapes;
         const PackedLine& last = packed_lines_.back();
         const uint8_t* const end = last.patches + kPatchBytes * static_cast<size_t>(last.patch_count);
-        const uint32_t offset = static_cast<uint32_t>(byte_count());
-        uint8_t* const place = add_bytes(static_cast<size_t>(end - begin));
+        const uint32_t offset = static_cast<uint32_t>(byte_count_);
+        uint8_t* const place = add_bytes(static_cast<size_t>(end - begin), bytes);
         if (place == nullptr) return false;
         std::memcpy(place, begin, static_cast<size_t>(end - begin));
         const auto moved = [&](const uint8_t* at) { return offset + static_cast<uint32_t>(at - begin); };
@@ -307,7 +266,7 @@ bool BatchPlan::add_lines(const PackedFile& file, const ImageRow& row) {
             const uint32_t block_row = (mcu_row - row.first_row) * row.v[c] + static_cast<uint32_t>(line.row);
             lines_.push_back({moved(line.shapes), moved(line.dc_payload), moved(line.payload), moved(line.patches),
                               static_cast<uint32_t>(line.patch_count),
-                              row.first_block[c] + block_row * row.block_columns[c], image, c});
+                              row.first_block[c] + block_row * row.block_columns[c], 0, c});
         }
     }
     return true;

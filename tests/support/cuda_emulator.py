@@ -16,21 +16,24 @@ import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
 
-__all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "compiled", "decode", "planes"]
+__all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "compiled", "decode", "planes", "preloaded"]
 
 KERNELS = Path(__file__).parents[2] / "kernels"
 # All that the emulator needs, of which libjpeg is no part.
 _SOURCES = (
-    *("cuda/emulator.cc", "cuda/plan.cc", "cpu/boxes.cc", "cpu/simd.cc"),
+    *("cuda/emulator.cc", "cuda/joined.cc", "cuda/plan.cc", "cpu/boxes.cc", "cpu/simd.cc"),
     *(f"cpu/jpeg/{name}.cc" for name in ("bands", "header", "huffman", "planes", "segments")),
     *(f"cpu/packed/{name}.cc" for name in ("codebook", "packed_file")),
     *(f"cpu/resize/{name}.cc" for name in ("axis_tables", "coefficients", "frame")),
     *(f"cpu/resize/filter_{level}.cc" for level in ("portable", "avx2", "avx512")),
 )
-# Without the flags of each SIMD level, whose vectors then are several of SSE2, with the same values.
+# Without the flags of each SIMD level, whose vectors then are several of SSE2, with the same values. Undefined
+# behaviour is an illegal instruction, for which no library is needed: gdb shows where.
 _FLAGS = (
     *("-std=c++20", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-psabi"),
-    *("-ffp-contract=off", "-fno-strict-aliasing"),
+    *("-ffp-contract=off", "-fno-strict-aliasing", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"),
+    # AddressSanitizer's library has to be loaded before Python is, see preloaded().
+    *(("-fsanitize=address", "-g") if os.environ.get("FEEDER_EMULATOR_ADDRESS") else ()),
 )
 _TYPES = {"uint8": 0, "float32": 1, "float16": 2, "bfloat16": 3}
 
@@ -116,6 +119,19 @@ def compiled(name: str, sources: Sequence[str]) -> Path:
             for target in objects:
                 target.unlink(missing_ok=True)
     return built
+
+
+def preloaded() -> dict[str, str] | None:
+    """Returns the environment of a Python in which memory of the emulator, and of the bytes that it gets, is guarded.
+
+    None: the compiler's AddressSanitizer has no library that could be loaded.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    library = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(library).is_absolute():
+        return None
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc", "FEEDER_EMULATOR_ADDRESS": "1"}
+    return {**os.environ, **options, "LD_PRELOAD": library}
 
 
 @lru_cache(maxsize=1)
