@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,9 @@ def with_long_codes(data: bytes) -> bytes:
     return b"\xff\xd8" + data[quant:quant_end] + data[frame:frame_end] + tables + scan + entropy + b"\xff\xd9"
 
 
-def files() -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of the seeds."""
-    for size in SIZES:
+def files(sizes: Sequence[tuple[int, int]] = SIZES) -> Iterator[tuple[str, bytes]]:
+    """Names and bytes of the seeds; the kinds that are made in several sizes, in these: (width, height)."""
+    for size in sizes:
         image, name = picture(*size), f"{size[0]}x{size[1]}"
         for sampling in ("4:4:4", "4:2:2", "4:2:0", "4:1:1"):
             label = sampling.replace(":", "")

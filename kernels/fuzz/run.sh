@@ -30,6 +30,14 @@ share=$((seconds / $#))
 for target in "$@"; do
     mkdir -p "$dir/corpus_$target" "$dir/findings"
     [ -n "$(ls -A "$dir/corpus_$target")" ] || "${PYTHON:-python3}" "$here/make_corpus.py" "$dir/corpus_$target"
+    if [ "$target" = cuda ]; then
+        # The tests' fixtures and all that was found before, which are longer than what fuzzing makes.
+        rm -rf "$dir/fixtures"
+        (cd "$root" && "${PYTHON:-python3}" -m tests.support.jpeg_corpus "$dir/fixtures")
+        echo "fuzz_$target: $(ls "$dir/fixtures" | wc -l) fixtures"
+        "$dir/build/kernels/fuzz/fuzz_$target" -runs=0 -max_len=1000000 -timeout=60 -rss_limit_mb=2048 \
+            -artifact_prefix="$dir/findings/$target-" -verbosity=0 "$dir/fixtures" "$dir/corpus_$target"
+    fi
     echo "fuzz_$target: $share s"
     # One process, bounded in time and memory; an input that takes a minute, of which a busy machine may take seconds
     # away, is a finding too.
