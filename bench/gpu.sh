@@ -314,14 +314,17 @@ bench() { # PART MODULE ARGUMENTS...
     step "gpu-$1" "${limit_s[$1]}" "$python" -m "${@:2}" --json "$out/gpu-$1.json"
 }
 bench kernels bench.gpu.kernels
-# The kernels of kernels/cuda: their tests, one of them under the sanitizer, and then their speed.
+# The kernels of kernels/cuda: their tests, those of pixels and damage under the sanitizer, and then their speed.
 if wanted cuda && [ $gpu = yes ]; then
     if "$python" -c 'import pytest' 2>/dev/null; then
-        run_tests tests-cuda $((limit_s[cuda] / 3)) -m gpu tests/gpu/test_cuda_decoder.py
+        run_tests tests-cuda $((limit_s[cuda] * 2 / 9)) -m gpu tests/gpu/test_cuda_decoder.py
         if command -v compute-sanitizer >/dev/null; then
-            step sanitizer-cuda $((limit_s[cuda] / 6)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-                compute-sanitizer --error-exitcode 9 --report-api-errors no "$python" -m pytest -q -p no:cacheprovider \
-                -o addopts= -k all_kinds tests/gpu/test_cuda_decoder.py
+            for tool in "memcheck --report-api-errors no" racecheck; do
+                # shellcheck disable=SC2086
+                step "sanitizer-cuda-${tool%% *}" $((limit_s[cuda] / 5)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+                    compute-sanitizer --error-exitcode 9 --tool $tool "$python" -m pytest -q -p no:cacheprovider \
+                    -o addopts= -k "all_kinds or damage" tests/gpu/test_cuda_decoder.py
+            done
         else
             say "compute-sanitizer is not on the path: the CUDA kernels run without it"
         fi
@@ -331,7 +334,7 @@ if wanted cuda && [ $gpu = yes ]; then
 fi
 if wanted cuda; then
     rm -f "$out/gpu-cuda.json"
-    step gpu-cuda $((limit_s[cuda] / 2)) "$python" -m bench.gpu.cuda --json "$out/gpu-cuda.json" --seekable "$seekable" \
+    step gpu-cuda $((limit_s[cuda] * 3 / 8)) "$python" -m bench.gpu.cuda --json "$out/gpu-cuda.json" --seekable "$seekable" \
         --packed "$packed" --keep "$keep" --workers 16 --seconds "$seconds" --repeats "$repeats"
 fi
 bench transfer bench.gpu.transfer --seekable "$seekable"

@@ -22,7 +22,7 @@ from feeder.decoders.staged.staged import Kind, Staged
 from feeder.errors import ArgumentError, BackendError
 from tests.support import conformance, cuda_driver, jpegs
 from tests.support.conformance import MEAN, STD
-from tests.support.cuda_checks import check_damaged
+from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures
 from tests.support.cuda_driver import FakeDriver
 from tests.support.dali_batches import finish
 from tests.support.packed import packed
@@ -138,6 +138,14 @@ def test_an_image_that_a_kernel_finds_damaged_gets_the_cpus_verdict() -> None:
 
 def test_damage_anywhere_gets_the_cpus_verdict() -> None:
     check_damaged(CudaDecoder(), 40)
+
+
+def test_fixtures_in_all_forms_are_decoded_as_by_the_cpu_backend() -> None:
+    check_fixtures(CudaDecoder(), 4)
+
+
+def test_damage_to_the_fuzz_corpus_gets_the_cpus_verdict() -> None:
+    check_corpus(CudaDecoder(), 1)
 
 
 def test_batches_are_started_ahead_and_finished_in_any_order_or_dropped(fake: FakeDriver) -> None:

@@ -22,7 +22,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support import jpegs
 from tests.support.conformance import MEAN, STD
-from tests.support.cuda_checks import check_damaged
+from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures
 from tests.support.dali_batches import finish
 from tests.support.packed import packed
 
@@ -106,8 +106,16 @@ def test_held_batches_stay_as_they_are_on_several_streams(decoder: CudaDecoder) 
                 assert torch.equal(held.cpu(), expected[number]), iteration
 
 
+def test_fixtures_in_all_forms_have_the_cpus_pixels(decoder: CudaDecoder) -> None:
+    check_fixtures(decoder)
+
+
 def test_damage_gets_the_cpus_verdict(decoder: CudaDecoder) -> None:
     check_damaged(decoder, 2)
+
+
+def test_damage_to_the_fuzz_corpus_gets_the_cpus_verdict(decoder: CudaDecoder) -> None:
+    check_corpus(decoder, 6)
 
 
 def test_memory_on_the_gpu_stays_flat(decoder: CudaDecoder) -> None:
