@@ -29,8 +29,10 @@ RUN CC="${PILLOW_SIMD_CC}" pip wheel --no-deps --no-binary pillow-simd --wheel-d
 COPY CMakeLists.txt LICENSE README.md pyproject.toml ./
 COPY kernels kernels
 COPY licenses licenses
+COPY scripts/nvcc.sh scripts/
 COPY feeder feeder
-RUN pip wheel --no-deps --wheel-dir /wheels .
+# nvcc for the kernels of the backend "cuda"; the image itself needs none.
+RUN PATH="$(scripts/nvcc.sh):$PATH" pip wheel --no-deps --config-settings=cmake.define.FEEDER_CUDA=ON --wheel-dir /wheels .
 
 FROM ${CUDA_IMAGE}
 # The libraries that pillow-simd links; and the compiler and headers with which Triton makes its access to the driver.

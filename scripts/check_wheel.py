@@ -8,13 +8,41 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import re
+import struct
 import tempfile
 import zipfile
 from pathlib import Path
 
-__all__ = ["main"]
+__all__ = ["main", "wrong_with_fatbin"]
 
 ROOT = Path(__file__).resolve().parent.parent
+
+MACHINE_CODE = {75, 80, 86, 89, 90, 100, 120}
+PTX = {75}
+PTX_VERSION = (9, 0)  # of CUDA 13.0: the latest that driver 580 loads
+MAGIC = 0xBA55ED50  # of a fat binary; what follows is not documented, and read off those of nvcc 13.0
+
+
+def wrong_with_fatbin(data: bytes) -> str | None:
+    """Returns what a fat binary lacks of the architectures, or has that driver 580 does not load; None: it is good."""
+    header, entry = struct.Struct("<IHHQ"), struct.Struct("<HHIQIIHHI")
+    if len(data) < header.size or header.unpack_from(data)[0] != MAGIC:
+        return "is no fat binary"
+    _, _, at, size = header.unpack_from(data)
+    if at + size != len(data):
+        return f"has {len(data)} bytes, not {at + size}"
+    found: dict[int, set[int]] = {1: set(), 2: set()}  # PTX, machine code
+    while at + entry.size <= len(data):
+        kind, _, head_bytes, payload_bytes, _, _, minor, major, architecture = entry.unpack_from(data, at)
+        if head_bytes < entry.size:
+            return f"is damaged at byte {at}"
+        if kind == 1 and (major, minor) > PTX_VERSION:
+            return f"has PTX {major}.{minor}, which driver 580 does not load: take nvcc 13.0"
+        found.setdefault(kind, set()).add(architecture)
+        at += head_bytes + payload_bytes
+    lacks = [f"sm_{code}" for code in sorted(MACHINE_CODE - found[2])]
+    lacks += [f"PTX of compute_{code}" for code in sorted(PTX - found[1])]
+    return f"lacks {', '.join(lacks)}" if lacks else None
 
 
 def check(wheel: Path, turbo: str, cuda: bool) -> None:
@@ -28,6 +56,9 @@ def check(wheel: Path, turbo: str, cuda: bool) -> None:
             raise SystemExit(f"{wheel.name} lacks the licences {', '.join(sorted(lacks))}")
         if cuda != ("feeder/_native.fatbin" in names):
             raise SystemExit(f"{wheel.name} {'lacks' if cuda else 'has'} the CUDA kernels")
+        wrong = wrong_with_fatbin(archive.read("feeder/_native.fatbin")) if cuda else None
+        if wrong is not None:
+            raise SystemExit(f"{wheel.name}: feeder/_native.fatbin {wrong}")
         archive.extract(module, folder)
         spec = importlib.util.spec_from_file_location("_native", Path(folder, module))
         assert spec is not None

@@ -19,8 +19,12 @@ say() { printf 'feeder: %s\n' "$*" >&2; }
 stop() { say "$@" && exit 1; }
 cuda="$(tr '[:lower:]' '[:upper:]' <<<"${FEEDER_CUDA:-on}")"
 [ "$cuda" = ON ] || [ "$cuda" = OFF ] || stop "FEEDER_CUDA must be on or off, not $FEEDER_CUDA"
-[ "$cuda" = OFF ] || command -v nvcc >/dev/null ||
-    stop "nvcc is missing, which compiles the backend \"cuda\": put that of CUDA 13.0 on the path, or set FEEDER_CUDA=off to leave it out"
+if [ "$cuda" = ON ]; then
+    remedy="put that of CUDA 13.0 on the path (scripts/nvcc.sh gets it), or set FEEDER_CUDA=off to leave the backend \"cuda\" out"
+    command -v nvcc >/dev/null || stop "nvcc is missing, which compiles the CUDA kernels: $remedy"
+    version="$(nvcc --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')"
+    [ "$version" = 13.0 ] || stop "nvcc is of CUDA ${version:-unknown}, whose PTX driver 580 may not load: $remedy"
+fi
 mkdir -p "$root" dist
 export PIP_CONSTRAINT="$PWD/constraints.txt" PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 

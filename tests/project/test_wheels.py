@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import shutil
+import struct
 import subprocess
 import sys
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from tests.support import ROOT
 
 TURBO = native.libjpeg_turbo()[0]
 OPTIONS = ("--libjpeg-turbo", TURBO, "--cuda", "on")
+MACHINE_CODE = (75, 80, 86, 89, 90, 100, 120)
 LICENCES = [ROOT / "LICENSE", *(ROOT / "licenses").iterdir()]
 
 
@@ -26,12 +29,22 @@ def run(script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
-def wheel(folder: Path, licences: list[Path], *, cuda: bool = True) -> Path:
+def fatbin(machine_code: Sequence[int] = MACHINE_CODE, ptx: Sequence[int] = (75,), ptx_version: int = 90) -> bytes:
+    """A fat binary as nvcc lays it out, with code of 8 bytes."""
+    entries = [(1, *divmod(ptx_version, 10), code) for code in ptx] + [(2, 8, 1, code) for code in machine_code]
+    body = b"".join(
+        struct.pack("<HHIQIIHHI32x8s", kind, 0x101, 64, 8, 8, 0, minor, major, code, b"code")
+        for kind, major, minor, code in entries
+    )
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def wheel(folder: Path, licences: list[Path], *, cuda: bool = True, kernels: bytes | None = None) -> Path:
     path = folder / "feeder_data-0.1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(native.__file__, f"feeder/{Path(native.__file__).name}")
         if cuda:
-            archive.writestr("feeder/_native.fatbin", b"")
+            archive.writestr("feeder/_native.fatbin", fatbin() if kernels is None else kernels)
         for licence in licences:
             archive.write(licence, f"feeder_data-0.1.0.dist-info/licenses/{licence.relative_to(ROOT)}")
     return path
@@ -56,20 +69,50 @@ def test_a_wheel_without_the_cuda_kernels_is_refused_unless_they_were_left_out(t
     assert "has the CUDA kernels" in run("check_wheel.py", wheel(tmp_path, LICENCES), *OPTIONS[:-1], "off").stderr
 
 
-def test_wheels_are_not_built_without_nvcc_unless_the_cuda_kernels_are_left_out(tmp_path: Path) -> None:
-    for tool in ("dirname", "tr", "uname"):
+@pytest.mark.parametrize(
+    ("kernels", "message"),
+    [
+        (b"", "is no fat binary"),
+        (fatbin()[:-8], "has 584 bytes, not 592"),
+        (fatbin(MACHINE_CODE[1:-1]), "lacks sm_75, sm_120"),
+        (fatbin(ptx=()), "lacks PTX of compute_75"),
+        (fatbin(ptx_version=91), "has PTX 9.1, which driver 580 does not load: take nvcc 13.0"),
+        (fatbin()[:-72] + bytes(72), "is damaged at byte 520"),
+    ],
+    ids=["empty", "cut off", "architectures", "no PTX", "later PTX", "damaged"],
+)
+def test_a_wheel_whose_cuda_kernels_would_not_load_is_refused(tmp_path: Path, kernels: bytes, message: str) -> None:
+    done = run("check_wheel.py", wheel(tmp_path, LICENCES, kernels=kernels), *OPTIONS)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"feeder/_native.fatbin {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "nvcc", "message"),
+    [
+        ({}, None, "nvcc is missing"),
+        ({}, "13.1", "nvcc is of CUDA 13.1, whose PTX driver 580 may not load"),
+        ({"FEEDER_CUDA": "maybe"}, "13.0", "must be on or off, not maybe"),
+    ],
+)
+def test_wheels_are_not_built_without_nvcc_13_0_unless_the_cuda_kernels_are_left_out(
+    tmp_path: Path, given: dict[str, str], nvcc: str | None, message: str
+) -> None:
+    for tool in ("dirname", "sed", "tr", "uname"):
         (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
-    for given, message in (({}, "nvcc is missing"), ({"FEEDER_CUDA": "maybe"}, "must be on or off, not maybe")):
-        done = subprocess.run(
-            [shutil.which("bash") or "bash", ROOT / "scripts/wheel.sh"],
-            env={"PATH": str(tmp_path), **given},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.returncode == 1
-        assert message in done.stderr
+    if nvcc is not None:
+        (tmp_path / "nvcc").write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {nvcc}, V{nvcc}.55'\n")
+        (tmp_path / "nvcc").chmod(0o755)
+    done = subprocess.run(
+        [shutil.which("bash") or "bash", ROOT / "scripts/wheel.sh"],
+        env={"PATH": str(tmp_path), **given},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert message in done.stderr
 
 
 def test_a_wheel_without_simd_or_with_another_libjpeg_turbo_is_refused(

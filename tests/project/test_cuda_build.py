@@ -1,0 +1,84 @@
+"""How CMake builds the CUDA kernels: for every architecture, without spills, and never beside an older module's."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.slow
+
+ARCHITECTURES = {75, 80, 86, 89, 90, 100, 120}
+MOST_REGISTERS = 64  # with 64 or 128 threads a block, all of a multiprocessor's 1,024 threads and more have theirs
+MOST_BYTES = 1 << 19
+CMAKE = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+def cmake(*arguments: str | Path, **environment: str) -> str:
+    """Runs CMake, which must succeed; returns what it and its compilers said."""
+    assert CMAKE is not None
+    done = subprocess.run(
+        [CMAKE, *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def test_kernels_compile_for_every_architecture_without_spills(tmp_path: Path) -> None:
+    """With the flags of kernels/cuda/CMakeLists.txt."""
+    if shutil.which("nvcc") is None:
+        assert os.environ.get("CI") != "true", "nvcc is missing: scripts/nvcc.sh gets it"
+        pytest.skip("nvcc is not installed")
+    cmake("-S", ROOT, "-B", tmp_path, "-DFEEDER_PYTHON=OFF", "-DFEEDER_CUDA=ON")
+    said = cmake(
+        *("--build", tmp_path, "--target", "feeder_cuda"),
+        NVCC_APPEND_FLAGS="-Xptxas=-v -Werror=all-warnings",
+    )
+    entries = re.findall(r"entry function '(\w+)' for 'sm_(\d+)'", said)
+    assert len(entries) == 5 * len(ARCHITECTURES)
+    assert {int(code) for _, code in entries} == ARCHITECTURES
+    usage = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert usage == [("0", "0", "0")] * len(entries)
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", said)]
+    assert len(registers) == len(entries)
+    assert max(registers) <= MOST_REGISTERS
+
+    (fatbin,) = tmp_path.rglob("_native.fatbin")
+    spec = importlib.util.spec_from_file_location("check_wheel", ROOT / "scripts/check_wheel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    check_wheel = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check_wheel)
+    assert fatbin.stat().st_size < MOST_BYTES
+    assert check_wheel.wrong_with_fatbin(fatbin.read_bytes()) is None
+
+
+@pytest.mark.parametrize("wanted", ["OFF", "AUTO"])
+def test_a_build_without_the_kernels_leaves_none_of_an_earlier_build(tmp_path: Path, wanted: str) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "CMakeLists.txt").symlink_to(ROOT / "CMakeLists.txt")
+    (source / "kernels").symlink_to(ROOT / "kernels")
+    stale = source / "feeder" / "_native.fatbin"
+    stale.parent.mkdir()
+    stale.write_bytes(b"of an earlier build")
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
+    nvcc.chmod(0o755)
+    options = (f"-DFEEDER_CUDA={wanted}", f"-DFEEDER_NVCC={nvcc}", f"-DPython_EXECUTABLE={sys.executable}")
+    said = cmake("-S", source, "-B", tmp_path / "build", *options)
+    assert not stale.exists()
+    assert ("found is 12.8: this build is without that backend" in said) == (wanted == "AUTO")
