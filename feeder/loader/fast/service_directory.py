@@ -66,6 +66,16 @@ class Directory:
         else:
             self._read_helper(self._helper)
 
+    def close(self) -> None:
+        """Ends the helper process, if there is one."""
+        helper, self._helper, self._received = self._helper, None, b""
+        if helper is not None:
+            for pipe in (helper.stdin, helper.stdout):
+                assert pipe is not None
+                pipe.close()
+            helper.kill()
+            helper.wait()
+
     def _read_file(self, path: str) -> None:
         now = time.monotonic()
         if now - self._look_s < _LOOK_S:
@@ -99,17 +109,12 @@ class Directory:
 
     def _read_helper(self, helper: subprocess.Popen[bytes]) -> None:
         assert helper.stdout is not None
-        assert helper.stdin is not None
         try:
             data = os.read(helper.stdout.fileno(), 1 << 16)
         except BlockingIOError:
             return
         if not data:
-            helper.stdin.close()
-            helper.stdout.close()
-            helper.kill()
-            helper.wait()
-            self._helper, self._received = None, b""
+            self.close()
             return
         *lines, self._received = (self._received + data).split(b"\n")
         if len(self._received) > _MOST_BYTES:

@@ -13,6 +13,7 @@ from feeder.system.cores import Cores
 from feeder.system.text import count
 from feeder.tools.bench.result_file import spread
 from feeder.tools.terminal import WIDTH, size, table, wrap
+from feeder.tools.tune.nodes import NodeAdvice
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Setting, TriedSetting
 
@@ -52,6 +53,7 @@ class Tuning:
         arguments: The caller's other arguments; None where the caller makes the loader.
         seconds: Duration of the search.
         window_score: Score of the chosen windowed shuffle, 1 for a full shuffle; None without one.
+        nodes: Advice on the nodes of an input service; None without one.
     """
 
     outcome: Outcome
@@ -62,6 +64,7 @@ class Tuning:
     arguments: dict[str, Any] | None
     seconds: float
     window_score: float | None = None
+    nodes: NodeAdvice | None = None
 
     @property
     def call(self) -> str | None:
@@ -88,6 +91,7 @@ class Tuning:
             "baseline": _point(outcome.baseline),
             "gain": None if gain is None else {**spread(gain.ratios), "certain": gain.certain},
             "rounds": outcome.rounds,
+            "nodes": None if self.nodes is None else dataclasses.asdict(self.nodes),
             "verdict": self.verdict(),
             "points": [_point(point) for point in outcome.points],
             "notes": list(outcome.notes),
@@ -141,6 +145,8 @@ class Tuning:
             found.append(
                 f"a windowed shuffle mixes less than a full one: it scores {self.window_score:.2f}, a full shuffle 1"
             )
+        if self.nodes is not None:
+            found.append(self.nodes.reason)
         if skipped := max((trial.skipped for point in outcome.points for trial in point.runs), default=0):
             found.append(
                 f"up to {count(skipped, 'sample')} of a run could not be decoded: `feeder inspect --verify` names "

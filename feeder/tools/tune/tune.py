@@ -25,12 +25,16 @@ from feeder.system.memory import available_bytes
 from feeder.system.text import count
 from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
+from feeder.tools.tune.nodes import ServiceRates, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Search, Space
 from feeder.tools.tune.setting import Setting, TriedSetting
 from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
+
+_ON_NODES = ("cpu", "pillow")  # backends of workers
+_SERVICE_SHARE, _LEAST_S = 0.1, 1.0  # of the search's time that a service runs, after it
 
 _TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor", "worker_threads")
 
@@ -104,12 +108,16 @@ def tune(
         note: Called with a line about each run.
         arguments: With a dataset: arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
             setting, with which the result is compared; the default is torch's, no workers. A ``backend`` other than
-            "auto" is kept, as another one may change pixels.
+            "auto" is kept, as another one may change pixels. With ``service`` the search is for local workers, and
+            the result says how many nodes of that input service pay, and whether any do.
 
     Raises:
         ArgumentError: for an argument out of range, more cpus than the process may use, or a dataset without a batch.
         FeederError: if loading fails.
+        ServiceError: if no server of ``service`` is there.
     """
+    service = arguments.pop("service", None)
+    arguments.pop("service_only", None)
     machine = cores()
     _check(target, cpus, memory_bytes, seconds, machine)
     available = available_bytes()
@@ -117,6 +125,8 @@ def tune(
     budget = Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
     started = time.monotonic()
     origin, baseline = _source(source, arguments)
+    if service is not None and (origin.arguments is None or not origin.backends):
+        raise ArgumentError("service= is for feeder's datasets: give tune() the dataset, and not a function")
     alone = None
     if step is not None:
         alone = _alone(origin, baseline, step)
@@ -150,6 +160,11 @@ def tune(
     if chosen is not None and chosen.setting.window is not None:
         sizes = origin.dataset.reader.shard_sizes()
         score = Order(len(origin.dataset), 0, Window(chosen.setting.window), sizes).neighbour_distance()
+    nodes = None
+    if service is not None and chosen is not None and not outcome.interrupted:
+        rates = _service_rates(service, origin, seconds)
+        idle = max(0, budget.cpus - chosen.setting.cores)
+        nodes = nodes_that_pay(chosen.rate, chosen.setting.cores, idle, alone if target is None else target, rates)
     return Tuning(
         outcome=outcome,
         budget=budget,
@@ -159,7 +174,17 @@ def tune(
         arguments={k: v for k, v in arguments.items() if k not in _TUNED} if origin.arguments is not None else None,
         seconds=time.monotonic() - started,
         window_score=score,
+        nodes=nodes,
     )
+
+
+def _service_rates(service: str, origin: _Source, seconds: float) -> ServiceRates:
+    """Measures an input service on the loader's work."""
+    assert origin.arguments is not None
+    backend = next((name for name in origin.backends if name in _ON_NODES), "auto")
+    given = {"service": service, "service_only": True, "backend": backend, "num_workers": 0}
+    given["on_error"] = origin.arguments.get("on_error", "skip")
+    return measure_service(service, lambda: run(origin.make(**given), max(_LEAST_S, seconds * _SERVICE_SHARE)))
 
 
 def _check(target: float | None, cpus: int | None, memory: int | None, seconds: float, machine: Cores) -> None:
