@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from feeder import transforms as T
 from feeder.system.process_usage import process_tree
 from tests.support import ROOT
 from tests.support.batches import check_same, copied_epoch
+from tests.support.link_proxy import LinkProxy
 from tests.support.loader_data import write_shards
 from tests.support.processes import all_ended, wait_until
 from tests.support.service import ServiceServer
@@ -143,3 +145,67 @@ def test_a_loader_that_waits_goes_on_with_the_next_server(
     check_with_fault(one, expected, fault)
     assert next_one[0].parts() > 0
     next_one[0].close()
+
+
+@pytest.fixture
+def half_open(server: ServiceServer, tmp_path: Path) -> Iterator[tuple[LinkProxy, str]]:
+    """A proxy before the server, and the service by way of it."""
+    proxy, path = LinkProxy(server.place), tmp_path / "by-proxy.json"
+    path.write_text(json.dumps({"token": server.token, "servers": [proxy.place]}))
+    yield proxy, f"file:{path}"
+    proxy.close()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_peer_that_vanishes_without_an_end(
+    root: Path, half_open: tuple[LinkProxy, str], expected: list[list[Any]], workers: int
+) -> None:
+    proxy, service = half_open
+    one = loader(root, num_workers=workers, service=service)
+    check_with_fault(one, expected, proxy.swallow)
+    assert one.stats()["respawns"] == 0
+    wait_until(lambda: proxy.swallowed)
+
+
+@pytest.mark.slow
+def test_a_server_ends_the_connection_of_a_client_that_has_vanished(
+    root: Path, server: ServiceServer, half_open: tuple[LinkProxy, str], expected: list[list[Any]]
+) -> None:
+    proxy, service = half_open
+    one = loader(root, service=service, service_only=True)
+    check_same(copied_epoch(one), expected[0])
+    proxy.swallow()
+    one.close()  # of which the server hears nothing
+    wait_until(lambda: server.status()["connections"] == 1)  # that which asks
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"service_only": True}])
+def test_a_link_a_server_and_the_relay_fail_together(
+    root: Path,
+    server: ServiceServer,
+    half_open: tuple[LinkProxy, str],
+    tmp_path: Path,
+    expected: list[list[Any]],
+    options: dict[str, Any],
+) -> None:
+    proxy, service = half_open
+    one = loader(root, service=service, **options)
+    path = Path(service.removeprefix("file:"))
+    later: list[ServiceServer] = []
+
+    def fault() -> None:
+        proxy.swallow()
+        server.kill()
+        os.kill(one.worker_pids()[-1], signal.SIGKILL)
+        later.append(ServiceServer(tmp_path, root))
+        for pid in process_tree(later[0].process.pid)[2:]:
+            os.kill(pid, signal.SIGKILL)
+        os.replace(later[0].path, path)
+
+    try:
+        check_with_fault(one, expected, fault)
+        if "service_only" in options:
+            assert later[0].parts() > 0
+    finally:
+        for each in later:
+            each.close()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tests.support.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow
 
+SECONDS = float(os.environ.get("FEEDER_HEAD_SECONDS", "5"))
+_SERVERS_END_S = 120.0  # after Ray's time for a head to come back
 RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
 
 
@@ -111,6 +114,39 @@ def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
     assert "images/s" in serve(cluster, "--status")
 
 
-def test_without_the_head_an_epoch_goes_on(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
-    one = loader(root, cluster, num_workers=1)
-    check_with_fault(one, expected, cluster.close)
+def test_a_node_the_helper_and_the_relay_fail_together(
+    root: Path, cluster: RayCluster, expected: list[list[Any]]
+) -> None:
+    wait_until(lambda: len(status(cluster)) == 2)
+    one = loader(root, cluster, service_only=True)
+
+    def fault() -> None:
+        relay = one.worker_pids()[-1]
+        for pid in process_tree(relay)[1:]:
+            os.kill(pid, signal.SIGKILL)
+        cluster.kill_node(cluster.nodes[0])
+        os.kill(relay, signal.SIGKILL)
+
+    check_with_fault(one, expected, fault)
+    assert one.stats()["respawns"] == 1
+    cluster.add_node()
+
+
+def test_without_the_head_epochs_go_on(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
+    """FEEDER_HEAD_SECONDS sets how long: three minutes are a campaign, in which Ray ends the servers, too."""
+    both = loader(root, cluster, num_workers=1)
+    check_with_fault(both, expected, cluster.kill_head)
+    alone = loader(root, cluster, service_only=True, timeout=3)
+    began, epochs = time.monotonic(), 0
+    while time.monotonic() - began < SECONDS:
+        both.set_epoch(epochs % 3)
+        check_same(copied_epoch(both), expected[epochs % 3])
+        epochs += 1
+    assert both.stats()["respawns"] == 0
+    if SECONDS >= _SERVERS_END_S:
+        with pytest.raises(feeder.ServiceError, match=r"no server of the service .* was there for 3 s"):
+            list(alone)
+    cluster.close()
+    alone.set_epoch(0)
+    with pytest.raises(feeder.ServiceError, match=r"no server of the service .* was there for 3 s"):
+        list(alone)

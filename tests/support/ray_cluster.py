@@ -71,6 +71,10 @@ class RayCluster:
         self._ask("kill", node)
         self.nodes.remove(node)
 
+    def kill_head(self) -> None:
+        """Kills the head, at once; the nodes are left alone."""
+        self._ask("kill head")
+
     def close(self) -> None:
         """Ends the cluster."""
         assert self._process.stdin is not None
@@ -122,6 +126,9 @@ def _serve(folder: str) -> None:
                 os.environ.update(before)
                 answer = node.node_id
                 nodes[answer] = node
+            elif command == "kill head":
+                head_node: Any = cluster.head_node
+                cluster.remove_node(head_node, allow_graceful=False)
             else:
                 cluster.remove_node(nodes.pop(arguments[0]), allow_graceful=False)
             print(json.dumps(answer), file=answers, flush=True)
