@@ -21,12 +21,44 @@ from feeder.shard.store.mirror import Mirror
 from feeder.system.text import count
 from feeder.system.warning import warn
 
-__all__ = ["index_of_field"]
+__all__ = ["index_of_field", "open_shards"]
 
 _AT_ONCE = 1000  # headers that a store is asked for together
 
 
-def index_of_field(path: str, image_field: str, version: int | None = None, mirror: Mirror | None = None) -> str | None:
+def open_shards(
+    index: str,
+    *,
+    exif: bool,
+    image_field: str | None = None,
+    version: int | None = None,
+    mirror: Mirror | None = None,
+    writes: bool = True,
+) -> ShardReader:
+    """Opens a shard set.
+
+    Args:
+        index: Path of its index.
+        exif: Whether to apply EXIF orientation.
+        image_field: The field that is the image, see :func:`index_of_field`; None: that of the index.
+        version: Number of the version, from 1; None for the newest.
+        mirror: The mirror of a remote set; None for a local one.
+        writes: True to make the index of the image field where there is none.
+
+    Raises:
+        FormatError, ArgumentError: as :func:`index_of_field` does.
+    """
+    made = None if image_field is None else index_of_field(index, image_field, version, mirror, writes=writes)
+    if made is None or image_field is None:
+        return ShardReader(index, exif=exif, version=version, mirror=mirror)
+    reader = ShardReader(made, exif=exif, mirror=mirror, is_of_field=True)
+    reader.field_of = index, version, image_field
+    return reader
+
+
+def index_of_field(
+    path: str, image_field: str, version: int | None = None, mirror: Mirror | None = None, *, writes: bool = True
+) -> str | None:
     """Makes the index in which another field of the samples is the image, unless it exists and is up to date.
 
     Args:
@@ -34,6 +66,7 @@ def index_of_field(path: str, image_field: str, version: int | None = None, mirr
         image_field: The field, or several separated by ";", of which the first that a sample has is its image.
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
+        writes: False to refuse a set without that file.
 
     Returns:
         Path of that index, beside the one at ``path``; None if the images are in that field already.
@@ -57,7 +90,7 @@ def index_of_field(path: str, image_field: str, version: int | None = None, mirr
     stem = os.path.splitext(path)[0] + (f"-{index.version:06d}" if index.version > 1 else "")
     to = f"{stem}.{name.replace(os.sep, '_')}.bin"
     if not _fits(to, index):
-        if not os.access(os.path.dirname(to) or ".", os.W_OK):
+        if not writes or not os.access(os.path.dirname(to) or ".", os.W_OK):
             raise ArgumentError(
                 f"{to}: can't be written; the headers of the images in {image_field!r} are kept there: open the set "
                 "once as a user who may write into its folder"

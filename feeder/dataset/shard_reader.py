@@ -135,7 +135,13 @@ class ShardReader(ShardFields):
         version: Number of the version of the set, from 1; None for the newest.
         mirror: The mirror of a remote set, in whose folder the index is; None for a local set.
         is_of_field: True for the index of another image field, which is local, also of a remote set.
+
+    Attributes:
+        field_of: (index, version, image field) of the set that the index of another image field was made from; else
+            None.
     """
+
+    field_of: tuple[str, int | None, str] | None = None
 
     def __init__(
         self,
@@ -161,7 +167,7 @@ class ShardReader(ShardFields):
     def __reduce__(self) -> tuple[Any, ...]:
         index = self.index
         own = (index.path, self.exif, self.classes, index.identity, self.made_ns, self._labels)
-        return _shard_reader, (*own, index.version, self.mirror, index.image_of is not None)
+        return _shard_reader, (*own, index.version, self.mirror, index.image_of is not None, self.field_of)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -551,6 +557,7 @@ def _shard_reader(
     version: int | None = None,
     mirror: Mirror | None = None,
     is_of_field: bool = False,
+    field_of: tuple[str, int | None, str] | None = None,
 ) -> ShardReader:
     reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror, is_of_field=is_of_field)
     if reader.index.identity != identity:
@@ -558,7 +565,7 @@ def _shard_reader(
             f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "
             "earlier index and shards and go on"
         )
-    reader.made_ns = made_ns
+    reader.made_ns, reader.field_of = made_ns, field_of
     if labels is not None:
         reader.relabel(labels, classes)
     return reader

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.extras import Fields, fields_of
-from feeder.dataset.field_index import index_of_field
+from feeder.dataset.field_index import open_shards
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
     TargetTransform,
@@ -164,10 +164,7 @@ def _opened(
         folder = local_path(folder)
         index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
         refuse_mirror(os.path.dirname(index))
-    made = None if image_field is None else index_of_field(index, image_field, version, mirror)
-    if made is not None:
-        index, version = made, None
-    reader = ShardReader(index, exif=exif, version=version, mirror=mirror, is_of_field=made is not None)
+    reader = open_shards(index, exif=exif, image_field=image_field, version=version, mirror=mirror)
     names = reader.index.classes
     reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
     if labels is False:

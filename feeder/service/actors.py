@@ -41,7 +41,7 @@ class Registry:
         name: The service's name.
         token: Its token.
         options: Options of the servers: ``roots``, ``cores``, ``window_bytes``, ``job_cores``, ``cache_dir``, ``host``,
-            ``metrics_port``, and ``nodes``, the largest number of nodes.
+            ``metrics_port``, ``modules``, and ``nodes``, the largest number of nodes.
     """
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
@@ -114,7 +114,11 @@ class NodeServer:
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
         host = options["host"] or ray.util.get_node_ip_address()
         fixed = {key: options[key] for key in ("cores", "window_bytes", "job_cores", "cache_dir")}
-        self._server = Server(ServerOptions(roots=tuple(options["roots"]), token=token, host=host, **fixed))
+        self._server = Server(
+            ServerOptions(
+                roots=tuple(options["roots"]), token=token, host=host, modules=tuple(options["modules"]), **fixed
+            )
+        )
         if options["metrics_port"] is not None:
             serve_metrics(self._server.status, host, options["metrics_port"])
         self._name = name

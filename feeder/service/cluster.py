@@ -63,6 +63,7 @@ def start(
     job_cores: int | None = None,
     cache_dir: str | None = None,
     metrics_port: int | None = None,
+    allow_modules: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Starts an input service in a Ray cluster, on its nodes as they come and go, until :func:`stop`.
 
@@ -77,6 +78,8 @@ def start(
         job_cores: Most cores of a node that one job gets at a time; None: all that the others leave.
         cache_dir: Cache of remote sets on each node; None: the default.
         metrics_port: TCP port of each node for Prometheus; None: none.
+        allow_modules: Names of the modules whose functions recipes and fields may call on the nodes, which have the
+            same files of them; no others are called, and nothing else of these.
 
     Returns:
         ``servers``: [host, port] of those that have started so far, one at least.
@@ -89,6 +92,8 @@ def start(
         raise ArgumentError(f"expected a name without '@' that does not begin with 'file:', got {name!r}")
     if not roots or isinstance(roots, (str, os.PathLike)):
         raise ArgumentError(f"roots must be a list of folders and URLs, got {roots!r}")
+    if isinstance(allow_modules, str):
+        raise ArgumentError(f"allow_modules must be a list of modules' names, got {allow_modules!r}")
     for value, what in ((cpus, "cpus"), (nodes, "nodes"), (job_cores, "job_cores")):
         if value is not None and value < 1:
             raise ArgumentError(f"{what} must be 1 or more, got {value}")
@@ -103,6 +108,7 @@ def start(
         "job_cores": job_cores,
         "cache_dir": cache_dir,
         "metrics_port": metrics_port,
+        "modules": list(allow_modules),
     }
     with joined(address) as ray:
         from feeder.service.actors import NAMESPACE, Registry, registry_name

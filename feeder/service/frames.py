@@ -6,9 +6,10 @@ Note [Frames]
     wrong is found by who reads the message. A frame that is wrong ends its connection.
 
     A client says HELLO (token, versions) and is answered WELCOME, or REFUSED with the reason; then WORK, answered
-    ACCEPTED or REFUSED; then PART as often as it likes within its credit, each answered by RESULT or FAILED with the
-    part's number. CANCEL takes a part back, which may still be answered. STATUS is answered STATUS. Both sides send
-    BEAT every 250 ms; the server's has the client's credit: the number of parts that it may have unanswered.
+    ACCEPTED or REFUSED; then PART as often as it likes within its credit, with the size of its images where batches
+    differ in size, each answered by RESULT or FAILED with the part's number. CANCEL takes a part back, which may still
+    be answered. STATUS is answered STATUS. Both sides send BEAT every 250 ms; the server's has the client's credit: the
+    number of parts that it may have unanswered.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BEAT_S = 0.25
 _MAGIC = b"fd"
 HEAD = struct.Struct("<2sBxIQ")  # magic, kind, bytes of JSON, bytes of the payload
 _SCRATCH_BYTES = 1 << 16
-_SMALL, _LARGE = 1 << 12, 32 << 20
+_SMALL, _TEXT, _LARGE = 1 << 12, 1 << 16, 32 << 20
 _MOST_RESULT_BYTES = 1 << 31
 _MOST_ROWS_BYTES = 24 << 16
 
@@ -78,10 +79,10 @@ CLIENT_LIMITS: Limits = {  # of what a client sends
 }
 SERVER_LIMITS: Limits = {  # of what a server sends
     Kind.WELCOME: (_SMALL, 0),
-    Kind.REFUSED: (_SMALL, 0),
+    Kind.REFUSED: (_TEXT, 0),
     Kind.ACCEPTED: (_SMALL, 0),
     Kind.RESULT: (_LARGE, _MOST_RESULT_BYTES),
-    Kind.FAILED: (_SMALL, 0),
+    Kind.FAILED: (_TEXT, 0),
     Kind.BEAT: (_SMALL, 0),
     Kind.STATUS: (1 << 20, 0),
 }

@@ -26,6 +26,7 @@ def serve_file(
     window_bytes: int,
     job_cores: int | None,
     metrics_port: int | None = None,
+    allow_modules: Sequence[str] = (),
 ) -> None:
     """Runs a server until the process is told to end by SIGTERM or SIGINT.
 
@@ -34,24 +35,33 @@ def serve_file(
             the service then. It is removed in the end.
         roots, cores, host, window_bytes, job_cores: See :class:`feeder.service.server.ServerOptions`.
         metrics_port: TCP port for Prometheus; None: none.
+        allow_modules: Modules whose functions recipes and fields may call.
 
     Raises:
         ArgumentError: for a root that is none.
         ServiceError: if the address can't be had, or the file can't be written.
     """
     token = secrets.token_hex(32)
-    options = ServerOptions(tuple(roots), cores, token, host, window_bytes=window_bytes, job_cores=job_cores)
+    options = ServerOptions(
+        tuple(roots),
+        cores,
+        token,
+        host,
+        window_bytes=window_bytes,
+        job_cores=job_cores,
+        modules=tuple(allow_modules),
+    )
     try:
         server = Server(options)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            server.stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told of the server, by the file
+            signal.signal(number, stop)
         _write(path, {"token": token, "servers": [list(server.address)]})
     except OSError as error:
         raise ServiceError(f"can't serve on {host}, or write {path}: {error.strerror or error}") from None
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
     try:
         if metrics_port is not None:
             from feeder.service.metrics import serve_metrics

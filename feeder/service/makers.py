@@ -15,6 +15,7 @@ from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.service.frames import Kind, pack_frame
 from feeder.service.part_maker import ANSWER
 from feeder.service.part_queue import Memory, PartQueue, Task
+from feeder.service.work_size import WorkSize
 
 __all__ = ["NUMBER_BYTES", "KnownWork", "Makers"]
 
@@ -29,6 +30,8 @@ _MOST_FAILED_STARTS = 5
 class _Maker(Worker):
     task: Task | None = None
     works: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    regions: set[int] = field(default_factory=set)  # memory that it may have mapped
+    closed: list[int] = field(default_factory=list)  # of that, what it may unmap
 
 
 class KnownWork:
@@ -38,12 +41,12 @@ class KnownWork:
         value: Its JSON.
 
     Attributes:
-        size: Bytes of a sample and of a part beside them; None until the work was checked.
+        size: The memory that its parts take; None until the work was checked.
     """
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self.size: tuple[int, int] | None = None
+        self.size: WorkSize | None = None
 
 
 class Makers:
@@ -51,7 +54,7 @@ class Makers:
 
     Args:
         count: Their number.
-        roots, cache_dir: See :class:`feeder.service.roots.Roots`.
+        roots, cache_dir, modules: See :class:`feeder.service.roots.Roots`.
         memory: Memory for results.
         selector: Has their sockets, with their numbers as data.
         end: Is told of the end of a task: with its kind of frame, and the message.
@@ -65,11 +68,13 @@ class Makers:
         count: int,
         roots: Sequence[str],
         cache_dir: str | None,
+        modules: Sequence[str],
         memory: Memory,
         selector: selectors.BaseSelector,
         end: Callable[[Task, Kind, dict[str, Any]], None],
     ) -> None:
-        self._count, self._roots, self._cache_dir = count, tuple(roots), cache_dir
+        self._count = count
+        self._here = {"roots": tuple(roots), "cache_dir": cache_dir, "modules": tuple(modules)}
         self._memory, self._selector, self._end = memory, selector, end
         self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
         self._failed_starts = 0
@@ -141,34 +146,41 @@ class Makers:
         works[digest] = None
         while len(works) > _WORKS:
             forget.append(works.popitem(last=False)[0])
-        message = {
-            "digest": digest,
-            "work": work.value,
-            "roots": self._roots,
-            "cache_dir": self._cache_dir,
-            "forget": forget,
-        }
+        message = {"digest": digest, "work": work.value, "here": self._here, "forget": forget}
         self._supervisor.send(number, pack_frame(Kind.WORK, message))
 
     def _send_part(self, number: int, task: Task, work: KnownWork) -> None:
         assert work.size is not None
-        task.region = self._memory.take(len(task.numbers) // NUMBER_BYTES * work.size[0] + work.size[1])
-        region = task.region.region
+        task.region = self._memory.take(work.size.part_bytes(len(task.numbers) // NUMBER_BYTES, task.size))
+        region, maker = task.region.region, self._supervisor.workers[number]
+        self._note_closed()
+        maker.regions.add(task.region.number)
+        closed, maker.closed = maker.closed, []
         message = {
+            "closed": closed,
             "digest": task.digest,
             "epoch": task.epoch,
+            "size": task.size,
             "region": task.region.number,
             "region_bytes": region.size_bytes,
         }
         head = pack_frame(Kind.PART, message, len(task.numbers))
         self._supervisor.send(number, head + task.numbers, [region.descriptor], region)
 
+    def _note_closed(self) -> None:
+        """Notes for each process the memory that is not used again, which it would keep otherwise."""
+        for gone in self._memory.take_closed():
+            for maker in self._supervisor.workers:
+                if gone in maker.regions:
+                    maker.regions.remove(gone)
+                    maker.closed.append(gone)
+
     def _take_answers(self, number: int, maker: _Maker) -> None:
         for (kind,), data in self._supervisor.messages(number):
-            message = json.loads(data)
             task = maker.task
-            if task is None:
+            if task is None or kind == Kind.BEAT:
                 continue
+            message = json.loads(data)
             if kind == Kind.FAILED and message["of"] == Kind.WORK:
                 maker.works.pop(task.digest, None)
             if task.kind == message["of"]:  # else that of the work before a part, which fails as its work does

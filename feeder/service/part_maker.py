@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -15,16 +16,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import DecodeError, FeederError
+from feeder.dataset.extras import Column
+from feeder.errors import ArgumentError, DecodeError, FeederError
 from feeder.loader.fast.part_answer import report_to_json
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_from_json
 from feeder.loader.observe.meter import Meter
-from feeder.loader.slots.image_slots import Samples, SlotView
+from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 from feeder.loader.slots.region import Region
 from feeder.loader.workers.watchdog import end_with_trainer
-from feeder.service.frames import HEAD, WORKER_LIMITS, Kind
+from feeder.service.frames import HEAD, SERVER_LIMITS, WORKER_LIMITS, Kind
 from feeder.service.roots import Roots
+from feeder.service.work_size import WorkSize
 
 __all__ = ["ANSWER", "part_maker"]
 
@@ -33,6 +36,8 @@ ANSWER = struct.Struct("<qq")
 
 
 _REGIONS = 64
+_SPARE_BYTES = 1 << 10  # for what the server adds
+_TOO_LARGE = "its fields, or the error, are too large to be sent; make batches smaller, or leave the service out"
 _PAGE, _LINE, _COLUMNS_BYTES = 4096, 64, 24  # see Layout
 
 
@@ -46,6 +51,7 @@ def part_maker(channel: socket.socket) -> None:
     channel.settimeout(None)
     end_with_trainer(channel)
     maker = _Maker()
+    channel.sendall(ANSWER.pack(0, Kind.BEAT))  # it has started: whatever ends it now is its task's fault
     while True:
         head, descriptors, _, _ = socket.recv_fds(channel, HEAD.size, 1, socket.MSG_WAITALL)
         if len(head) < HEAD.size:
@@ -68,6 +74,8 @@ def part_maker(channel: socket.socket) -> None:
             answer |= _failure(error)
             kind = Kind.FAILED
         data = json.dumps(answer).encode()
+        if len(data) > SERVER_LIMITS.get(kind, SERVER_LIMITS[Kind.FAILED])[0] - _SPARE_BYTES:
+            kind, data = Kind.FAILED, json.dumps({"of": answer["of"], "error": _TOO_LARGE}).encode()
         channel.sendall(ANSWER.pack(len(data), kind) + data)
 
 
@@ -101,23 +109,27 @@ class _Maker:
         """Opens the sets of some work and makes its decoder; returns what a sample takes."""
         for digest in message["forget"]:
             self._works.pop(digest, None)
-        found = work_from_json(message["work"], Roots(message["roots"], message["cache_dir"]).open_set)
+        found = work_from_json(message["work"], Roots(**message["here"]))
         found.prepare()
         self._works[message["digest"]] = found
-        columns = (*found.image_columns, *found.further_columns)
-        sizes = [math.prod(column.shape) * np.dtype(column.dtype).itemsize for column in columns]
-        row_bytes = _COLUMNS_BYTES + found.reader.label_dtype.itemsize + sum(sizes)
-        return {"row_bytes": row_bytes, "further_bytes": 2 * _PAGE + _LINE * (len(sizes) + 1)}
+        return {"size": _size(found)}
 
     def make(self, message: dict[str, Any], payload: bytearray, descriptor: int) -> dict[str, Any]:
         """Makes a part; returns its report, and where in the memory its arrays are: [offset, bytes] each."""
+        for number in message["closed"]:
+            self._regions.pop(number, None)
         region = self._region(message["region"], message["region_bytes"], descriptor)
         work = self._works[message["digest"]]
         rows = len(payload) // _COLUMNS_BYTES
         numbers = np.frombuffer(payload, np.int64).reshape(3, rows)
-        layout = work.layout(rows)
+        layout, sizes = work.layout(rows), None
+        if message["size"] is not None:
+            height, width = message["size"]
+            sizes = work.image_sizes(message["epoch"], (height, width))
+            _check_sizes(work, message["epoch"], sizes)
+            layout = dataclasses.replace(layout, images=layout.images_of(sizes))
         memory = region.array(np.uint8, (region.size_bytes,))
-        view = SlotView.of(layout, memory, Samples(*numbers))
+        view = SlotView.of(layout, memory, Samples(*numbers), sizes)
         work.meter = Meter()
         report = work.run(message["epoch"], view)
         return report_to_json(report) | {"arrays": _places(memory, view), "stages": _sparse(work.meter)}
@@ -131,6 +143,31 @@ class _Maker:
                 self._regions.popitem(last=False)
         self._regions.move_to_end(number)
         return self._regions[number]
+
+
+def _size(work: Work) -> WorkSize:
+    """Returns the memory that parts take; images of a batch's size count by the pixel."""
+    varies = work.pad is not None or any(recipe.is_variable for recipe in work.recipes)
+    row_bytes, pixel_bytes = _COLUMNS_BYTES + work.reader.label_dtype.itemsize, 0
+    for number, (recipe, column) in enumerate(zip(work.recipes, work.image_columns, strict=True)):
+        if varies and (not number or recipe.has_bucket):
+            pixel_bytes += column.shape[0] * np.dtype(column.dtype).itemsize
+        else:
+            row_bytes += _bytes(column)
+    row_bytes += sum(map(_bytes, work.further_columns))
+    arrays = 1 + len(work.image_columns) + len(work.further_columns)
+    return WorkSize(row_bytes, pixel_bytes, 2 * _PAGE + _LINE * arrays)
+
+
+def _bytes(column: Column) -> int:
+    return math.prod(column.shape) * np.dtype(column.dtype).itemsize
+
+
+def _check_sizes(work: Work, epoch: int, sizes: Sizes) -> None:
+    """Refuses a batch's sizes that its recipe does not make. Padded images are checked as they are decoded."""
+    for recipe, size in zip(work.recipes_at(sizes[0], epoch), sizes, strict=True):
+        if recipe.output_size not in (None, size):
+            raise ArgumentError(f"a part of images of {size}, which the recipe makes of {recipe.output_size}")
 
 
 def _places(memory: npt.NDArray[np.uint8], view: SlotView) -> list[list[int]]:

@@ -15,11 +15,11 @@ from typing import Any
 from feeder.loader.slots.region import Region
 from feeder.service.frames import Kind
 
-__all__ = ["Memory", "MemoryPiece", "PartQueue", "Result", "Task", "Window"]
+__all__ = ["Key", "Memory", "MemoryPiece", "PartQueue", "Result", "Task", "Window"]
 
-_UNIT = 1 << 20
+_UNIT, _CLASS_BITS = 1 << 20, 4  # sizes differ by an eighth at least
 
-Key = tuple[str, int, bytes]
+Key = tuple[str, int, bytes, tuple[int, int] | None]
 
 
 class Task:
@@ -31,6 +31,7 @@ class Task:
         digest: Digest of the work.
         epoch: Of a part.
         numbers: A part's positions, ids and repeats, int64 [3, N] as bytes.
+        size: (height, width) of the images of its batch; None: that of the recipe.
 
     Attributes:
         waiters: Who waits for it: any object, and its number for the part.
@@ -38,15 +39,24 @@ class Task:
         started_s: Time at which it began, on the monotonic clock; 0: it waits.
     """
 
-    def __init__(self, kind: Kind, job: str, digest: str, epoch: int = 0, numbers: bytes = b"") -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        job: str,
+        digest: str,
+        epoch: int = 0,
+        numbers: bytes = b"",
+        size: tuple[int, int] | None = None,
+    ) -> None:
         self.kind, self.job, self.digest, self.epoch, self.numbers = kind, job, digest, epoch, numbers
+        self.size = size
         self.waiters: list[tuple[Any, int]] = []
         self.region: MemoryPiece | None = None
         self.started_s = 0.0
 
     @property
     def key(self) -> Key:
-        return self.digest, self.epoch, self.numbers
+        return self.digest, self.epoch, self.numbers, self.size
 
 
 class PartQueue:
@@ -63,7 +73,7 @@ class PartQueue:
         self.running: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, list(self._waiting.values())))  # any thread may ask
 
     def waiting(self, job: str) -> int:
         """Returns the number of a job's tasks that wait."""
@@ -123,10 +133,12 @@ class Memory:
     def __init__(self, most: int) -> None:
         self._most, self._next = most, 0
         self._free: deque[MemoryPiece] = deque()
+        self._closed: list[int] = []
 
     def take(self, size_bytes: int) -> MemoryPiece:
         """Returns memory of that size or more, with one user."""
-        size_bytes = -(-size_bytes // _UNIT) * _UNIT
+        unit = max(_UNIT, 1 << max(0, size_bytes.bit_length() - _CLASS_BITS))  # few sizes, or none would be used again
+        size_bytes = -(-size_bytes // unit) * unit
         found = next((each for each in self._free if each.region.size_bytes == size_bytes), None)
         if found is None:
             found = MemoryPiece(self._next, size_bytes)
@@ -142,7 +154,14 @@ class Memory:
         if not memory.users:
             self._free.append(memory)
             if len(self._free) > self._most:
-                self._free.popleft().region.close()
+                gone = self._free.popleft()
+                gone.region.close()
+                self._closed.append(gone.number)
+
+    def take_closed(self) -> list[int]:
+        """Returns the numbers of the memory that was closed since the last call."""
+        closed, self._closed = self._closed, []
+        return closed
 
 
 class Result:

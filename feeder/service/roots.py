@@ -1,18 +1,21 @@
-"""The folders and stores that a server reads sets from, and nothing else."""
+"""The folders and stores that a server reads from, and the modules whose functions it calls, and nothing else."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from feeder.dataset.field_index import open_shards
 from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
+from feeder.loader.fast.set_json import SetPlace
 from feeder.shard.cache.mirror import open_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.system.named_functions import AllowedFunctions
 
 __all__ = ["Roots"]
 
@@ -26,12 +29,16 @@ class Roots:
     Args:
         roots: The folders and URLs.
         cache_dir: Cache of remote sets; None: the default.
+        modules: Names of the modules whose functions recipes and fields may call.
 
     Raises:
         ArgumentError: if there is none, or one is no folder.
     """
 
-    def __init__(self, roots: Sequence[str | os.PathLike[str]], cache_dir: str | None = None) -> None:
+    def __init__(
+        self, roots: Sequence[str | os.PathLike[str]], cache_dir: str | None = None, modules: Sequence[str] = ()
+    ) -> None:
+        self._functions = AllowedFunctions(modules)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
         self._cache_dir = cache_dir
@@ -44,34 +51,42 @@ class Roots:
                     raise ArgumentError(f"{folder}: expected a folder below which the service may read sets (--root)")
                 self._folders.append(folder)
 
-    def open_set(
-        self, kind: Literal["shards", "folder"], path: str, version: int | None, exif: bool
-    ) -> ShardReader | FolderReader:
-        """Opens a set below a root.
-
-        Args:
-            kind: Kind of the set.
-            path: Path of a folder or an index, or a URL of shards.
-            version: Version of a shard set; None: the newest.
-            exif: True to apply EXIF orientation.
+    def open_set(self, place: SetPlace) -> ShardReader | FolderReader:
+        """Opens a set.
 
         Raises:
             ArgumentError: if it lies below no root.
         """
-        if is_remote(path):
-            if kind == "folder":
-                raise ArgumentError(f"{path}: expected a folder of images on the nodes")
-            url = self._url(path)
+        how: dict[str, Any] = {"exif": place.exif, "version": place.version, "image_field": place.image_field}
+        if is_remote(place.path):
+            if place.is_folder:
+                raise ArgumentError(f"{place.path}: expected a folder of images on the nodes")
+            url = self._url(place.path)
             mirror = open_mirror(url, cache_dir=self._cache_dir, cache_bytes=None, allow_http=None, timeout_s=TIMEOUT_S)
-            index = os.path.join(mirror.folder, mirror.options.index)
-            return ShardReader(index, exif=exif, version=version, mirror=mirror)
+            return open_shards(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
+        found = self._path(place.path)
+        if place.is_folder:
+            return FolderReader.scan(found, FOLDER_EXTENSIONS, exif=place.exif, targets=place.members)
+        index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
+        return open_shards(index, writes=False, **how)
+
+    def file(self, path: str) -> str:
+        """Returns the path of a file that a field reads, after links were followed.
+
+        Raises:
+            ArgumentError: if it lies below no root.
+        """
+        return self._path(path)
+
+    def function(self, name: object, digests: object) -> Callable[..., Any]:
+        """Returns a function of an allowed module, see :meth:`AllowedFunctions.find`."""
+        return self._functions.find(name, digests)
+
+    def _path(self, path: str) -> str:
         found = os.path.realpath(path)
         if not any(_is_below(found, folder) for folder in self._folders):
             raise ArgumentError(f"{path}: lies below no folder that the service was started for (--root)")
-        if kind == "folder":
-            return FolderReader.scan(found, FOLDER_EXTENSIONS, exif=exif)
-        index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
-        return ShardReader(index, exif=exif, version=version)
+        return found
 
     def _url(self, text: str) -> str:
         """Returns a set's URL with the options of the root that it lies below."""

@@ -22,20 +22,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from feeder.errors import ArgumentError
+from feeder.loader.fast.work_json import size_from_json
 from feeder.service.client import Client
 from feeder.service.frames import BEAT_S, Frame, Kind, ProtocolError
 from feeder.service.makers import NUMBER_BYTES, KnownWork, Makers
-from feeder.service.part_queue import Memory, PartQueue, Result, Task, Window
+from feeder.service.part_queue import Key, Memory, PartQueue, Result, Task, Window
 from feeder.service.roots import Roots
+from feeder.service.work_size import WorkSize
 from feeder.shard.write.attempt import writer_versions
 from feeder.system.process_usage import cpu_seconds
 
-__all__ = ["Server", "ServerOptions"]
+__all__ = ["EARLIER_JOBS", "Server", "ServerOptions"]
 
 _log = logging.getLogger("feeder")
 _MOST_CLIENTS, _MOST_NEW = 4096, 64
 _KNOWN_WORKS = 256  # whose JSON the server keeps
 _MOST_PART_BYTES = 1 << 30
+_COUNTS, _MOST_JOBS = ("parts", "images", "failed"), 256
+EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class ServerOptions:
         window_bytes: Memory for finished parts that other jobs may want, too.
         job_cores: Largest number of cores that one job gets at a time; None: all that the others leave.
         cache_dir: Cache of remote sets; None: the default.
+        modules: Modules whose functions recipes and fields may call.
     """
 
     roots: tuple[str, ...]
@@ -61,6 +67,7 @@ class ServerOptions:
     window_bytes: int = 512 << 20
     job_cores: int | None = None
     cache_dir: str | None = None
+    modules: tuple[str, ...] = ()
 
 
 class Server:
@@ -87,10 +94,11 @@ class Server:
         self._clients: set[Client] = set()
         self._works: OrderedDict[str, KnownWork] = OrderedDict()
         self._queue = PartQueue(options.job_cores)
-        self._tasks: dict[tuple[str, int, bytes], Task] = {}
+        self._tasks: dict[Key, Task] = {}
         self._memory = Memory(2 * options.cores + 2)
         self._window = Window(options.window_bytes, self._memory)
-        self._makers = Makers(options.cores, options.roots, options.cache_dir, self._memory, self._selector, self._end)
+        here = options.roots, options.cache_dir, options.modules
+        self._makers = Makers(options.cores, *here, self._memory, self._selector, self._end)
         self._counts: dict[str, dict[str, int]] = {}
         self._dropped = 0
         self._is_stopped = threading.Event()
@@ -118,7 +126,7 @@ class Server:
         return {
             "address": f"{self.address[0]}:{self.address[1]}",
             "cores": self.options.cores,
-            "busy": sum(self._queue.running.values()),
+            "busy": sum(list(self._queue.running.values())),
             "queue": len(self._queue),
             "connections": len(self._clients),
             "lost": self._makers.lost,
@@ -272,8 +280,18 @@ class Server:
 
     def _accepted(self, client: Client, digest: str) -> None:
         client.digest = digest
-        self._counts.setdefault(client.job, {"parts": 0, "images": 0, "failed": 0})
+        self._counts.setdefault(client.job, dict.fromkeys(_COUNTS, 0))
+        self._fold_counts()
         client.sender.add(Kind.ACCEPTED, self._credit(client))
+
+    def _fold_counts(self) -> None:
+        """Adds up the counts of the oldest jobs that are gone: a service that runs for months has many."""
+        present = {client.job for client in self._clients} | self._queue.jobs() | {EARLIER_JOBS}
+        gone = [name for name in self._counts if name not in present]
+        for name in gone[: max(0, len(self._counts) - _MOST_JOBS)]:
+            counts, sums = self._counts.pop(name), self._counts.setdefault(EARLIER_JOBS, dict.fromkeys(_COUNTS, 0))
+            for each in _COUNTS:
+                sums[each] += counts[each]
 
     def _take_part(self, client: Client, message: Mapping[str, Any], numbers: bytes) -> None:
         number, epoch = _whole(message["number"]), _whole(message["epoch"])
@@ -282,9 +300,12 @@ class Server:
             raise ProtocolError("a part that can't be made")
         if number in client.parts or len(client.parts) > 2 * self._most_credit() + 16:
             raise ProtocolError("more parts than it has credit for")
-        if len(numbers) // NUMBER_BYTES * work.size[0] + work.size[1] > _MOST_PART_BYTES:
+        size = _size(message.get("size"))
+        if (size is None) != (work.size.pixel_bytes == 0):
+            raise ProtocolError("a part with a size that is none of its work")
+        if work.size.part_bytes(len(numbers) // NUMBER_BYTES, size) > _MOST_PART_BYTES:
             raise ProtocolError("a part that is too large")
-        task = Task(Kind.PART, client.job, client.digest, epoch, numbers)
+        task = Task(Kind.PART, client.job, client.digest, epoch, numbers, size)
         found = self._window.get(task.key)
         if found is not None:
             self._answer(client, number, found)
@@ -340,7 +361,7 @@ class Server:
         waiters = [(client, number) for client, number in task.waiters if not client.is_closed]
         if task.kind == Kind.WORK:
             if kind == Kind.ACCEPTED:
-                self._works[task.digest].size = message["row_bytes"], message["further_bytes"]
+                self._works[task.digest].size = WorkSize(*message["size"])
             else:
                 self._works.pop(task.digest, None)
             for client, _ in waiters:
@@ -388,6 +409,13 @@ class Server:
         for digest in list(self._works):
             if len(self._works) > _KNOWN_WORKS and digest not in used:
                 del self._works[digest]
+
+
+def _size(value: Any) -> tuple[int, int] | None:
+    try:
+        return None if value is None else size_from_json(value)
+    except ArgumentError as error:
+        raise ProtocolError(str(error)) from None
 
 
 def _whole(value: Any) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import feeder.transforms as transforms
 from feeder.errors import ArgumentError
+from feeder.system.named_functions import function_name
 from feeder.transforms.function import Lambda
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Compose, Recipe
@@ -16,59 +17,78 @@ from feeder.transforms.views import Views
 
 __all__ = ["recipe_from_json", "recipe_to_json"]
 
-_BUCKET, _BY_EPOCH, _VIEWS = "BUCKET", "ByEpoch", "Views"
+_BUCKET, _BY_EPOCH, _VIEWS, _LAMBDA = "BUCKET", "ByEpoch", "Views", "Lambda"
+
+Function = Callable[..., Any]
+NameOf = Callable[[Function], str]
+FunctionOf = Callable[[Any], Function]
 
 
-def recipe_to_json(recipe: Recipe | Views) -> Any:
+def recipe_to_json(recipe: Recipe | Views, name_of: NameOf | None = None) -> Any:
     """Returns a recipe as JSON takes it: a list of ops, each ``{name: {argument: value}}``, or of views ``{"Views":
     [recipe, ...]}``.
 
+    Args:
+        recipe: The recipe.
+        name_of: Returns the name that is written down for a function; None: there is none.
+
     Raises:
-        ArgumentError: if it calls a function, which JSON can't hold.
+        ArgumentError: if it calls a function without a name, which JSON can't hold.
     """
     if isinstance(recipe, Views):
-        return {_VIEWS: [recipe_to_json(view) for view in recipe.views]}
-    return [_encoded(op) for op in recipe.ops]
+        return {_VIEWS: [recipe_to_json(view, name_of) for view in recipe.views]}
+    return [_encoded(op, name_of) for op in recipe.ops]
 
 
-def recipe_from_json(value: Any) -> Recipe | Views:
+def recipe_from_json(value: Any, function_of: FunctionOf | None = None) -> Recipe | Views:
     """Returns the recipe that :func:`recipe_to_json` has written.
+
+    Args:
+        value: The JSON.
+        function_of: Returns the function of a name that was written down; None: such recipes are refused.
 
     Raises:
         ArgumentError: for anything else.
     """
     if isinstance(value, Mapping) and set(value) == {_VIEWS} and isinstance(value[_VIEWS], list):
-        return Views([_recipe(view) for view in value[_VIEWS]])
-    return _recipe(value)
+        return Views([_recipe(view, function_of) for view in value[_VIEWS]])
+    return _recipe(value, function_of)
 
 
-def _recipe(value: Any) -> Recipe:
+def _recipe(value: Any, function_of: FunctionOf | None) -> Recipe:
     if not isinstance(value, list):
         raise ArgumentError(f"expected a recipe as a list of ops, got {value!r}")
-    return Recipe.of([_op(each) for each in value])
+    return Recipe.of([_op(each, function_of) for each in value])
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: Any, name_of: NameOf | None = None) -> Any:
     if isinstance(value, Lambda):
-        raise ArgumentError("the recipe has a Lambda, whose function can't be written down")
+        if name_of is None:
+            raise ArgumentError("the recipe has a Lambda, whose function can't be written down")
+        try:
+            return {_LAMBDA: name_of(value.lambd)}
+        except ArgumentError as error:
+            raise ArgumentError(f"the recipe has a Lambda: {error}") from None
     if value is BUCKET:
         return _BUCKET
     if isinstance(value, ByEpoch):
         return {_BY_EPOCH: [[epoch, _encoded(size)] for epoch, size in value.sizes]}
     if isinstance(value, Op):
-        return {type(value).__name__: {name: _encoded(each) for name, each in vars(value).items()}}
-    return [_encoded(each) for each in value] if isinstance(value, tuple) else value
+        return {type(value).__name__: {name: _encoded(each, name_of) for name, each in vars(value).items()}}
+    return [_encoded(each, name_of) for each in value] if isinstance(value, tuple) else value
 
 
-def _op(value: Any) -> Op:
+def _op(value: Any, function_of: FunctionOf | None) -> Op:
+    if isinstance(value, Mapping) and set(value) == {_LAMBDA} and function_of is not None:
+        return Lambda(function_of(value[_LAMBDA]))
     name, arguments = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
     kind = getattr(transforms, name, None) if name in transforms.__all__ else None
     if not inspect.isclass(kind) or not issubclass(kind, Op) or not isinstance(arguments, Mapping):
         raise ArgumentError(f"expected an op of feeder.transforms as {{name: arguments}}, got {value!r}")
     taken = set(inspect.signature(kind).parameters)
     try:
-        op = kind(**{name: _decoded(each) for name, each in arguments.items() if name in taken})
-        is_same = _encoded(op) == value
+        op = kind(**{name: _decoded(each, function_of) for name, each in arguments.items() if name in taken})
+        is_same = _encoded(op, None if function_of is None else function_name) == value
     except TypeError as error:
         raise ArgumentError(f"{value!r} is no op of this version of feeder: {error}") from error
     if not is_same:
@@ -76,16 +96,16 @@ def _op(value: Any) -> Op:
     return op
 
 
-def _decoded(value: Any) -> Any:
+def _decoded(value: Any, function_of: FunctionOf | None = None) -> Any:
     if value == _BUCKET:
         return BUCKET
     if isinstance(value, Mapping):
         if set(value) == {_BY_EPOCH}:
             return ByEpoch({epoch: _decoded(size) for epoch, size in _pairs(value[_BY_EPOCH])})
-        return _op(value)
+        return _op(value, function_of)
     if isinstance(value, list):
         # A list of ops inside a list is a branch of several ops.
-        return [Compose(each) if _are_ops(each) else each for each in map(_decoded, value)]
+        return [Compose(each) if _are_ops(each) else each for each in (_decoded(each, function_of) for each in value)]
     return value
 
 

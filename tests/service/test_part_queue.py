@@ -51,8 +51,8 @@ def test_the_window_keeps_the_newest_parts_and_never_memory_in_use() -> None:
     window = Window(2 << 20, memory)
     pieces = [memory.take(1 << 20) for _ in range(3)]
     for number, piece in enumerate(pieces):
-        window.add(("work", 0, bytes([number])), Result({}, piece, [[0, 16]]))
-    assert [window.get(("work", 0, bytes([k]))) is not None for k in range(3)] == [False, True, True]
+        window.add(("work", 0, bytes([number]), None), Result({}, piece, [[0, 16]]))
+    assert [window.get(("work", 0, bytes([k]), None)) is not None for k in range(3)] == [False, True, True]
     assert [piece.users for piece in pieces] == [1, 2, 2]  # being sent, or in the window, too
     for piece in pieces:
         memory.release(piece)

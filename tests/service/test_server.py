@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder import fields as F
 from feeder import transforms as T
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_to_json
 from feeder.service.frames import HEAD, Kind, pack_frame
+from tests.support.field_sets import members_set
+from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards
 from tests.support.service import Peer, ServiceServer
 
@@ -131,7 +134,18 @@ def test_functions_are_refused(server: ServiceServer, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": -1}, {"seed": "0"}, {"backend": "dali"}, {"uint8": []}, {"fields": ["pickle.pkl"]}, {"set": []}]
+    "change",
+    [
+        {"seed": -1},
+        {"seed": "0"},
+        {"backend": "dali"},
+        {"uint8": []},
+        {"extras": {"sizes": False, "targets": [], "fields": [["pickle.pkl", None]]}},
+        {"extras": []},
+        {"largest": [0, 1]},
+        {"pad": {}},
+        {"set": []},
+    ],
 )
 def test_damaged_work_is_refused(server: ServiceServer, root: Path, change: dict[str, Any]) -> None:
     assert refusal(server, work_of(root / "set") | change)
@@ -275,3 +289,104 @@ def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
     one.close()
     assert 'feeder_service_job_images_total{job="test"} 4.0' in text
     assert "feeder_service_cores 1.0" in text
+
+
+def test_work_that_ends_processes_does_not_end_the_server(root: Path, tmp_path: Path) -> None:
+    module = "tests.support.ends_at_import"
+    one = ServiceServer(tmp_path, root, "--allow-module", module)
+    work = work_of(root / "set")
+    for _ in range(8):
+        assert (
+            refusal(one, work | {"recipe": [{"Lambda": f"{module}:function"}]}) == "the process that made it has died"
+        )
+    check_serves(one, work, numbers_of(4))
+    assert one.status()["lost"] == 8
+    one.close()
+
+
+def test_the_counts_of_jobs_that_are_gone_are_added_up(root: Path, tmp_path: Path) -> None:
+    one, work, jobs = ServiceServer(tmp_path, root), work_of(root / "set"), 300
+    for number in range(jobs):
+        peer = Peer(one)
+        peer.hello(job=f"job {number}")
+        peer.next()
+        peer.send(Kind.WORK, {"work": work})
+        peer.next()
+        peer.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(1))
+        peer.next()
+        peer.close()
+    found = one.status()["jobs"]
+    assert len(found) <= 257
+    assert f"job {jobs - 1}" in found
+    assert sum(job["images"] for job in found.values()) == jobs
+    one.close()
+
+
+def test_a_size_that_the_recipe_does_not_make_costs_a_part_or_a_connection(server: ServiceServer, root: Path) -> None:
+    recipe = T.Compose([T.RandomResizedCrop(T.ByEpoch({0: 16, 1: 20}))])
+    dataset = feeder.ShardDataset(root / "set", transform=recipe)
+    work = work_to_json(Work(dataset.reader, dataset.recipe, "cpu"))
+    for value, size, expected in (
+        (work, [16, 16], Kind.RESULT),
+        (work, [16, 20], Kind.FAILED),
+        (work, None, None),
+        (work, [0, 16], None),
+        (work, [1 << 20, 16], None),
+        (work, [1 << 15, 1 << 15], None),
+        (work, "16", None),
+        (work_of(root / "set"), [16, 16], None),
+    ):
+        peer = Peer(server)
+        peer.hello()
+        peer.next()
+        peer.send(Kind.WORK, {"work": value})
+        peer.next()
+        peer.send(Kind.PART, {"number": 1, "epoch": 0} | ({} if size is None else {"size": size}), numbers_of(4))
+        answer = peer.next()
+        assert (None if answer is None else answer.kind) == expected, size
+        peer.close()
+    check_serves(server, work_of(root / "set"), numbers_of(4))
+
+
+def test_padded_images_that_are_larger_than_their_batch_fail_alone(server: ServiceServer, root: Path) -> None:
+    dataset = feeder.ShardDataset(root / "set", transform=T.Compose([T.Resize(12)]))
+    made = Work(dataset.reader, dataset.recipe, "cpu", pad=feeder.PadToBatch(4), largest=(16, 16))
+    peer = Peer(server)
+    peer.hello()
+    peer.next()
+    peer.send(Kind.WORK, {"work": work_to_json(made)})
+    peer.next()
+    for number, (size, kind) in enumerate((([12, 16], Kind.RESULT), ([4, 8], Kind.FAILED))):
+        peer.send(Kind.PART, {"number": number, "epoch": 0, "size": size}, numbers_of(4))
+        answer = peer.next()
+        assert answer is not None
+        assert (answer.kind, answer.message["number"]) == (kind, number)
+    peer.close()
+
+
+def test_a_tokenizer_outside_of_the_roots_or_another_one_is_refused(
+    server: ServiceServer, root: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers")
+    from tests.support.tokenizer_files import word_tokenizer
+
+    members_set(root / "texts", [{"txt": b"a cat"} for _ in range(8)])
+    for path, message in (
+        (tmp_path / "tokenizer.json", "lies below no folder"),
+        (root / "tokenizer.json", "the tokenizer here is not the client's"),
+    ):
+        kinds = {"txt": F.Tokens(word_tokenizer(path), max_length=4)}
+        dataset = feeder.ShardDataset(root / "texts", RECIPE, fields=kinds)
+        work = work_to_json(Work(dataset.reader, dataset.recipe, "cpu", dataset.extras))
+        word_tokenizer(path, direction="left")
+        assert message in refusal(server, work)
+
+
+def test_the_index_of_another_image_field_is_never_written(server: ServiceServer, root: Path) -> None:
+    write_pairs(root / "sides", 8)
+    dataset = feeder.ShardDataset(root / "sides", transform=RECIPE, image_field="right.png")
+    work = work_to_json(Work(dataset.reader, dataset.recipe, "cpu"))
+    (made,) = (root / "sides").glob("*.right.png.bin")
+    made.unlink()
+    assert "can't be written" in refusal(server, work)
+    assert not made.exists()

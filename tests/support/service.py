@@ -26,7 +26,7 @@ class ServiceServer:
 
     Args:
         folder: A folder for its file.
-        root: Folder below which it reads sets.
+        root: Folder or URL below which it reads sets.
         options: Further options of ``feeder serve``.
         cores: Number of its processes.
 
@@ -36,7 +36,7 @@ class ServiceServer:
         token: Its token.
     """
 
-    def __init__(self, folder: Path, root: Path, *options: str, cores: int = 1) -> None:
+    def __init__(self, folder: Path, root: Path | str, *options: str, cores: int = 1) -> None:
         self.path = folder / f"service-{len(list(folder.glob('service-*')))}.json"
         self.service = f"file:{self.path}"
         command = ["serve", "--root", str(root), "--cpus", str(cores), "--file", str(self.path), *options]

@@ -22,7 +22,7 @@ from feeder.order.split import Split
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 
-__all__ = ["SIZE_IDENTITY", "BatchSizes"]
+__all__ = ["SIZE_IDENTITY", "BatchSizes", "bucket_table"]
 
 # Aspect ratios of photos; batches of detection are grouped by them.
 _ASPECTS = Buckets(sizes=[(1, 2), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (2, 1)])
@@ -163,7 +163,7 @@ class BatchSizes:
             identity["buckets"] = [list(size) for size in self.buckets.sizes]
         if self.pad is not None and self.pad.group_by_aspect:
             identity["group_by_aspect"] = True
-        if self._groups is not None and not len(self.reader.shard_sizes()):
+        if self.groups is not None and not len(self.reader.shard_sizes()):
             identity["image_sizes"] = self._sizes_digest
         if by_epoch := [each for recipe in self._recipes for each in recipe.by_epoch]:
             identity["sizes_by_epoch"] = [[[epoch, list(size)] for epoch, size in each.sizes] for each in by_epoch]
@@ -171,12 +171,12 @@ class BatchSizes:
 
     def table(self) -> BucketTable | None:
         """Returns the samples of each bucket, or of each aspect ratio if padded batches are grouped; else None."""
-        if self._groups is None:
+        if self.groups is None:
             return None
-        return BucketTable.of(self._groups, len(self.reader), lambda ids: known_sizes(self.reader, ids))
+        return bucket_table(self.groups, self.reader)
 
     @property
-    def _groups(self) -> Buckets | None:
+    def groups(self) -> Buckets | None:
         """The sizes by which samples are grouped; None: they are not."""
         return _ASPECTS if self.pad is not None and self.pad.group_by_aspect else self.buckets
 
@@ -197,6 +197,12 @@ def check_buckets(recipe: Recipe | Views, buckets: Buckets | None) -> None:
             "buckets= needs a recipe that makes images of a bucket's size: give T.BUCKET as the size of an op, such as "
             "T.RandomResizedCrop(T.BUCKET)"
         )
+
+
+def bucket_table(groups: Buckets, reader: Reader) -> BucketTable:
+    """Returns the samples of each bucket; reads the headers of files whose sizes are not known yet."""
+    reader.measure()
+    return BucketTable.of(groups, len(reader), lambda ids: known_sizes(reader, ids))
 
 
 def known_sizes(reader: Reader, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

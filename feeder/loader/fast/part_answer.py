@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import PartReport
@@ -17,13 +20,19 @@ from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
 __all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
 
 _NUMBERS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")
-_BYTES = "bytes"
+_BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
+_ARRAYS = "biufc"  # kinds of dtypes
+_MOST_ARRAY_BYTES = 1 << 30
 _LONGEST = 3  # word of a stage in a meter that is no sum
 _MOST = 1 << 62
 
 
 def report_to_json(report: PartReport) -> dict[str, Any]:
-    """Returns a report as JSON."""
+    """Returns a report as JSON.
+
+    Raises:
+        ValueError: for a value of a field that can't be sent.
+    """
     return {
         "extras": [[_encoded(value) for value in values] for values in report.extras],
         "substitutions": [list(each) for each in report.substitutions],
@@ -93,19 +102,64 @@ def error_from_json(value: Mapping[str, Any]) -> DecodeError | None:
 
 
 def _encoded(value: Any) -> Any:
-    # A list of one is a value as it is: JSON has no bytes, and a user's JSON may look like anything.
-    return {_BYTES: base64.b64encode(value).decode()} if isinstance(value, bytes) else [value]
+    # A list of one is a value as it is: JSON has neither bytes nor arrays, and a user's JSON may look like anything.
+    if isinstance(value, bytes):
+        return {_BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in _ARRAYS:
+            raise ValueError(f"an array of {value.dtype} can't be sent")
+        array = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        packed = zlib.compress(array.tobytes(), 1)  # class numbers of masks take a fiftieth
+        return {_ARRAY: [array.dtype.str, list(value.shape), base64.b64encode(packed).decode()]}
+    if _is_json(value):
+        return [value]
+    if type(value) is list:
+        return {_LIST: [_encoded(each) for each in value]}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {_DICT: {key: _encoded(each) for key, each in value.items()}}
+    raise ValueError(f"a field's value of {type(value).__name__} can't be sent: {str(value)[:100]}")
+
+
+def _is_json(value: Any) -> bool:
+    """Returns whether a value comes out of JSON as it went in."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_json(each) for key, each in value.items())
+    if type(value) is list:
+        return all(map(_is_json, value))
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _decoded(value: Any) -> Any:
     if isinstance(value, list) and len(value) == 1:
         return value[0]
-    if isinstance(value, dict) and set(value) == {_BYTES} and isinstance(value[_BYTES], str):
-        try:
-            return base64.b64decode(value[_BYTES], validate=True)
-        except (binascii.Error, ValueError):
-            raise ValueError("a field that is not base64") from None
+    kind, held = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+    try:
+        if kind == _BYTES and isinstance(held, str):
+            return base64.b64decode(held, validate=True)
+        if kind == _ARRAY and isinstance(held, list) and len(held) == 3:
+            return _array(*held)
+    except (binascii.Error, zlib.error, TypeError, ValueError, OverflowError):
+        raise ValueError("a field that is damaged") from None
+    if kind == _LIST and isinstance(held, list):
+        return [_decoded(each) for each in held]
+    if kind == _DICT and isinstance(held, dict):
+        return {key: _decoded(each) for key, each in held.items()}
     raise ValueError("a field that is none")
+
+
+def _array(name: Any, shape: Any, packed: Any) -> npt.NDArray[Any]:
+    dtype = np.dtype(name)
+    if dtype.kind not in _ARRAYS or not all(type(side) is int and side >= 0 for side in shape):
+        raise ValueError("no array")
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if size_bytes > _MOST_ARRAY_BYTES:
+        raise ValueError("an array that is too large")
+    # No more than the array takes is ever unpacked.
+    data = zlib.decompressobj().decompress(base64.b64decode(packed, validate=True), max(1, size_bytes))
+    if len(data) != size_bytes:
+        raise ValueError("an array of another size")
+    array: npt.NDArray[Any] = np.frombuffer(bytearray(data), dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def _substitution(value: Any) -> Substitution:

@@ -20,7 +20,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ def relay_loop(
     channel: socket.socket,
     board: Board,
     rows: Sequence[int],
-    slots: Sequence[SlotView],
+    view_of: Callable[[Part], SlotView],
     work: Work,
     options: ServiceOptions,
 ) -> None:
@@ -84,11 +84,11 @@ def relay_loop(
         channel: To the trainer.
         board: The task board.
         rows: Its rows there.
-        slots: The views of the slots.
+        view_of: Returns a part's rows of its slot.
         work: The work, which the relay's own parts are made by.
         options: The service.
     """
-    relay = _Relay(channel, board, rows, slots, work, options)
+    relay = _Relay(channel, board, rows, view_of, work, options)
     while relay.turn():
         pass
 
@@ -99,11 +99,11 @@ class _Relay:
         channel: socket.socket,
         board: Board,
         rows: Sequence[int],
-        slots: Sequence[SlotView],
+        view_of: Callable[[Part], SlotView],
         work: Work,
         options: ServiceOptions,
     ) -> None:
-        self._channel, self._board, self._rows, self._slots = channel, board, rows, slots
+        self._channel, self._board, self._rows, self._view_of = channel, board, rows, view_of
         self._work, self._options = work, options
         self._json = work_to_json(work)
         self._splits = sent_splits(work)
@@ -236,7 +236,7 @@ class _Relay:
                 self._is_empty_handed = True
                 return
             assert row is not None
-            asked = _Asked(part, row, self._slots[part.slot].part(slice(part.first, part.first + part.rows)))
+            asked = _Asked(part, row, self._view_of(part))
             self._asked[part.number] = asked
             link = self._free_link()
             if link is not None:
@@ -273,7 +273,8 @@ class _Relay:
     def _send(self, asked: _Asked, link: ServerLink) -> None:
         asked.link, asked.since_s = link, time.monotonic()
         samples = asked.view.samples
-        asked.request = link.ask(asked.part.number, asked.part.epoch, [_bytes(each) for each in samples])
+        numbers = [_bytes(each) for each in samples]
+        asked.request = link.ask(asked.part.number, asked.part.epoch, numbers, asked.view.image_size)
 
     def _take(self, link: ServerLink, answer: Frame) -> None:
         """Takes a server's answer to a part."""

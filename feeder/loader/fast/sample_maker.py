@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from feeder.decoders.staged.stager import Stager
     from feeder.loader.fast.part_runner import PartRunner
     from feeder.order.bucket_order import BucketTable
+    from feeder.order.buckets import Buckets
     from feeder.transforms import Draws, Recipe, Views
     from feeder.transforms.boxes import SampleBoxes
     from feeder.transforms.pad_to_batch import PadToBatch
@@ -64,7 +65,9 @@ class Work:
         share_bytes: Bytes of the slot for each staged image; a multiple of 64.
         splits: The split of each of :attr:`recipes`, of which only the CPU's side is done; None does all. Empty: no
             splits.
-        table: The samples of each bucket, of which substitutes are taken; None: without buckets.
+        table: The samples of each bucket, of which substitutes are taken; None: without buckets, or made when it is
+            needed.
+        groups: The sizes by which samples are grouped into buckets; None: they are not.
         pad: Pads the images of a batch to one size; None: they have one.
         largest: (height, width) of the images that slots are made for; None: the recipe's.
         left_out: int64 [N], sorted ids of samples that are no substitutes.
@@ -90,6 +93,7 @@ class Work:
     pad: PadToBatch | None = None
     largest: tuple[int, int] | None = None
     left_out: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    groups: Buckets | None = None
     meter: Meter = field(default_factory=Meter, init=False, repr=False, compare=False)
     _decoder: Decoder | None = field(default=None, repr=False, compare=False)
     _made_splits: dict[tuple[Recipe, ...], tuple[DeviceSplit | None, ...]] = field(
@@ -287,6 +291,10 @@ class Work:
             position: The bad sample's position in the epoch.
             within: (height, width) of a padded batch, which they fit in; None: all do.
         """
+        if self.table is None and self.groups is not None:  # on another machine, which has not ordered the samples
+            from feeder.loader.fast.batch_sizes import bucket_table  # which few workers need
+
+            self.table = bucket_table(self.groups, self.reader)
         found, left_out = 0, self.left_out
         for attempt in range(SUBSTITUTES if within is None and not len(left_out) else _DRAWN_SUBSTITUTES):
             if self.table is None:
@@ -305,6 +313,7 @@ class Work:
     def _fits(self, i: int, epoch: int, within: tuple[int, int]) -> bool:
         """Returns True if a substitute's image is no larger than a padded batch."""
         one = np.array([i])
+        self.reader.measure(one)
         known = self.reader.stored(one)
         assert known is not None  # or padding was refused
         drawn = self.recipe.views[0].draw(self.seed, epoch, one, known[1])

@@ -76,18 +76,20 @@ class ServerLink:
         """Returns what to poll the socket for."""
         return select.POLLIN | (select.POLLOUT if self._sender.unsent_bytes or not self._is_connected else 0)
 
-    def ask(self, number: int, epoch: int, numbers: Sequence[memoryview]) -> int:
+    def ask(self, number: int, epoch: int, numbers: Sequence[memoryview], size: tuple[int, int] | None = None) -> int:
         """Asks for a part; returns the request.
 
         Args:
             number: Its number.
             epoch: The epoch that the augmentation is drawn for.
             numbers: Its positions, ids and repeats, int64 [N] each, as bytes; copied.
+            size: (height, width) of its batch's images; None: that of the recipe.
         """
         request, self._next = self._next, self._next + 1
         self.sent[request] = number, time.monotonic()
         data = memoryview(b"".join(numbers))
-        self._sender.add(Kind.PART, {"number": request, "epoch": epoch}, [data])
+        message = {"number": request, "epoch": epoch} | ({} if size is None else {"size": size})
+        self._sender.add(Kind.PART, message, [data])
         self._flush()
         return request
 

@@ -83,7 +83,7 @@ def make_work(
         table = shared_table(table)
     if not fixed.images:
         return LabelWork(*what, table=table, pad=fixed.pad, largest=largest), decoder
-    work = Work(*what, table=table, pad=fixed.pad, largest=largest)
+    work = Work(*what, table=table, pad=fixed.pad, largest=largest, groups=sizes.groups)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
     elif target is not None and fixed.pad is None:

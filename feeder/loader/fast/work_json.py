@@ -1,39 +1,36 @@
-"""The work of making samples as JSON, for servers on other nodes: where the set lies, the recipe, and a few options."""
+"""The work of making samples as JSON, for servers on other nodes: the set, the recipe, targets, fields and options."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
+import functools
+import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.drawn_fields import CropBox, OriginalSize
-from feeder.dataset.extras import Extra, NamedField, fields_of
-from feeder.dataset.folder_reader import FolderReader
-from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.extras_json import extras_from_json, extras_to_json
+from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.targets import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
-from feeder.shard.cache.mirror import CacheMirror
+from feeder.loader.fast.set_json import Here, leaves, set_from_json, set_to_json
+from feeder.order.buckets import Buckets
+from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
+from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import recipe_from_json, recipe_to_json
 
 if TYPE_CHECKING:
-    from feeder.dataset.reader import Reader
     from feeder.transforms import Recipe
 
-__all__ = ["OpenSet", "given_labels", "sent_splits", "work_from_json", "work_to_json"]
+__all__ = ["given_labels", "sent_splits", "size_from_json", "work_from_json", "work_to_json"]
 
-_MOST_SETS, _DEEPEST = 64, 8
-
-# Opens a set by its kind, its path or URL, its version, and whether EXIF orientation applies.
-OpenSet = Callable[[Literal["shards", "folder"], str, int | None, bool], "ShardReader | FolderReader"]
+_MOST = 1 << 16  # pixels of a side
+_PAD = ("multiple", "value", "group_by_aspect")
 
 
 def work_to_json(work: Work) -> dict[str, Any]:
@@ -46,47 +43,69 @@ def work_to_json(work: Work) -> dict[str, Any]:
         raise _refused("a collate_fn, which is the script's own code")
     if work.stager is not None:
         raise _refused(f"backend {work.backend!r}, which decodes in this process; set backend='cpu'")
-    if work.pad is not None or work.largest is not None or work.recipe.is_variable:
-        raise _refused("batches of different sizes, by buckets=, pad= or T.ByEpoch")
-    for extra in work.extras:
-        if not isinstance(extra, (NamedField, OriginalSize, CropBox)):
-            raise _refused(f"{extra.name!r}, a target or a field of a kind of its own")
+    modules: dict[str, str] = {}
+
+    def name_of(function: Callable[..., Any]) -> str:
+        name = function_name(function)
+        module = name.partition(":")[0]
+        modules[module] = module_digest(module)
+        return name
+
+    exif = all(getattr(leaf, "exif", False) for leaf in leaves(work.reader))
     try:
-        recipe = recipe_to_json(work.recipe)
+        recipe, extras = recipe_to_json(work.recipe, name_of), extras_to_json(work.extras, name_of)
+        _check_extras(work, extras, exif, modules)
+        where = set_to_json(work.reader)
     except ArgumentError as error:
-        raise ArgumentError(
-            f"service= is for recipes without functions: {error}; leave the Lambda or the service out"
-        ) from None
+        raise _refused(str(error)) from None
     return {
-        "set": _set_to_json(work.reader),
+        "set": where,
         "recipe": recipe,
         "uint8": [split is not None for split in sent_splits(work)],
-        "fields": [extra.name for extra in work.extras],
+        "extras": extras,
+        "exif": exif,
+        "modules": modules,
         "backend": work.backend,
         "fidelity": work.fidelity,
         "seed": work.seed,
         "skip": work.skip,
         **({"left_out": work.left_out.tolist()} if work.skip and len(work.left_out) else {}),
+        "largest": None if work.largest is None else list(work.largest),
+        "groups": None if work.groups is None else [list(size) for size in work.groups.sizes],
+        "pad": None if work.pad is None else {name: getattr(work.pad, name) for name in _PAD},
     }
 
 
-def work_from_json(value: Mapping[str, Any], open_set: OpenSet) -> Work:
+def _check_extras(work: Work, extras: dict[str, Any], exif: bool, modules: dict[str, str]) -> None:
+    """Refuses targets and fields that come out of JSON in another way than they went in."""
+    function_of = functools.partial(AllowedFunctions(modules).find, digests=modules)
+    again = extras_from_json(json.loads(json.dumps(extras)), work.recipe, exif, function_of, str)
+    if again != work.extras and repr(again) != repr(work.extras):  # a NaN equals none
+        raise ArgumentError("targets or fields with values that JSON can't hold")
+
+
+def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
     """Returns the work that :func:`work_to_json` has written, where a set may lie elsewhere.
 
     Args:
         value: The JSON; trusted in nothing.
-        open_set: Opens a set, or refuses it.
+        here: Opens sets, or refuses them.
 
     Raises:
         ArgumentError: if it is not such JSON, or a set differs from the client's.
     """
-    recipe = recipe_from_json(value.get("recipe"))
-    uint8, fields, seed, skip = (value.get(name) for name in ("uint8", "fields", "seed", "skip"))
-    names, left_out = (value.get("backend"), value.get("fidelity")), value.get("left_out", [])
+    modules = value.get("modules")
+
+    def function_of(name: object) -> Callable[..., Any]:
+        return here.function(name, modules)
+
+    recipe = recipe_from_json(value.get("recipe"), function_of)
+    uint8, extras, exif, seed, skip = (value.get(name) for name in ("uint8", "extras", "exif", "seed", "skip"))
+    names = (value.get("backend"), value.get("fidelity"))
+    left_out = value.get("left_out", [])
     if (
         not isinstance(uint8, list)
-        or len(uint8) != len(recipe.views)
-        or not isinstance(fields, list)
+        or type(exif) is not bool
         or type(seed) is not int
         or not 0 <= seed < 1 << 64
         or type(skip) is not bool
@@ -96,23 +115,49 @@ def work_from_json(value: Mapping[str, Any], open_set: OpenSet) -> Work:
         or names[1] not in FIDELITIES
     ):
         raise ArgumentError("this is no work of this version of feeder")
-    if any(each.output_size is None for each in recipe.views) or recipe.is_variable:
+    found = extras_from_json(extras, recipe, exif, function_of, here.file)
+    groups, pad = _groups(value.get("groups")), _pad(value.get("pad"))
+    largest = None if value.get("largest") is None else size_from_json(value["largest"])
+    members = tuple(extra.name for extra in targets_in(found))
+    reader = set_from_json(value.get("set"), here, members)
+    work = Work(reader, recipe, names[0], found, seed, skip, 1, names[1], groups=groups, pad=pad, largest=largest)
+    recipes = work.recipes_at(largest, 0)
+    if len(uint8) != len(recipes) or (
+        pad is None and any(each.output_size is None and not each.has_bucket for each in work.recipes)
+    ):
         raise ArgumentError("the recipe makes images of different sizes")
-    splits = tuple(split_for_device(each) if wanted else None for each, wanted in zip(recipe.views, uint8, strict=True))
-    extras: tuple[Extra, ...] = fields_of(fields)
-    reader = _set_from_json(value.get("set"), open_set, 0)
-    return Work(
-        reader,
-        recipe,
-        names[0],
-        extras,
-        seed,
-        skip,
-        1,
-        names[1],
-        splits=splits,
-        left_out=np.unique(np.array(left_out, np.int64)),
-    )
+    work.left_out = np.unique(np.array(left_out, np.int64))
+    if any(uint8):
+        both = zip(recipes, uint8, strict=True)
+        work.splits = tuple(split_for_device(each) if wanted else None for each, wanted in both)
+    return work
+
+
+def size_from_json(value: Any) -> tuple[int, int]:
+    """Returns a (height, width) in pixels.
+
+    Raises:
+        ArgumentError: if it is none.
+    """
+    if isinstance(value, list) and len(value) == 2 and all(type(each) is int and 0 < each < _MOST for each in value):
+        return value[0], value[1]
+    raise ArgumentError("this is no size of images")
+
+
+def _groups(value: Any) -> Buckets | None:
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise ArgumentError("these are no sizes of batches")
+    return Buckets([size_from_json(each) for each in value])
+
+
+def _pad(value: Any) -> PadToBatch | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != set(_PAD):
+        raise ArgumentError("this is no padding")
+    return PadToBatch(**value)
 
 
 def sent_splits(work: Work) -> tuple[DeviceSplit | None, ...]:
@@ -123,7 +168,13 @@ def sent_splits(work: Work) -> tuple[DeviceSplit | None, ...]:
     """
     if work.splits:
         return work.splits
-    return tuple(split_for_device(recipe) if _is_affine(recipe) else None for recipe in work.recipes)
+    if work.pad is not None:
+        return (None,) * len(work.recipes)
+    sizes = (work.largest,) if work.groups is None else work.groups.sizes
+    epochs = sorted({epoch for recipe in work.recipes for epoch in recipe.phases})
+    of_batches = [work.recipes_at(size, epoch) for size in sizes for epoch in epochs]
+    of_images = zip(*of_batches, strict=True)
+    return tuple(split_for_device(each[0]) if all(map(_is_affine, each)) else None for each in of_images)
 
 
 def _is_affine(recipe: Recipe) -> bool:
@@ -133,74 +184,12 @@ def _is_affine(recipe: Recipe) -> bool:
 def given_labels(reader: Reader) -> npt.NDArray[Any] | None:
     """Returns the labels of all samples where they are the dataset's own, and not the set's: by target_transform=,
     classes=, labels= or a folder's names; None where the set has them."""
-    return reader.labels() if any(_has_given_labels(each) for each, _ in _leaves(reader)) else None
+    return reader.labels() if any(_has_given_labels(each) for each in leaves(reader)) else None
 
 
 def _has_given_labels(reader: Reader) -> bool:
     return not isinstance(reader, ShardReader) or reader.given_labels is not None
 
 
-def _leaves(reader: Reader) -> list[tuple[Reader, None]]:
-    if isinstance(reader, PartReader):
-        return _leaves(reader.whole)
-    if isinstance(reader, JoinedReader):
-        return [leaf for each in reader.readers for leaf in _leaves(each)]
-    return [(reader, None)]
-
-
-def _set_to_json(reader: Reader) -> dict[str, Any]:
-    if isinstance(reader, PartReader):
-        ids = base64.b64encode(np.ascontiguousarray(reader.ids, np.int64).tobytes()).decode()
-        return {"kind": "subset", "of": _set_to_json(reader.whole), "ids": ids}
-    if isinstance(reader, JoinedReader):
-        return {"kind": "sets", "of": [_set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
-    if type(reader) is FolderReader:
-        return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
-    if type(reader) is not ShardReader or reader.index.image_of is not None:
-        raise _refused("a dataset with image_field= or of a class of its own")
-    path = reader.mirror.options.url if isinstance(reader.mirror, CacheMirror) else reader.index.path
-    options = {"version": reader.index.version, "exif": reader.exif}
-    return {"kind": "shards", "path": path, **options, "fingerprint": _fingerprint(reader)}
-
-
-def _set_from_json(value: Any, open_set: OpenSet, depth: int) -> Reader:
-    if not isinstance(value, dict) or depth > _DEEPEST:
-        raise ArgumentError("this is no set")
-    kind, of = value.get("kind"), value.get("of")
-    if kind == "subset":
-        whole = _set_from_json(of, open_set, depth + 1)
-        try:
-            ids = np.frombuffer(base64.b64decode(value.get("ids", ""), validate=True), np.int64)
-        except (binascii.Error, TypeError, ValueError):
-            raise ArgumentError("this is no subset") from None
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(whole)):
-            raise ArgumentError("a subset has samples that the set has not")
-        return PartReader(whole, ids)
-    if kind == "sets":
-        if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
-            raise ArgumentError("these are no sets")
-        readers = [_set_from_json(each, open_set, depth + 1) for each in of]
-        return JoinedReader(readers, own_index=value.get("own_index") is True)
-    path, version, exif = value.get("path"), value.get("version"), value.get("exif")
-    if kind not in ("shards", "folder") or not isinstance(path, str) or type(exif) is not bool or "\0" in path:
-        raise ArgumentError("this is no set")
-    if version is not None and (type(version) is not int or version < 1):
-        raise ArgumentError("this is no version of a set")
-    reader = open_set(kind, path, version, exif)
-    if _fingerprint(reader) != value.get("fingerprint"):
-        raise ArgumentError(f"{path}: the set here is not the client's: its samples or their order differ")
-    return reader
-
-
-def _fingerprint(reader: ShardReader | FolderReader) -> str:
-    """Returns a hash of the samples and their order, whatever labels they were given."""
-    if isinstance(reader, ShardReader):
-        return reader.index.fingerprint()
-    digest = hashlib.blake2b(digest_size=16)
-    for i in range(len(reader)):
-        digest.update(reader.path(i).encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
-
-
 def _refused(what: str) -> ArgumentError:
-    return ArgumentError(f"service= makes images and labels by a recipe, and not {what}: leave one of them out")
+    return ArgumentError(f"service= can't have this made on another node: {what}; leave it or the service out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import select
@@ -16,12 +17,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.errors import FeederError, WorkerError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
-from feeder.loader.slots.image_slots import SlotView
+from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.slots.region import Region
 from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
@@ -78,8 +80,9 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         return
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
     views = [SlotView.of(layout, whole[k]) for k in range(slots)]
+    view_of = functools.partial(_part_view, layout, whole, views, work)
     if service is not None:
-        _relay(channel, board, rows, views, work, service)
+        _relay(channel, board, rows, view_of, work, service)
         return
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
@@ -99,26 +102,31 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         part = board.claim(number)
         if part is not None:
             work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
-            view = views[part.slot]
-            if part.height:
-                sizes = work.image_sizes(part.epoch, (part.height, part.width))
-                view = SlotView.of(layout, whole[part.slot], sizes=sizes)
-            make_part(channel, board, number, part, view.part(slice(part.first, part.first + part.rows)), work)
+            make_part(channel, board, number, part, view_of(part), work)
             idle_from = time.perf_counter_ns()
+
+
+def _part_view(layout: Layout, whole: npt.NDArray[np.uint8], views: list[SlotView], work: Work, part: Part) -> SlotView:
+    """Returns a part's rows of its slot, in the size of its batch."""
+    view = views[part.slot]
+    if part.height:
+        sizes = work.image_sizes(part.epoch, (part.height, part.width))
+        view = SlotView.of(layout, whole[part.slot], sizes=sizes)
+    return view.part(slice(part.first, part.first + part.rows))
 
 
 def _relay(
     channel: socket.socket,
     board: Board,
     rows: range,
-    views: list[SlotView],
+    view_of: Callable[[Part], SlotView],
     work: Work,
     service: ServiceOptions,
 ) -> None:
     from feeder.loader.fast.relay import relay_loop  # which few loaders need
 
     waits.beat = lambda: board.beat(rows[0])
-    relay_loop(channel, board, rows, views, work, service)
+    relay_loop(channel, board, rows, view_of, work, service)
 
 
 def _stay_alone() -> None:

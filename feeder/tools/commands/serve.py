@@ -40,6 +40,13 @@ def add(commands: Any) -> None:
         metavar="DIR|URL",
         help="folder or URL below which sets may be read; may be repeated. Nothing else is",
     )
+    command.add_argument(
+        "--allow-module",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module whose functions recipes and fields may call; may be repeated. No others are",
+    )
     command.add_argument("--cpus", type=int, metavar="N", help="cores of each node that make parts")
     command.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: all that have the cores)")
     command.add_argument("--job-cpus", type=int, metavar="N", help="most cores of a node that one job gets at a time")
@@ -77,13 +84,17 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.root or arguments.cpus is None or arguments.cpus < 1:
         raise ArgumentError("give --root, below which sets may be read, and --cpus, 1 or more")
-    options = {"window_bytes": arguments.window, "job_cores": arguments.job_cpus}
+    options = {
+        "window_bytes": arguments.window,
+        "job_cores": arguments.job_cpus,
+        "metrics_port": arguments.metrics_port,
+        "allow_modules": arguments.allow_module,
+    }
     if arguments.file is not None:
         from feeder.service.local_server import serve_file
 
         host = arguments.host or "127.0.0.1"
-        metrics_port = arguments.metrics_port
-        serve_file(arguments.file, arguments.root, arguments.cpus, host, metrics_port=metrics_port, **options)
+        serve_file(arguments.file, arguments.root, arguments.cpus, host, **options)
         return 0
     from feeder.service.cluster import start
 
@@ -94,7 +105,6 @@ def run(arguments: argparse.Namespace) -> int:
         nodes=arguments.nodes,
         address=arguments.address,
         host=arguments.host,
-        metrics_port=arguments.metrics_port,
         **options,
     )
     if arguments.json:

@@ -15,10 +15,10 @@ from torch.utils.data import Subset, TensorDataset
 
 import feeder
 from feeder import transforms as T
-from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_from_json, work_to_json
+from feeder.service.roots import Roots
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import make_tree
@@ -196,16 +196,15 @@ def test_no_substitute_is_a_sample_that_is_skipped(shards: Path, tmp_path: Path)
 
 def test_a_server_on_another_node_takes_no_skipped_substitute(shards: Path) -> None:
     data = feeder.ShardDataset(shards, RECIPE)
-    reader = data.reader
-    assert isinstance(reader, ShardReader)
-    work = Work(reader, data.recipe, "cpu", skip=True, left_out=np.array(OUT))
+    work = Work(data.reader, data.recipe, "cpu", skip=True, left_out=np.array(OUT))
     sent = json.loads(json.dumps(work_to_json(work)))
-    there = work_from_json(sent, lambda *_: reader)
+    here = Roots([shards])
+    there = work_from_json(sent, here)
     drawn = [other for position in range(30) for other in there.substitutes(0, position)]
     assert drawn == [other for position in range(30) for other in work.substitutes(0, position)]
     assert not {*OUT} & {*drawn}
     with pytest.raises(ArgumentError, match="no work of this version"):
-        work_from_json(sent | {"left_out": ["3"]}, lambda *_: reader)
+        work_from_json(sent | {"left_out": ["3"]}, here)
 
 
 def test_a_subset_skips_by_the_ids_of_the_whole_dataset(shards: Path) -> None:

@@ -1,0 +1,142 @@
+"""The set that work reads as JSON: where it lies, which samples, and a fingerprint of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.reader import Reader
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset_reader import PartReader
+from feeder.errors import ArgumentError
+from feeder.shard.cache.mirror import CacheMirror
+
+__all__ = ["Here", "SetPlace", "leaves", "set_from_json", "set_to_json"]
+
+_MOST_SETS, _DEEPEST = 64, 8
+
+
+@dataclass(frozen=True)
+class SetPlace:
+    """The place of a set.
+
+    Args:
+        path: Path of a folder or of an index, or the URL of shards.
+        is_folder: True for a folder of images; False for shards.
+        exif: True to apply EXIF orientation.
+        version: Version of a shard set; None: the newest.
+        image_field: Another field of a shard set that is the image; None: that of the index.
+        members: Names of members of a folder's samples that are images, and no samples themselves.
+    """
+
+    path: str
+    is_folder: bool
+    exif: bool
+    version: int | None = None
+    image_field: str | None = None
+    members: tuple[str, ...] = ()
+
+
+class Here(Protocol):
+    """The files and functions of this machine that work of others may use."""
+
+    def open_set(self, place: SetPlace) -> ShardReader | FolderReader:
+        """Opens a set, or refuses it by an ArgumentError."""
+
+    def file(self, path: str) -> str:
+        """Returns the path of a file that may be read, or refuses it by an ArgumentError."""
+
+    def function(self, name: object, digests: object) -> Callable[..., Any]:
+        """Returns a function, see :meth:`feeder.system.named_functions.AllowedFunctions.find`."""
+
+
+def leaves(reader: Reader) -> list[Reader]:
+    """Returns the readers of single sets that a reader is made of."""
+    if isinstance(reader, PartReader):
+        return leaves(reader.whole)
+    if isinstance(reader, JoinedReader):
+        return [leaf for each in reader.readers for leaf in leaves(each)]
+    return [reader]
+
+
+def set_to_json(reader: Reader) -> dict[str, Any]:
+    """Returns the JSON of a set.
+
+    Raises:
+        ArgumentError: if it is of a class of its own.
+    """
+    if isinstance(reader, PartReader):
+        ids = base64.b64encode(np.ascontiguousarray(reader.ids, np.int64).tobytes()).decode()
+        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": ids}
+    if isinstance(reader, JoinedReader):
+        return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
+    if type(reader) is FolderReader:
+        return {"kind": "folder", "path": reader.root, "exif": reader.exif, "fingerprint": _fingerprint(reader)}
+    if type(reader) is not ShardReader:
+        raise ArgumentError("a dataset of a class of its own")
+    place: tuple[str, int | None, str | None] = reader.index.path, reader.index.version, None
+    path, version, image_field = place if reader.field_of is None else reader.field_of
+    if isinstance(reader.mirror, CacheMirror):
+        path = reader.mirror.options.url
+    found = {"kind": "shards", "path": path, "version": version, "image_field": image_field, "exif": reader.exif}
+    return found | {"fingerprint": _fingerprint(reader)}
+
+
+def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: int = 0) -> Reader:
+    """Opens the set that :func:`set_to_json` has described.
+
+    Args:
+        value: The JSON; trusted in nothing.
+        here: Opens sets.
+        members: See :class:`SetPlace`.
+        depth: Number of sets that it is inside of.
+
+    Raises:
+        ArgumentError: if it is not such JSON, or a set differs from the client's.
+    """
+    if not isinstance(value, dict) or depth > _DEEPEST:
+        raise ArgumentError("this is no set")
+    kind, of = value.get("kind"), value.get("of")
+    if kind == "subset":
+        whole = set_from_json(of, here, members, depth + 1)
+        try:
+            ids = np.frombuffer(base64.b64decode(value.get("ids", ""), validate=True), np.int64)
+        except (binascii.Error, TypeError, ValueError):
+            raise ArgumentError("this is no subset") from None
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(whole)):
+            raise ArgumentError("a subset has samples that the set has not")
+        return PartReader(whole, ids)
+    if kind == "sets":
+        if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
+            raise ArgumentError("these are no sets")
+        readers = [set_from_json(each, here, members, depth + 1) for each in of]
+        return JoinedReader(readers, own_index=value.get("own_index") is True)
+    path, exif, version, image_field = (value.get(name) for name in ("path", "exif", "version", "image_field"))
+    if kind not in ("shards", "folder") or not isinstance(path, str) or type(exif) is not bool or "\0" in path:
+        raise ArgumentError("this is no set")
+    if version is not None and (type(version) is not int or version < 1):
+        raise ArgumentError("this is no version of a set")
+    if image_field is not None and (not isinstance(image_field, str) or "\0" in image_field):
+        raise ArgumentError("this is no image field")
+    reader = here.open_set(SetPlace(path, kind == "folder", exif, version, image_field, members))
+    if _fingerprint(reader) != value.get("fingerprint"):
+        raise ArgumentError(f"{path}: the set here is not the client's: its samples or their order differ")
+    return reader
+
+
+def _fingerprint(reader: ShardReader | FolderReader) -> str:
+    """Returns a hash of the samples and their order, whatever labels they were given."""
+    if isinstance(reader, ShardReader):
+        return reader.index.fingerprint()
+    digest = hashlib.blake2b(digest_size=16)
+    for i in range(len(reader)):
+        digest.update(reader.path(i).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
