@@ -5,21 +5,20 @@
     python examples/train.py train val --out runs/second --model resnet50 --pretrained --freeze
     torchrun --nproc-per-node 8 examples/train.py train val --out runs/third --parallel ddp --amp bf16 --channels-last
 
-The same command again resumes with exactly the batch that would have followed the last checkpoint.
---batch-size is that of the whole job: ddp gives each process, and dp each device, an equal part. The loss is the mean
-over the whole batch, so its curve is that of a single device, except for rounding. BatchNorm is an exception, as it
-takes its statistics from each part alone; --norm group has no such statistics.
+The same command again resumes with exactly the batch that would have followed the last checkpoint, which any way of
+--parallel takes. --batch-size is that of the whole job: ddp and fsdp give each process, dp each device, and a pipeline
+each microbatch an equal part. The loss is the mean over the whole batch, so its curve is that of a single device, but
+for rounding. BatchNorm is an exception, as it takes its statistics from each part alone; --norm group has none.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
 import gc
 import importlib.util
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +26,6 @@ from typing import Any
 
 import torch.distributed.nn  # before the process group is made, which its default arguments would keep alive
 from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel, parallel_apply, replicate
 
 import feeder
 from feeder import transforms as T
@@ -54,7 +52,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # which torchrun sets
     add("--workers", type=int, default=max(1, cores - 1), help="for each process")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
-    add("--parallel", choices=("none", "ddp", "dp"), default="none")
+    add("--on-error", default="raise", choices=("raise", "skip"), help="skip: others take damaged images' places")
+    add("--parallel", choices=("none", "ddp", "dp", "fsdp", "pipeline"), default="none")
+    add("--stages", type=int, default=2, help="of a pipeline; more processes than these are replicas of it")
+    add("--microbatches", type=int, default=4, help="of each batch in a pipeline")
     add("--amp", choices=("off", "bf16", "fp16"), default="off", help="autocast")
     add("--channels-last", action="store_true")
     add("--checkpoint-every", type=int, default=500, help="steps")
@@ -64,26 +65,26 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def make_loader(args: argparse.Namespace, training: bool) -> feeder.DataLoader[Any]:
-    """Returns a loader of (images, labels); with ddp each process gets its part of a batch."""
+def make_loader(args: argparse.Namespace, training: bool, way: Any) -> feeder.DataLoader[Any]:
+    """Returns a loader of this process's part of each batch, (images, labels)."""
     size, path = args.image_size, args.train if training else args.val
     val = [T.Resize(round(size * 8 / 7)), T.CenterCrop(size)]
     ops = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()] if training else val
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     kind = feeder.ShardDataset if "://" in path or (Path(path) / "index.bin").exists() else feeder.FolderDataset
     return feeder.DataLoader(
-        kind(path, T.Compose([*ops, *values])),
-        args.batch_size // world_size(),
+        kind(path, T.Compose([*ops, *values]), fields=["index"] if args.parallel == "pipeline" else []),
+        args.batch_size // way.parts,
         shuffle=training,
         drop_last=training,
         num_workers=args.workers,
         persistent_workers=args.workers > 0,
         seed=args.seed,
-        rank=None if training else rank(),  # validate() leaves out the samples that pad batches
-        world_size=None if training else world_size(),
+        on_error=args.on_error,
         # dp copies each part of a batch to its own device, directly from the memory into which workers decoded it.
         device="cuda" if args.device == "cuda" and args.parallel != "dp" else None,
         pin_memory=args.device == "cuda",
+        **way.loader_options(training),
     )
 
 
@@ -147,42 +148,18 @@ class ModelAndLoss(nn.Module):
         self.model.train(mode and not self.args.freeze)
         return self
 
-    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
         if self.args.channels_last:
             images = images.to(memory_format=torch.channels_last)
         with torch.autocast(images.device.type, self.dtype, enabled=self.args.amp != "off"):
-            logits = self.model(images)
-        loss = nn.functional.cross_entropy(logits.float(), labels, label_smoothing=self.args.label_smoothing)
-        return loss, (logits.argmax(1) == labels).sum()
+            return self.model(images)
 
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.float(), labels, label_smoothing=self.args.label_smoothing)
 
-class DataParallel:
-    """dp: one process, and on each device a replica that computes the loss of its part of the batch.
-
-    On the CPU, which torch's replicate and parallel_apply do not support, two replicas share the parameters.
-    """
-
-    def __init__(self, module: ModelAndLoss, device: str) -> None:
-        self.module, count = module, torch.cuda.device_count() if device == "cuda" else 2
-        self.devices = [torch.device(device, i) for i in range(count)]
-
-    def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        chunks = images.chunk(len(self.devices)), labels.chunk(len(self.devices))
-        parts = list(zip(*chunks, self.devices, strict=False))
-        inputs = [(i.to(device, non_blocking=True), n.to(device, non_blocking=True)) for i, n, device in parts]
-        devices = [device for *_, device in parts]
-        if devices[0].type == "cuda":
-            for device in devices[1:]:  # the loader reuses a slot once the first device's stream is past it
-                torch.cuda.current_stream(devices[0]).wait_stream(torch.cuda.current_stream(device))
-            outputs = parallel_apply(replicate(self.module, devices), inputs, devices=devices)
-        else:
-            shared = {id(tensor): tensor for tensor in self.module.parameters()}
-            replicas = [self.module, *(copy.deepcopy(self.module, dict(shared)) for _ in devices[1:])]
-            outputs = [replica(*part) for replica, part in zip(replicas, inputs, strict=True)]
-        # Only these few numbers are copied to the first device.
-        shares = [len(part) / len(images) for part, *_ in parts]
-        loss = sum(loss.to(devices[0]) * share for (loss, _), share in zip(outputs, shares, strict=True))
-        return loss, sum(right.to(devices[0], non_blocking=True) for _, right in outputs)
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self.logits(images)
+        return self.loss(logits, labels), (logits.argmax(1) == labels).sum()
 
 
 def world_size() -> int:
@@ -214,6 +191,12 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(file.name, path)
 
 
+def make_way(args: argparse.Namespace) -> Any:
+    """Returns the way of --parallel, of which train_parallel.py says more."""
+    sys.path += {str(Path(__file__).parent)} - set(sys.path)
+    return importlib.import_module("train_parallel").WAYS[args.parallel](args)
+
+
 class Trainer:
     """A run; its checkpoints hold everything that STATEFUL and NUMBERS name."""
 
@@ -221,20 +204,18 @@ class Trainer:
     NUMBERS = ("epoch", "step", "best", "stale_epochs")
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+        self.args, self.way = args, make_way(args)
+        if args.batch_size % self.way.parts:
+            raise SystemExit(f"--batch-size {args.batch_size} does not divide into {self.way.parts} equal parts")
         torch.manual_seed(args.seed)
-        self.loader, self.val_loader = make_loader(args, training=True), make_loader(args, training=False)
+        self.loader, self.val_loader = (make_loader(args, training, self.way) for training in (True, False))
         classes = self.loader.dataset.classes
         if not classes or classes != self.val_loader.dataset.classes or not len(self.loader):
             raise SystemExit(f"{args.train} and {args.val} need the same classes, by name, and a batch of images")
         memory_format = torch.channels_last if args.channels_last else torch.contiguous_format
-        self.model = make_model(args, len(classes)).to(args.device, memory_format=memory_format)
-        self.module = ModelAndLoss(self.model, args)
-        self.forward: Any = self.module
-        if args.parallel == "ddp":
-            self.forward = DistributedDataParallel(self.module)
-        elif args.parallel == "dp":
-            self.forward = DataParallel(self.module, args.device)
+        model = make_model(args, len(classes)).to(args.device, memory_format=memory_format)
+        self.module = ModelAndLoss(model, args)
+        self.model = self.way.spread(self.module)
         decay, fused = args.weight_decay, args.device == "cuda"  # else GradScaler would wait for the GPU at each step
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.SGD(trained, args.lr, 0.9, weight_decay=decay, nesterov=True, fused=fused)
@@ -243,7 +224,7 @@ class Trainer:
         self.best = -1.0
         self.last_path, self.best_path = args.out / "last.pt", args.out / "best.pt"
         if self.last_path.exists():
-            state = torch.load(self.last_path, map_location="cpu", weights_only=True)
+            state = self.way.own(torch.load(self.last_path, map_location="cpu", weights_only=True))
             for name in self.STATEFUL:
                 getattr(self, name).load_state_dict(state[name])
             for name in self.NUMBERS:
@@ -251,7 +232,7 @@ class Trainer:
             say(f"resuming at step {self.step} in epoch {self.epoch}")
 
     def checkpoint(self) -> None:
-        state = {name: getattr(self, name).state_dict() for name in self.STATEFUL}
+        state = self.way.gathered({name: getattr(self, name).state_dict() for name in self.STATEFUL})
         save(state | {name: getattr(self, name) for name in self.NUMBERS}, self.last_path)
 
     def learning_rate(self) -> float:
@@ -263,15 +244,13 @@ class Trainer:
         """Trains the rest of the epoch and returns its number of batches; no step waits for the device."""
         args, batches = self.args, iter(self.loader)
         total, summary = len(batches), torch.zeros(2, device=args.device)
-        for number, (images, labels) in enumerate(batches):
+        for number, (images, labels) in enumerate(map(self.way.taken, batches)):
             place = number % args.accumulate
             group = min(args.accumulate, total - number + place)  # batches for this step of the optimizer
             # A batch's draws depend only on its number, so that they are the same after a resume.
             torch.manual_seed(((args.seed << 20) + self.step * args.accumulate + place) * world_size() + rank())
-            with self.forward.no_sync() if args.parallel == "ddp" and place < group - 1 else contextlib.nullcontext():
-                loss, right = self.forward(images, labels)
-                self.scaler.scale(loss / group).backward()
-            summary += torch.stack([loss.detach(), right / len(labels)]) / (group * world_size())
+            loss, right = self.way.backward(images, labels, group, place == group - 1, self.scaler)
+            summary += torch.stack([loss, right / len(labels)]) / (group * self.way.parts)
             if place == group - 1:
                 self.optimizer_step()
                 sum_over_processes(summary)
@@ -296,14 +275,14 @@ class Trainer:
         self.module.eval()
         if distributed.is_initialized():  # BatchNorm's statistics are the first process's, as in the checkpoint
             for buffer in self.model.buffers():
-                distributed.broadcast(buffer, 0)
+                distributed.broadcast(buffer, self.way.source, self.way.peers)
         right = torch.zeros((), device=self.args.device)
         padded = len(self.val_loader.stats()["padded"])
-        for images, labels in self.val_loader:
+        for images, labels in map(self.way.taken, self.val_loader):
             # All processes get batches of the same size; repeats fill the end of the last one.
             padded, before = len(self.val_loader.stats()["padded"]), padded
             count = len(labels) - (padded - before)
-            right += self.module(images[:count].to(self.args.device), labels[:count].to(self.args.device))[1]
+            right += self.way.right(images[:count], labels[:count])
         sum_over_processes(right)
         return right.item() / len(self.val_loader.dataset)
 
@@ -319,7 +298,8 @@ class Trainer:
                 self.stale_epochs = 0 if accuracy > self.best else self.stale_epochs + 1
                 if accuracy > self.best:
                     self.best = accuracy
-                    save({"model": self.model.state_dict(), "accuracy": accuracy, "epoch": self.epoch}, self.best_path)
+                    state = self.way.gathered({"model": self.model.state_dict()})
+                    save(state | {"accuracy": accuracy, "epoch": self.epoch}, self.best_path)
                 say(f"epoch {self.epoch}: validation accuracy {accuracy:.2%}, best {self.best:.2%}")
                 waited = self.loader.stats()["waited_share"]
                 say(f"    {speed:,.0f} images/s, {waited:.0%} of the time waited for data")
@@ -327,6 +307,7 @@ class Trainer:
                 log.flush()
                 self.checkpoint()
         say(f"best accuracy {self.best:.2%} after {self.epoch} epochs: {self.best_path}")
+        self.way.end()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -334,10 +315,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    if args.parallel == "ddp":
+    if args.parallel in ("ddp", "fsdp", "pipeline"):
         distributed.init_process_group("nccl" if args.device == "cuda" else "gloo")
-    if args.batch_size % world_size():
-        raise SystemExit(f"--batch-size {args.batch_size} does not divide into {world_size()} equal parts")
     args.out.mkdir(parents=True, exist_ok=True)
     Trainer(args).run()
     if distributed.is_initialized():

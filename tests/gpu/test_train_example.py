@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,14 @@ def test_dp_has_the_loss_curve_of_one_device(
 ) -> None:
     """Over all devices; where there is one, over two replicas on it."""
     if torch.cuda.device_count() == 1:
-        whole = script.DataParallel.__init__
+        ways = importlib.import_module("train_parallel")
+        whole = ways.DataParallel.__init__
 
         def twice(self: Any, *arguments: Any) -> None:
             whole(self, *arguments)
             self.devices *= 2
 
-        monkeypatch.setattr(script.DataParallel, "__init__", twice)
+        monkeypatch.setattr(ways.DataParallel, "__init__", twice)
     # Of the same decoder: with a device, "auto" may choose one on the GPU.
     loader = feeder.DataLoader
     monkeypatch.setattr(feeder, "DataLoader", lambda *args, **options: loader(*args, backend="cpu", **options))

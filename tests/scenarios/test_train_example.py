@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import ROOT, train_example
+from tests.support import train_example
 from tests.support.ranks import TORCHRUN
-from tests.support.train_example import SCRIPT, SMALL, load, log, stripes
+from tests.support.train_example import SCRIPT, SMALL, load, log, run_python, stripes
 
 data, script = train_example.data, train_example.script
-
-
-def _environment() -> dict[str, str]:
-    # With more threads, small operations mostly wait for each other where others use the cores too.
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-
-
-def _subprocess(command: list[str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *command], env=_environment(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def _plain(value: Any) -> Any:
@@ -50,7 +34,7 @@ def test_it_is_short() -> None:
 @pytest.mark.slow
 def test_it_learns(data: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    printed = _subprocess([str(SCRIPT), *data, "--out", str(out), *SMALL, "1", "--epochs", "5"])
+    printed = run_python([str(SCRIPT), *data, "--out", str(out), *SMALL, "1", "--epochs", "5"])
     assert load(out / "best.pt")["accuracy"] >= 0.9, printed
     losses = [loss for loss, _ in log(out)]
     assert len(losses) == 45
@@ -142,7 +126,7 @@ def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[
         arguments = ["--out", str(tmp_path / f"{every}"), "--checkpoint-every", str(every)]
         runs += [([*options, workers, *arguments], 1, (0, *death)) for workers, *death in several]
         runs += [([*options, "0", *arguments], 1, (None,))]
-    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    printed = run_python(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
     resumed = re.findall(r"resuming at step (\d+) in epoch (\d+)", printed)
     assert resumed[-4:] == [("3", "0"), ("6", "1"), ("5", "0"), ("5", "1")], deaths
     for every, several in deaths.items():
@@ -150,14 +134,33 @@ def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[
 
 
 @pytest.mark.slow
-def test_ddp_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(data: list[str], tmp_path: Path) -> None:
-    options = [*data, "--epochs", "2", "--accumulate", "2", "--checkpoint-every", "3", *SMALL, "0", "--parallel", "ddp"]
+@pytest.mark.parametrize("way", [["ddp"], ["fsdp"], ["pipeline", "--norm", "group"]], ids=lambda way: way[0])
+def test_a_job_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(
+    data: list[str], tmp_path: Path, way: list[str]
+) -> None:
+    options = [*data, "--epochs", "2", "--accumulate", "2", "--checkpoint-every", "3", *SMALL, "0", "--parallel", *way]
     deaths = [(1, "step", 5), (0, "step", 4)]
     runs: list[Any] = [([*options, "--out", str(tmp_path / "unbroken")], 2, (None,))]
     runs += [([*options, "--out", str(tmp_path / "killed")], 2, death) for death in [*deaths, (None,)]]
-    printed = _subprocess(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    printed = run_python(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
     assert printed.count("resuming at step") == 2
     _assert_alike(tmp_path / "killed", tmp_path / "unbroken", deaths)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ways", [("pipeline", "none", "fsdp"), ("fsdp", "pipeline", "none")], ids="-".join)
+def test_a_run_goes_on_another_way(data: list[str], tmp_path: Path, ways: tuple[str, ...]) -> None:
+    options = [*data, "--epochs", "2", "--checkpoint-every", "3", *SMALL, "0", "--norm", "group", "--parallel"]
+    runs: list[Any] = [([*options, "none", "--out", str(tmp_path / "one")], 1, (None,))]
+    for way, death in zip(ways, [(0, "step", 5), (0, "step", 8), (None,)], strict=True):
+        runs.append(([*options, way, "--out", str(tmp_path / "three")], 1 if way == "none" else 2, death))
+    printed = run_python(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    assert re.findall(r"resuming at step (\d+)", printed) == ["3", "9"]
+    np.testing.assert_allclose(log(tmp_path / "three"), log(tmp_path / "one"), rtol=1e-3)
+    one, three = load(tmp_path / "one/last.pt"), load(tmp_path / "three/last.pt")
+    assert list(three["model"]) == list(one["model"])
+    torch.testing.assert_close(three["model"], one["model"], rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(three["optimizer"], one["optimizer"], rtol=1e-2, atol=1e-2)
 
 
 def test_dp_has_the_loss_curve_of_one_device(data: list[str], tmp_path: Path, script: Any) -> None:
@@ -176,7 +179,7 @@ def test_dp_computes_each_loss_where_its_part_is(data: list[str], tmp_path: Path
     sizes = []
     trainer.module.register_forward_hook(lambda module, inputs, output: sizes.append((len(inputs[0]), output[0].shape)))
     images, labels = next(iter(trainer.loader))
-    loss, right = trainer.forward(images[:19], labels[:19])
+    loss, right = trainer.way.forward(images[:19], labels[:19])
     assert sizes == [(10, ()), (9, ())]
     assert loss.shape == right.shape == ()
     loss.backward()
@@ -188,7 +191,7 @@ def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, 
     # 63 images to validate with, 20 at a time: the two processes fill the last batch up, which must not count.
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
     script.main([*data, "--out", str(tmp_path / "one"), *options])
-    _subprocess([*TORCHRUN, str(SCRIPT), *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
+    run_python([*TORCHRUN, str(SCRIPT), *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
     np.testing.assert_allclose(log(tmp_path / "two"), log(tmp_path / "one"), rtol=1e-3)
     one, two = load(tmp_path / "one/last.pt"), load(tmp_path / "two/last.pt")
     torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)
