@@ -163,6 +163,17 @@ def test_substitutes_in_padded_batches_fit_in_them(tmp_path: Path) -> None:
         check_same([next(others)], [(ids, targets, padded, ids)])
 
 
+def test_substitutes_are_none_of_those_left_out(tmp_path: Path) -> None:
+    dataset = ShardDataset(write_shards(tmp_path, 60, bad=(3, 41, 50)), CROP_AND_FLIP, fields=("index",))
+    wire = Wire()
+    images, labels = both(dataset, wire, on_error="skip", skip=feeder.Skip(ids=range(4, 40)))
+    others = iter(labels)
+    for batch in images:
+        wire.ids.append(batch[2])
+        check_same([next(others)], without_pixels([batch]))
+    assert labels.stats()["skipped"] == images.stats()["skipped"] > 0
+
+
 def test_a_sample_without_a_field_is_left_to_the_loader_with_images(tmp_path: Path) -> None:
     """That one keeps the sample if it does not ask for the field, which is then missed by name."""
     folder = write_shards(tmp_path, 16)

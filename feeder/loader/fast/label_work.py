@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.extras import Column, Extra, MemberField, NamedField
+from feeder.dataset.extras import Column
 from feeder.dataset.reader import Encoded
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.fast.part_output import Sink
@@ -43,7 +43,7 @@ class LabelWork(Work):
     def __post_init__(self) -> None:
         super().__post_init__()  # the keys of draws count further images, too
         self.extras, self.images, self.views_of = self.values, (), self.views_of[:1]
-        self._draws = not all(map(_is_fixed, self.extras))
+        self._draws = any(extra.follows_draws for extra in self.extras)
         self._labels: npt.NDArray[Any] | None = None
         if self._draws:
             self.reader.measure()
@@ -80,7 +80,7 @@ class LabelWork(Work):
         report.read_ns += spent_ns
         self.meter.add("read", spent_ns)
         if known is None:
-            drawing.draws = (None,)  # no field asks for it
+            drawing.draws = ()
         return Encoded([memoryview(b"")] * count, self._labels[ids], orientations, sizes, [None] * count)
 
 
@@ -108,8 +108,9 @@ class OthersSubstitutes:
     """
 
     def __init__(self, work: LabelWork, made: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]) -> None:
-        self._work, self._made = copy.copy(work), made
-        self._work.skip = False
+        self._work, self._made = work, made
+        self._strict = copy.copy(work)
+        self._strict.skip = False
 
     def put(self, finished: Finished) -> None:
         """Makes the rows of a batch anew whose samples the other loader has replaced.
@@ -118,7 +119,7 @@ class OthersSubstitutes:
             ArgumentError: if the other loader gave samples that are neither this order's nor substitutes.
             DecodeError: if a field of one of its samples is bad.
         """
-        arrays, work, epoch = finished.arrays, self._work, finished.epoch
+        arrays, work, epoch = finished.arrays, self._strict, finished.epoch
         own = arrays.images[0][:, 0]
         made = self._made(own.copy())
         if made.shape != own.shape:
@@ -167,8 +168,3 @@ class OthersSubstitutes:
                 error = self._work.reader.at(DecodeError("bad, as the loader with images found"), first)
                 known[position] = Substitution.of(position, error, i)
         finished.substitutions = [*known.values()]
-
-
-def _is_fixed(extra: Extra) -> bool:
-    """Returns True if a field does not depend on what is drawn for the image, or on its size."""
-    return isinstance(extra, NamedField) or (isinstance(extra, MemberField) and not extra.kind.is_drawn)
