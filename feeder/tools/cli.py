@@ -26,6 +26,7 @@ from feeder.tools.commands import (
     replay,
     serve,
     shard,
+    takedown,
     tune,
 )
 from feeder.tools.commands.common import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
@@ -105,7 +106,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    commands_of_data = (shard, append, inspect, browse, index, export, cache, serve)
+    commands_of_data = (shard, append, takedown, inspect, browse, index, export, cache, serve)
     for command in (*commands_of_data, bench, parity, doctor, profile, tune, replay):
         command.add(commands)
     return parser

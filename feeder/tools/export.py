@@ -10,9 +10,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
+
 from feeder.decoders.packed import add_codebooks, is_packed_field, packed_head, unpack_checked
 from feeder.errors import DecodeError, ShardError
 from feeder.shard.format.index import Index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.store.store import open_store
 from feeder.shard.store.url import Url, is_remote, local_path
@@ -83,8 +86,11 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         with ThreadPoolExecutor(_REQUESTS) as pool:
             run = pool.map if is_remote(out) else map
             for number in range(index.shard_count):
+                ids = index.shard_ids(number)
+                if isinstance(index, SetIndex):  # in whose places others stand
+                    ids = np.delete(ids, [*index.shard_index(number).taken_down()])
                 with copy.shard(index.shard_name(number)):
-                    counts.update(run(export_one, index.shard_ids(number).tolist()))
+                    counts.update(run(export_one, ids.tolist()))
         progress.end()
     shown = str(Url.parse(out)) if is_remote(out) else out
     return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"])

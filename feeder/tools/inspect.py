@@ -18,6 +18,7 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
 from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
 
@@ -49,6 +50,7 @@ class Report:
             side are moved apart, from 0 for the stored order to 1 for a full shuffle. Windows of the whole set are left
             out.
         codebooks: Ids of the codebooks of its packed images.
+        taken_down: Number of samples that were taken down, in whose places others stand.
         batch_scores: Scores of each way to shuffle, by its name, for 8 ranks with batches of 256; empty for a set with
             too few samples.
     """
@@ -70,6 +72,7 @@ class Report:
     window_scores: dict[int, float]
     batch_scores: dict[str, BatchScores]
     codebooks: list[str] = field(default_factory=list)
+    taken_down: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON values."""
@@ -129,6 +132,7 @@ def inspect(path: str) -> Report:
         window_scores=_window_scores(index),
         batch_scores=_batch_scores(index),
         codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
+        taken_down=index.header.info.taken_down if isinstance(index, SetIndex) else 0,
     )
 
 
@@ -138,6 +142,8 @@ def render(report: Report) -> str:
     lines = [printable(report.path), f"  samples     {report.samples:,} in {shards}, {size(report.bytes)}"]
     if report.rejected is not None:
         lines.append(f"  rejected    {report.rejected:,}" + (" (see rejected.jsonl)" if report.rejected else ""))
+    if report.taken_down:
+        lines.append(f"  taken down  {report.taken_down:,}, in whose places others stand")
     fields = [f"{printable(name)} {number:,}" for name, number in report.fields.items()]
     lines.append(_listed("  fields      ", fields))
     if report.codebooks:

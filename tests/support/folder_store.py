@@ -112,6 +112,9 @@ class FolderContents:
     def forget(self) -> None:
         self._known.clear()
 
+    def replaced(self) -> list[str]:
+        return []
+
 
 def fault(folder: Path, key: str, kind: str, count: int = 1) -> Path:
     """Asks for a fault: "flip" spoils so many answers, "hold" keeps them back until the file is removed."""

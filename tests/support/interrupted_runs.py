@@ -15,9 +15,10 @@ from feeder.shard.store.url import is_remote
 from feeder.shard.write.append import append
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
+from feeder.shard.write.takedown import takedown
 from feeder.system.progress import Progress
 
-__all__ = ["StopAfter", "append_killed_at", "killed_at"]
+__all__ = ["StopAfter", "append_killed_at", "killed_at", "takedown_killed_at"]
 
 
 class StopAfter(Progress):
@@ -51,6 +52,11 @@ def append_killed_at(step: int, source: Path, out: Path | str) -> bool:
     return _is_killed(step, append, str(out), str(source), ShardOptions(workers=1))
 
 
+def takedown_killed_at(step: int, keys: list[str], folder: Path | str) -> bool:
+    """Takes samples out of a set in another process, as :func:`append_killed_at`."""
+    return _is_killed(step, takedown, str(folder), keys)
+
+
 def _is_killed(step: int, work: Callable[..., object], *arguments: Any, **options: Any) -> bool:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -79,7 +85,7 @@ def _run(
         return wrapped
 
     os.environ.update(environment)
-    for module, names in ((obstore, _REQUESTS),) if any(map(is_remote, arguments[:2])) else ((os, _STEPS),):
+    for module, names in ((obstore, _REQUESTS),) if any(is_remote(each) for each in arguments[:2] if isinstance(each, str)) else ((os, _STEPS),):
         for name in names:
             setattr(module, name, counted(getattr(module, name)))
     work(*arguments, **options)

@@ -48,3 +48,6 @@ class SetContents(Protocol):
 
     def forget(self) -> None:
         """Asks the store for the set's header when it is needed next: it may have been replaced."""
+
+    def replaced(self) -> list[str]:
+        """Names of the files in the cache that the set has with other contents by now, as far as a new header says."""

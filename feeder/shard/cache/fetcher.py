@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from feeder.errors import FeederError, StoreError
+from feeder.errors import FeederError, NotFoundError, StoreError
 from feeder.shard.cache.contents import SetContents
 from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.files import CachedFile, CacheFiles
@@ -274,6 +274,9 @@ class Fetcher:
         if "refresh" in message:
             self.contents.forget()
             self._file(message["refresh"])
+            for name in self.contents.replaced():
+                with contextlib.suppress(NotFoundError):
+                    self._file(name)
             return {}
         if "stats" in message:
             return self.stats()

@@ -58,6 +58,7 @@ class SetFiles:
         self._known: collections.OrderedDict[str, Contents] = collections.OrderedDict()
         self._header: SetHeader | None = None
         self._numbers: dict[str, int] | None = None
+        self._compared: bytes | None = None  # hash of the header that the cache was compared with
 
     def of(self, name: str) -> Contents:
         """See :meth:`SetContents.of`."""
@@ -82,6 +83,31 @@ class SetFiles:
         with self._lock:
             self._known.clear()
             self._header = self._numbers = None
+
+    def replaced(self) -> list[str]:
+        """See :meth:`SetContents.replaced`: after a takedown, for example."""
+        try:
+            header = self._opened()
+        except FormatError:  # an earlier format, without hashes
+            return []
+        if header.hash == self._compared:
+            return []
+        with self._files.lock:
+            cached = {name: file.presence.identity for name, file in self._files.files.items()}
+        found = []
+        for name, identity in cached.items():
+            if _is_header(name, self._index):
+                found += [] if name == self._index else [name]
+                continue
+            of, _ = group_name(name)
+            number = self._number(of or name)
+            if number is None:
+                continue
+            shard = header.shard(number)
+            expected = shard.shard_hash if name == shard.name else shard.index_hash
+            found += [] if (cached.get(of) if of else identity) == expected else [name]
+        self._compared = header.hash
+        return found
 
     def _find(self, name: str) -> Contents:
         if _is_header(name, self._index):

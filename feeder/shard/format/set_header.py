@@ -18,6 +18,7 @@ The size of a shard's index does not count optional groups, which come last. The
     labelled, max_label   number of samples with a label, and the largest label
     pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
     codebooks     those of packed JPEGs, in base64; absent without any
+    taken_down    number of samples that were taken down, see Note [Tombstones]; absent without any
     table, pages, names   [offset, size in bytes, hash or null]
 A version of the set that is not the newest is kept as ``index-000001.bin``, by its number.
 """
@@ -76,6 +77,7 @@ class SetInfo:
         version: Number of this version of the set, from 1.
         versions: (samples, shards) of the earlier ones.
         codebooks: Codebooks of packed JPEGs.
+        taken_down: Number of samples that were taken down.
     """
 
     fields: tuple[str, ...]
@@ -90,6 +92,7 @@ class SetInfo:
     version: int = 1
     versions: tuple[tuple[int, int], ...] = ()
     codebooks: tuple[bytes, ...] = ()
+    taken_down: int = 0
 
 
 def write_header(
@@ -145,6 +148,8 @@ def write_header(
     }
     if info.codebooks:
         head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
+    if info.taken_down:
+        head["taken_down"] = info.taken_down
     with atomic_file(path) as file:
         file.write(sealed(HEADER_MAGIC, head))
         file.write(table.tobytes())
@@ -208,6 +213,7 @@ class SetHeader:
             codebooks=read_codebooks(head.get("codebooks", ())),
             version=int(head["version"]),
             versions=tuple((int(samples), int(shards)) for samples, shards in head["versions"]),
+            taken_down=int(head.get("taken_down", 0)),
         )
         self.samples, self.shards, self.size_bytes = (int(head[name]) for name in ("samples", "shards", "size_bytes"))
         self.page_shards, self.equal = int(head["page"]), int(head["equal"])

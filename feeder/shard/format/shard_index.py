@@ -12,6 +12,7 @@ head has version (2), samples (N), tar_bytes (size of the shard), fields (names)
     blocks   u32: CRC-32C of each 256 KiB of the shard
     source_bytes, source_row (only with numbered samples), keys, paths, members: see Note [Chunks]
     codebooks  those of packed JPEGs, a JSON list of texts in base64; only where there are any
+    taken_down  see Note [Tombstones], JSON; only where there are any
 Optional groups come last: only who needs one reads it, and of a set in a store it is fetched only then.
     steps    u16: for a seekable or packed JPEG the height of a band in pixels, the offset of the first band, and the
              difference of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or
@@ -40,9 +41,10 @@ from feeder.system.files import atomic_file, open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["NARROW", "NO_STEPS", "WIDE", "IndexedShard", "ShardIndex", "write_shard_index"]
+__all__ = ["NARROW", "NO_STEPS", "TAKEN_DOWN", "WIDE", "IndexedShard", "ShardIndex", "write_shard_index"]
 
 NO_STEPS = (1 << 32) - 1
+TAKEN_DOWN = "taken_down"
 NARROW = np.dtype(
     [
         ("offset", "<u4"),
@@ -74,7 +76,10 @@ _MAGIC = b"FEEDERFX"
 _VERSION = 2
 _ESCAPE = 0xFFFF
 # Groups that come with the head; all others are optional.
-_CORE = ("records", "target", "blocks", "source_bytes", "source_row", "keys", "paths", "members", "codebooks")
+_CORE = (
+    *("records", "target", "blocks", "source_bytes", "source_row", "keys", "paths", "members", "codebooks"),
+    TAKEN_DOWN,
+)
 
 _T = TypeVar("_T")
 
@@ -107,6 +112,7 @@ def write_shard_index(
     blocks: npt.NDArray[np.uint32],
     tar_bytes: int,
     codebooks: Sequence[bytes] = (),
+    further: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes the index of one shard atomically; its bytes depend only on the arguments.
 
@@ -118,6 +124,7 @@ def write_shard_index(
         blocks: CRC-32C of each 256 KiB of the shard.
         tar_bytes: Size of the shard.
         codebooks: Codebooks of its packed JPEGs.
+        further: Further groups, by name.
     """
     count = len(columns["offset"])
     steps, first_steps = _steps(columns["row_start"], columns["row_data"], columns["height"])
@@ -141,6 +148,7 @@ def write_shard_index(
     groups["members"] = chunks.pack_members(members, columns["offset"], columns["length"])
     if codebooks:
         groups["codebooks"] = json.dumps([base64.b64encode(codebook).decode() for codebook in codebooks]).encode()
+    groups |= further or {}
     groups["steps"] = steps.tobytes()  # the optional ones from here on
     places, at = {}, 0
     for name, data in groups.items():
@@ -205,6 +213,7 @@ class ShardIndex:
         targets: Names of the targets.
         hash: Hash of the head.
         core_bytes: Size of the file up to the optional groups.
+        tar_bytes: Size of the shard.
 
     Raises:
         FormatError: if the file can't be read, or is not the one that the header means.
@@ -212,7 +221,7 @@ class ShardIndex:
 
     __slots__ = (
         *("_data", "_end", "_fetch", "_good", "_groups", "core_bytes", "fields", "hash", "is_wide", "path"),
-        *("records", "samples", "targets"),
+        *("records", "samples", "tar_bytes", "targets"),
     )
 
     def __init__(
@@ -246,6 +255,7 @@ class ShardIndex:
             if head["version"] != _VERSION:
                 raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
             self.samples, self.is_wide = int(head["samples"]), bool(head["is_wide"])
+            self.tar_bytes = int(head["tar_bytes"])
             self.fields = tuple(str(name) for name in head["fields"])
             self.targets = tuple(str(name) for name in head["targets"])
             sizes = {"records": self.samples * self.dtype.itemsize, "target": 4 * self.samples * len(self.targets)}
@@ -341,6 +351,16 @@ class ShardIndex:
             return [*read_codebooks(json.loads(bytes(self.group("codebooks"))))]
         except (TypeError, ValueError) as error:
             raise damaged(self.path, f"its codebooks: {error}") from None
+
+    def taken_down(self) -> dict[int, str]:
+        """Hash of the key of each sample that was taken down, by its row; see Note [Tombstones] in tombstones.py."""
+        if TAKEN_DOWN not in self.groups():
+            return {}
+        try:
+            found = json.loads(bytes(self.group(TAKEN_DOWN)))
+            return {int(row): str(key) for row, key in zip(found["rows"], found["keys"], strict=True)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise damaged(self.path, f"its samples that were taken down: {error!r}") from None
 
     def key(self, row: int) -> bytes:
         """Key of a sample."""

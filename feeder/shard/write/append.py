@@ -20,7 +20,7 @@ from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path
 from feeder.shard.write.encode import check_encoder
-from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
+from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run, no_image, total
@@ -253,6 +253,11 @@ class _Append:
 
 def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
     """Opens the set in a folder, which must be finished and of version 2."""
+    if os.path.exists(folder.file(TAKEDOWN_NAME)):
+        raise ShardError(
+            f"{folder.shown}: samples of it are being taken down, and that was interrupted; run `feeder takedown "
+            f"{folder.shown}`, which finishes it"
+        )
     _complete(folder)
     manifest = Manifest.read(folder.path)
     if manifest is None:

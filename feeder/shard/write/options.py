@@ -14,10 +14,11 @@ from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.encode import EncodeOptions
 from feeder.system.text import count
 
-__all__ = ["ENGINES", "REJECTED_NAME", "ShardOptions", "ShardSummary"]
+__all__ = ["ENGINES", "REJECTED_NAME", "TAKEDOWN_NAME", "ShardOptions", "ShardSummary"]
 
 ENGINES = ("local", "ray")
 
+TAKEDOWN_NAME = "takedown.json"  # while samples are being taken down
 REJECTED_NAME = "rejected.jsonl"
 
 

@@ -28,7 +28,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
-from feeder.shard.write.options import REJECTED_NAME
+from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.run_plan import first_difference, load_inputs, plan_of, save_inputs
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_job import record_name
@@ -42,7 +42,7 @@ _ATTEMPTS = "attempts-"
 _WORK = os.path.dirname(PLAN_NAME)
 _SHARD = re.compile(r"shard-(\d+)\.(tar|idx|fidx)")
 _OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")  # an earlier version, or one for another image field
-_RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME)
+_RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME)
 
 
 class OutputFolder:

@@ -9,14 +9,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.codebook import chosen_codebook
+from feeder.shard.write.dali_index import dali_lines
 from feeder.shard.write.engine import Engine, LocalEngine
 from feeder.shard.write.format_advice import decode_advice
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
@@ -182,10 +183,11 @@ class Run:
     def _write_dali_indexes(self) -> None:
         if self._options.dali_index:
             index = open_index(self._folder.file(INDEX_NAME))
+            assert isinstance(index, SetIndex)
             for number in range(index.shard_count):
                 path = index_path(self._folder.path, index.shard_name(number), ".idx")
                 with atomic_file(path) as file:
-                    file.writelines(_dali_lines(index, number))
+                    file.writelines(dali_lines(index.shard_index(number)))
                 self._folder.publish(path)
 
     def _summary(self, manifest: Manifest, written: list[ShardRecord]) -> ShardSummary:
@@ -238,14 +240,3 @@ def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     for outcomes in counts:
         found.update(outcomes)
     return dict(sorted(found.items()))
-
-
-def _dali_lines(index: Index, number: int) -> Iterator[bytes]:
-    """Yields a shard's index as DALI's wds2idx writes it, version 1.2."""
-    ids = index.shard_ids(number).tolist()
-    yield b"v1.2 %d\n" % len(ids)
-    for i in ids:
-        key = index.key(i)
-        members = [(index.image_field(i), *index.place(i)[1:]), *index.members(i)]
-        members.sort(key=lambda member: member[1])
-        yield " ".join(f"{f} {offset} {size} {key}.{f}" for f, offset, size in members).encode() + b"\n"

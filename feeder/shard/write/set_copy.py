@@ -93,6 +93,20 @@ class SetCopy:
                 self._fetch(self._store, name)
         return os.path.exists(os.path.join(self.path, name))
 
+    @property
+    def is_copy(self) -> bool:
+        """True if the set is in a store."""
+        return self._store is not None
+
+    def remove(self, name: str) -> None:
+        """Removes a file of the set, if it is there."""
+        if self._store is not None:
+            assert self._lock is not None
+            self._lock.check()
+            self._store.delete(name)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.path, name))
+
     def publish(self, *paths: str) -> None:
         """Puts files of the folder into the store, in this order; those of a local set are there already."""
         if self._store is not None:

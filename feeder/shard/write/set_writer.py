@@ -141,5 +141,6 @@ class _Shards:
             codebooks=tuple(self._codebooks),
             version=1 if before is None else before.info.version + 1,
             versions=() if before is None else (*before.info.versions, (before.samples, before.shards)),
+            taken_down=0 if before is None else before.info.taken_down,
         )
         write_header(path, info, np.concatenate([np.zeros(0, ROW), *self._rows]), self._names)

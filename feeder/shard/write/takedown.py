@@ -1,0 +1,322 @@
+"""Takes samples out of a finished set for good: in each of its versions, at the places that it has.
+
+Note [Takedown]
+    ``takedown.json`` in the set's folder says what goes: keys, and rows by shard. It is written first and removed last.
+    Between the two the shards are rewritten, then their indexes, then the headers of all versions, then the manifest;
+    each by a rename, or as an object that appears whole. Each step may be done again, so that any later call finishes
+    what an interrupted one has left. Until the indexes are rewritten the set can be read, but for the samples that go;
+    from then until its headers are, their shards are refused as damaged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import itertools
+import json
+import os
+import re
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from feeder.errors import ArgumentError, FormatError, ShardError
+from feeder.shard.format.block_sums import file_sums
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
+from feeder.shard.format.open_index import open_index
+from feeder.shard.format.sealed_head import HASH_BYTES
+from feeder.shard.format.set_header import SetHeader, version_path, write_header
+from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.shard_index import ShardIndex
+from feeder.shard.store.url import is_remote, local_path
+from feeder.shard.write.dali_index import dali_lines
+from feeder.shard.write.options import TAKEDOWN_NAME
+from feeder.shard.write.set_copy import SetCopy
+from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
+from feeder.system.files import atomic_file, file_sha256, open_regular
+from feeder.system.progress import Progress
+from feeder.system.text import count, printable
+
+__all__ = ["TakedownSummary", "takedown"]
+
+_SHOWN = 3
+_REQUESTS = 16  # at once
+
+
+@dataclass(frozen=True)
+class TakedownSummary:
+    """The result of a takedown.
+
+    Attributes:
+        set: The set's folder, or its URL.
+        samples: Number of samples taken down by this call.
+        already: Number of keys whose samples were taken down before.
+        shards: Number of shards that were rewritten.
+        versions: Numbers of the set's versions that they went from.
+        twins: Keys of samples that are left and have the same bytes as one that went.
+        left: What this command can't reach, a line each.
+    """
+
+    set: str
+    samples: int
+    already: int
+    shards: int
+    versions: list[int] = field(default_factory=list)
+    twins: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+
+
+def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | None = None) -> TakedownSummary:
+    """Takes samples out of a set: their ids stay, and a substitute from the same shard stands in each one's place.
+
+    The bytes, keys, paths and fields of the samples go from the shards and indexes that all versions share. An
+    interrupted call leaves a record, and any later one finishes it, also without keys.
+
+    Args:
+        place: The set's folder, or its URL in a store.
+        keys: Keys of the samples.
+        progress: Advanced with every shard.
+
+    Returns:
+        The result, with what is left to do elsewhere.
+
+    Raises:
+        ArgumentError: if a key is not in the set; nothing is changed then.
+        FormatError: if the set is damaged, or its index is of version 1.
+        LockedError: if another process is writing the set.
+        ShardError: if a shard is damaged, would have no sample left, or can't be written.
+        StoreError: if the store can't be read or written.
+    """
+    shown = place if is_remote(place) else local_path(place)
+    if not is_remote(place) and not os.path.isfile(os.path.join(shown, INDEX_NAME)):
+        raise FormatError(f"{shown}: no {INDEX_NAME} in this folder, so it is not a shard set; name one")
+    try:
+        with SetCopy.locked(place) as copy:
+            return _Takedown(copy, progress or Progress()).run(keys)
+    except OSError as error:
+        raise ShardError(
+            f"{error.filename or shown}: {error.strerror or error}; run the same command again, which finishes this"
+        ) from error
+
+
+class _Takedown:
+    def __init__(self, copy: SetCopy, progress: Progress) -> None:
+        self._copy, self._progress = copy, progress
+        self._path = os.path.join(copy.path, INDEX_NAME)
+        self._record = os.path.join(copy.path, TAKEDOWN_NAME)
+
+    def run(self, keys: Collection[str]) -> TakedownSummary:
+        copy = self._copy
+        if not copy.fetch(INDEX_NAME):
+            raise FormatError(f"{copy.shown}: there is no shard set of feeder")
+        index = open_index(self._path)
+        if not isinstance(index, SetIndex):
+            raise FormatError(f"{copy.shown}: has a flat index; convert it with `feeder index --upgrade`")
+        self._header = index.header
+        if copy.is_copy:
+            with ThreadPoolExecutor(_REQUESTS) as pool:
+                for _ in pool.map(copy.fetch, map(self._header.index_name, range(self._header.shards))):
+                    pass
+        done: dict[int, dict[int, str]] = {}
+        if copy.fetch(TAKEDOWN_NAME):
+            done = self._read_plan()
+            self._progress.note("finishing a takedown that was interrupted")
+            self._execute(done, is_resumed=True)
+            self._header = SetHeader(self._path)
+        plan, already, twins = self._find(keys)
+        if plan:
+            self._write_plan(plan)
+            self._execute(plan, is_resumed=False)
+        return TakedownSummary(
+            set=copy.shown,
+            samples=sum(map(len, [*plan.values(), *done.values()])),
+            already=already,
+            shards=len({*plan, *done}),
+            versions=[*range(1, self._header.info.version + 1)],
+            twins=twins,
+            left=_out_of_reach(is_store=copy.is_copy) if plan or done else [],
+        )
+
+    def _find(self, keys: Collection[str]) -> tuple[dict[int, dict[int, str]], int, list[str]]:
+        """Returns rows and hashes of their keys by shard, the number of keys that went before, and keys of samples with
+        the same bytes."""
+        wanted = {key.encode("utf-8", "surrogateescape"): key for key in keys}
+        hashes = {key_hash(key): key for key in wanted}
+        plan: dict[int, dict[int, str]] = {}
+        found, gone = set[bytes](), set[bytes]()
+        sums: dict[tuple[int, int], None] = {}
+        for number, own in self._each() if wanted else ():
+            dead = own.taken_down()
+            gone |= {hashes[each] for each in dead.values() if each in hashes}
+            texts, live = _keys_of(own), []
+            for row, key in enumerate(texts):
+                if key in wanted and row not in dead:
+                    live.append(row)
+                    found.add(key)
+            if live:
+                plan[number] = {row: key_hash(texts[row]) for row in live}
+                records = own.rows()
+                sums |= {(int(records["crc32"][row]), int(records["length"][row])): None for row in live}
+                if len(plan[number]) + len(dead) == own.samples:
+                    raise ShardError(
+                        f"{self._header.shard_name(number)}: all {own.samples} samples of this shard would go, and "
+                        "substitutes are of the same shard: leave one, or shard the dataset again without them"
+                    )
+        missing = [key for text, key in wanted.items() if text not in found | gone]
+        if missing:
+            named = ", ".join(map(repr, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+            raise ArgumentError(
+                f"{self._copy.shown}: has no sample with {count(len(missing), 'of these keys', 'of these keys')}: "
+                f"{printable(named)}; nothing was changed. `feeder inspect` shows keys of the set"
+            )
+        return plan, len(gone - found), self._twins(plan, sums)
+
+    def _twins(self, plan: dict[int, dict[int, str]], sums: Collection[tuple[int, int]]) -> list[str]:
+        """Returns keys of the samples that are left and have checksum and size of one that goes."""
+        twins = []
+        for number, own in self._each() if plan else ():
+            records, out = own.rows(), {*plan.get(number, ()), *own.taken_down()}
+            likely = np.flatnonzero(np.isin(records["crc32"], [crc for crc, _ in sums])).tolist()
+            for row in likely:
+                if row not in out and (int(records["crc32"][row]), int(records["length"][row])) in sums:
+                    twins.append(own.key(row).decode("utf-8", "surrogateescape"))
+        return twins
+
+    def _each(self) -> Any:
+        for number in range(self._header.shards):
+            path = os.path.join(self._copy.path, self._header.index_name(number))
+            yield number, ShardIndex(path, shard=self._header.shard(number))
+
+    def _write_plan(self, plan: dict[int, dict[int, str]]) -> None:
+        with atomic_file(self._record) as file:
+            shards = {str(number): [[row, key] for row, key in rows.items()] for number, rows in plan.items()}
+            file.write(json.dumps({"shards": shards}).encode())
+        self._copy.publish(self._record)
+
+    def _read_plan(self) -> dict[int, dict[int, str]]:
+        try:
+            with open(self._record, "rb", opener=open_regular) as file:
+                shards = json.load(file)["shards"]
+            plan = {int(number): {int(row): str(key) for row, key in rows} for number, rows in shards.items()}
+            if not all(0 <= number < self._header.shards for number in plan):
+                raise ValueError("a shard that the set does not have")
+            return plan
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FormatError(
+                f"{self._record}: the record of an interrupted takedown is damaged ({error}); restore it, or remove it "
+                "and run `feeder inspect --verify`"
+            ) from None
+
+    def _execute(self, plan: dict[int, dict[int, str]], *, is_resumed: bool) -> None:
+        """Does all steps of Note [Takedown], or what an interrupted run has left of them."""
+        header, copy = self._header, self._copy
+        self._progress.begin(
+            sum(header.shard(n).samples for n in plan), sum(header.shard(n).size_bytes for n in plan), 0, 0
+        )
+        erased = {number: self._erase(number, [*rows], is_resumed) for number, rows in plan.items()}
+        for number, rows in plan.items():
+            own = self._opened(number)
+            if not rows.keys() <= own.taken_down().keys():
+                write_tombstones(own, number, rows, erased[number])
+            copy.publish(own.path)
+        self._write_dali_indexes(plan)
+        indexes = {number: self._opened(number) for number in plan}
+        gone = [len(self._opened(number).taken_down()) for number in range(header.shards)]
+        for path in [*self._earlier_headers(), self._path]:
+            self._write_header(path, indexes, erased, gone)
+        self._write_manifest(erased)
+        self._remove_other_indexes()
+        copy.remove(TAKEDOWN_NAME)
+        self._progress.end()
+
+    def _erase(self, number: int, rows: Sequence[int], is_resumed: bool) -> ErasedShard:
+        name, size_bytes = self._header.shard_name(number), self._header.shard(number).size_bytes
+        own = self._opened(number)
+        path = os.path.join(self._copy.path, name)
+        with self._copy.shard(name):
+            # Where their rows are those of others by now, their bytes are gone, and where they were is not known.
+            left = [] if {*rows} <= own.taken_down().keys() else rows
+            if left:
+                erased = erase(path, own, left, is_resumed=is_resumed)
+                self._copy.publish(path)
+            else:
+                erased = ErasedShard(*file_sums(path))
+        self._progress.advance(own.samples, size_bytes)
+        return erased
+
+    def _opened(self, number: int) -> ShardIndex:
+        """Opens the index of a shard as it is now, which the header may not mean any more."""
+        index = ShardIndex(os.path.join(self._copy.path, self._header.index_name(number)))
+        index.check()
+        return index
+
+    def _write_dali_indexes(self, plan: Collection[int]) -> None:
+        for number in plan:
+            name = os.path.splitext(self._header.shard_name(number))[0] + ".idx"
+            if self._copy.fetch(name):
+                path = os.path.join(self._copy.path, name)
+                with atomic_file(path) as file:
+                    file.writelines(dali_lines(self._opened(number)))
+                self._copy.publish(path)
+
+    def _earlier_headers(self) -> list[str]:
+        paths = [version_path(self._path, version) for version in range(1, self._header.info.version)]
+        return [path for path in paths if self._copy.fetch(os.path.basename(path))]
+
+    def _write_header(
+        self, path: str, indexes: dict[int, ShardIndex], erased: dict[int, ErasedShard], gone: Sequence[int]
+    ) -> None:
+        header = SetHeader(path)
+        rows = header.rows().copy()
+        for number, own in indexes.items():
+            if number < header.shards:
+                shard_hash = bytes.fromhex(erased[number].sha256)[:HASH_BYTES]
+                size_bytes = header.shard(number).size_bytes
+                rows[number] = (own.samples, own.core_bytes, size_bytes, np.void(shard_hash), np.void(own.hash))
+        names = [header.shard_name(number) for number in range(header.shards)]
+        info = dataclasses.replace(header.info, taken_down=sum(gone[: header.shards]))
+        write_header(path, info, rows, names, page_shards=header.page_shards)
+        self._copy.publish(path)
+
+    def _write_manifest(self, erased: dict[int, ErasedShard]) -> None:
+        copy = self._copy
+        if not copy.fetch(MANIFEST_NAME):  # sets of tars from elsewhere have none
+            return
+        manifest = Manifest.read(copy.path)
+        assert manifest is not None
+        shards = [*manifest.shards]
+        for number, each in erased.items():
+            shards[number] = dataclasses.replace(shards[number], sha256=each.sha256)
+        index = {"size_bytes": os.stat(self._path).st_size, "sha256": file_sha256(self._path)}
+        dataclasses.replace(manifest, shards=shards, index=index).write(copy.path)
+        copy.publish(os.path.join(copy.path, MANIFEST_NAME))
+
+    def _remove_other_indexes(self) -> None:
+        """Removes indexes for other image fields, which are made again when they are needed."""
+        stem, extension = os.path.splitext(INDEX_NAME)
+        for path in glob.glob(os.path.join(glob.escape(self._copy.path), f"{stem}.*{extension}")):
+            if re.fullmatch(rf"{stem}\..+{re.escape(extension)}", os.path.basename(path)):
+                self._copy.remove(os.path.basename(path))
+
+
+def _keys_of(index: ShardIndex) -> list[bytes]:
+    """Returns the keys of all samples of a shard."""
+    data, starts = index.column("key_data").tobytes(), index.column("key_start").astype(np.int64).tolist()
+    return [data[start:end] for start, end in itertools.pairwise(starts)]
+
+
+def _out_of_reach(*, is_store: bool) -> list[str]:
+    """Returns what may still have the bytes, a line each."""
+    lines = [
+        "loaders that have the set open: end them",
+        "caches of remote sets, until a loader opens the set again there",
+        "the source, exports, and other copies of the set",
+        "snapshots and backups of the disk, and its free blocks",
+    ]
+    if is_store:
+        lines[-1] = "old versions and snapshots of the bucket's objects, where it keeps them"
+    return lines
