@@ -232,6 +232,11 @@ def test_nothing_is_changed_where_a_takedown_is_refused(folder: Path, tmp_path: 
         takedown(str(folder), [keys[0], "nobody"])
     with pytest.raises(ShardError, match=r"all 4 samples of this shard would go"):
         takedown(str(folder), keys[:4])
+    (folder / ".work").mkdir(exist_ok=True)
+    (folder / ".work/plan.json").write_text("{}")
+    with pytest.raises(ShardError, match="run the same `feeder append` again"):
+        takedown(str(folder), keys[:1])
+    shutil.rmtree(folder / ".work")
     with exclusive_lock(str(folder / ".lock")), pytest.raises(LockedError):
         takedown(str(folder), keys[:1])
     data = bytearray((folder / "shard-000000.tar").read_bytes())

@@ -85,7 +85,8 @@ def _run(
         return wrapped
 
     os.environ.update(environment)
-    for module, names in ((obstore, _REQUESTS),) if any(is_remote(each) for each in arguments[:2] if isinstance(each, str)) else ((os, _STEPS),):
+    is_in_store = any(is_remote(each) for each in arguments[:2] if isinstance(each, str))
+    for module, names in ((obstore, _REQUESTS),) if is_in_store else ((os, _STEPS),):
         for name in names:
             setattr(module, name, counted(getattr(module, name)))
     work(*arguments, **options)

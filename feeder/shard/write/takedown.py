@@ -25,11 +25,12 @@ import numpy as np
 
 from feeder.errors import ArgumentError, FormatError, ShardError
 from feeder.shard.format.block_sums import file_sums
+from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
+from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import HASH_BYTES
-from feeder.shard.format.set_header import SetHeader, version_path, write_header
+from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
@@ -113,6 +114,11 @@ class _Takedown:
         copy = self._copy
         if not copy.fetch(INDEX_NAME):
             raise FormatError(f"{copy.shown}: there is no shard set of feeder")
+        if copy.fetch(PLAN_NAME):
+            raise ShardError(
+                f"{copy.shown}: samples are being added to it, and that was interrupted; run the same `feeder append` "
+                "again, and take samples down then"
+            )
         index = open_index(self._path)
         if not isinstance(index, SetIndex):
             raise FormatError(f"{copy.shown}: has a flat index; convert it with `feeder index --upgrade`")
