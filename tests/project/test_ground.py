@@ -204,6 +204,15 @@ def test_the_documented_decode_table_is_the_committed_one() -> None:
     assert f"from packed shards {packed}" in speed
 
 
+def test_the_documented_rivals_over_a_store_are_the_committed_ones() -> None:
+    found = committed("remote_rivals")["rivals"]
+    text = (ROOT / "docs/remote.md").read_text()
+    labels = {"feeder": "feeder", "MosaicML Streaming": "streaming", "LitData": "litdata", "webdataset": "webdataset"}
+    for label, name in labels.items():
+        first, second = (found[name]["images_per_s"][epoch]["median"] for epoch in ("first", "second"))
+        assert f"\n| {label} | {first:.0f} | {second:.0f} | " in text
+
+
 def test_kernels_readme_has_the_committed_tables() -> None:
     text = (ROOT / "kernels/README.md").read_text()
     for script in (decode, decode_builds):
