@@ -21,11 +21,11 @@ constexpr int kMostSize = 15;
 
 Outcome corrupt(const char* reason) { return {Status::corrupt, std::string("packed JPEG: ") + reason}; }
 
-// The code of each symbol in a DHT payload.
+// The code of each symbol in a DHT payload, and the bits of the value behind it, whose number the symbol's lower half is.
 struct CodeTable {
     struct Entry {
-        uint16_t code = 0;
-        uint16_t length = 0;  // 0: the symbol has no code
+        uint32_t bits = 0;   // the code, before bits of 0 for the value
+        uint32_t count = 0;  // of both; 0: the symbol has no code
     };
     Entry entry[256] = {};
 
@@ -33,12 +33,12 @@ struct CodeTable {
     bool build(ByteSpan payload) {
         unsigned next = 0;
         size_t at = 16;
-        for (uint16_t bits = 1; bits <= 16; ++bits, next <<= 1) {
+        for (uint32_t bits = 1; bits <= 16; ++bits, next <<= 1) {
             for (int n = payload[bits - 1u]; n > 0; --n, ++next) {
                 if (at >= payload.size() || next >= (1u << bits)) return false;
                 const uint8_t symbol = payload[at++];
-                if (entry[symbol].length != 0) continue;  // the first one counts
-                entry[symbol] = {static_cast<uint16_t>(next), bits};
+                if (entry[symbol].count != 0) continue;  // the first one counts
+                entry[symbol] = {next << (symbol & 15), bits + (symbol & 15)};
             }
         }
         return true;
@@ -66,57 +66,78 @@ uint64_t nonzero(const int16_t* coefficients) {
     return bits;
 }
 
-// Writes the entropy-coded data of MCUs in order. The caller has reserved the memory.
+// Writes the entropy-coded data of MCUs in order. The caller has reserved the memory: `out`, and `scratch` for a row of MCUs,
+// from which finish_row() moves it.
 class ScanWriter {
   public:
-    explicit ScanWriter(uint8_t* out) : bits_(out) {}
+    ScanWriter(uint8_t* out, uint8_t* scratch) : out_(out), scratch_(scratch), bits_(scratch) {}
 
     CodeTable& dc_table(int component) { return dc_[component]; }
     CodeTable& ac_table(int component) { return ac_[component]; }
-    BitWriter& bits() { return bits_; }
-
-    void restart(bool ones) {
-        bits_.align(ones);
-        bits_.marker(static_cast<uint8_t>(0xD0 + restarts_++ % 8));
-        std::fill(std::begin(prediction_), std::end(prediction_), 0);
-    }
 
     // Coefficients in zigzag order. False: there is no code for a symbol.
     bool block(int component, const int16_t* coefficients) {
+        PlainBitWriter bits = bits_;
         const int difference = coefficients[0] - prediction_[component];
         prediction_[component] = coefficients[0];
-        if (!put(dc_[component], 0, difference)) return false;
+        bool good = put(bits, dc_[component], 0, difference);
         const CodeTable& ac = ac_[component];
         uint64_t left = nonzero(coefficients) & ~uint64_t{1};  // bit k: the coefficient with index k is not zero
         int last = 0;
         for (; left != 0; left &= left - 1) {
             const int k = __builtin_ctzll(left);
             int run = k - last - 1;
-            for (; run >= 16; run -= 16)
-                if (!put_symbol(ac, 0xF0)) return false;
-            if (!put(ac, run, coefficients[k])) return false;
+            for (; run >= 16; run -= 16) good &= put_symbol(bits, ac, 0xF0);
+            good &= put(bits, ac, run, coefficients[k]);
             last = k;
         }
-        return last == 63 || put_symbol(ac, 0x00);
+        if (last != 63) good &= put_symbol(bits, ac, 0x00);
+        bits_ = bits;
+        return good;
     }
+
+    void restart(bool ones) {
+        end_segment(ones, static_cast<uint8_t>(0xD0 + restarts_++ % 8));
+        std::fill(std::begin(prediction_), std::end(prediction_), 0);
+    }
+
+    // Fills up the last byte, and writes a marker; 0: none.
+    void end_segment(bool ones, uint8_t marker) {
+        bits_.align(ones);
+        finish_row();
+        if (marker == 0) return;
+        *out_++ = 0xFF;
+        *out_++ = marker;
+    }
+
+    void finish_row() {
+        out_ = stuff(scratch_, bits_.end(), out_);
+        bits_.move_to(scratch_);
+    }
+
+    uint8_t* end() const { return out_; }
+    // Goes on there: the bytes written so far were moved.
+    void move_to(uint8_t* out) { out_ = out; }
 
   private:
-    bool put_symbol(const CodeTable& table, int symbol) {
+    static bool put_symbol(PlainBitWriter& bits, const CodeTable& table, int symbol) {
         const CodeTable::Entry entry = table.entry[symbol];
-        bits_.put(entry.code, entry.length);
-        return entry.length != 0;
+        bits.put(entry.bits, static_cast<int>(entry.count));
+        return entry.count != 0;
     }
 
-    bool put(const CodeTable& table, int run, int value) {
+    static bool put(PlainBitWriter& bits, const CodeTable& table, int run, int value) {
         const int size = size_of(value);
         if (size > kMostSize) return false;
         const CodeTable::Entry entry = table.entry[run << 4 | size];
-        const uint32_t extra = static_cast<uint32_t>(value < 0 ? value - 1 : value) & ((1u << size) - 1);
-        bits_.put(static_cast<uint32_t>(entry.code) << size | extra, entry.length + size);
-        return entry.length != 0;
+        const uint32_t extra = static_cast<uint32_t>(value + (value >> 31)) & ((1u << size) - 1);
+        bits.put(entry.bits | extra, static_cast<int>(entry.count));
+        return entry.count != 0;
     }
 
-    BitWriter bits_;
+    uint8_t* out_;
+    uint8_t* scratch_;
+    PlainBitWriter bits_;
     CodeTable dc_[4];
     CodeTable ac_[4];
     int prediction_[4] = {};
@@ -219,7 +240,9 @@ Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out
     if (!out.reserve(std::max(wanted, jpeg_header.size()) + row_blocks.most_bytes() + 16))
         return corrupt("out of memory");
     out.append(jpeg_header.data(), jpeg_header.size());
-    ScanWriter writer(out.data() + out.size());
+    Bytes scratch;
+    if (!scratch.reserve(row_blocks.most_bytes() + PlainBitWriter::kWriteAhead)) return corrupt("out of memory");
+    ScanWriter writer(out.data() + out.size(), scratch.data());
     for (int i = 0; i < header.components; ++i) {
         const TableRef& dc = header.dc_huffman[header.component[i].dc_table];
         const TableRef& ac = header.ac_huffman[header.component[i].ac_table];
@@ -232,7 +255,7 @@ Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out
     int until_restart = header.restart_interval_mcus;
     for (int row = 0; row < grid.rows; ++row) {
         if (!row_blocks.read(file, codebook, row, 0)) return corrupt("damaged row");
-        if (static_cast<size_t>(writer.bits().end() - out.data()) > wanted) return corrupt("longer than its JPEG");
+        if (static_cast<size_t>(writer.end() - out.data()) > wanted) return corrupt("longer than its JPEG");
         for (int column = 0; column < grid.columns; ++column) {
             if (header.restart_interval_mcus > 0 && until_restart-- == 0) {
                 writer.restart(ones);
@@ -240,9 +263,10 @@ Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out
             }
             if (!row_blocks.write(header, column, writer)) return corrupt("a symbol without a Huffman code");
         }
+        writer.finish_row();
     }
-    writer.bits().align(ones);
-    out.set_size(static_cast<size_t>(writer.bits().end() - out.data()));
+    writer.end_segment(ones, 0);
+    out.set_size(static_cast<size_t>(writer.end() - out.data()));
     return {};
 }
 
@@ -301,25 +325,27 @@ Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const Pixel
             for (int i = 0; i < header.components; ++i) copy[2 + 2 * i] = 0;
         }
     }
-    ScanWriter writer(out.data() + out.size());
+    Bytes scratch;
+    if (!scratch.reserve(row_blocks.most_bytes() + PlainBitWriter::kWriteAhead)) return corrupt("out of memory");
+    ScanWriter writer(out.data() + out.size(), scratch.data());
     for (int i = 0; i < header.components; ++i) {
         writer.dc_table(i).build({kFullTables.dc + 1, sizeof(kFullTables.dc) - 1});
         writer.ac_table(i).build({kFullTables.ac + 1, sizeof(kFullTables.ac) - 1});
     }
     for (int row = window.first_row; row <= window.last_row; ++row) {
         if (!row_blocks.read(file, codebook, row, window.first_column)) return corrupt("damaged row");
-        const size_t size = static_cast<size_t>(writer.bits().end() - out.data());
+        const size_t size = static_cast<size_t>(writer.end() - out.data());
         out.set_size(size);
         if (size + row_blocks.most_bytes() + 16 > out.capacity()) {
             if (!out.reserve(2 * size + row_blocks.most_bytes() + 16)) return corrupt("out of memory");
-            writer.bits().move_to(out.data() + size);
+            writer.move_to(out.data() + size);
         }
         for (int column = 0; column < columns; ++column)
             if (!row_blocks.write(header, column, writer)) return corrupt("a coefficient out of range");
+        writer.finish_row();
     }
-    writer.bits().align();
-    writer.bits().marker(0xD9);
-    out.set_size(static_cast<size_t>(writer.bits().end() - out.data()));
+    writer.end_segment(true, 0xD9);
+    out.set_size(static_cast<size_t>(writer.end() - out.data()));
     return {};
 }
 

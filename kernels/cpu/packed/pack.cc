@@ -7,7 +7,6 @@
 
 #include "cpu/jpeg/baseline.h"
 #include "cpu/jpeg/unstuff.h"
-#include "cpu/jpeg/zigzag.h"
 #include "cpu/packed/jpeg_writer.h"
 #include "cpu/packed/shape_choice.h"
 
@@ -51,7 +50,8 @@ class LineWriter {
     const char* append(const ShapeTable& table, int blocks, const BlockOf& block, std::vector<uint8_t>& out) {
         const size_t count = static_cast<size_t>(blocks), groups = (count + 7) / 8;
         shapes_.resize(count);
-        costs_.resize(count);
+        ordered_.resize(count);
+        patch_groups_.resize(count);
         differences_.assign(8 * groups, 0);
         dc_codes_.assign((groups + 1) / 2, 0);
         patches_.clear();
@@ -59,11 +59,17 @@ class LineWriter {
         int prediction = 0;
         for (int x = 0; x < blocks; ++x) {
             const int16_t* const coefficients = block(x);
-            BlockCosts& costs = costs_[static_cast<size_t>(x)];
-            costs.set(coefficients);
+            OrderedBlock& ordered = ordered_[static_cast<size_t>(x)];
+            ordered.set(coefficients);
+            BlockCosts costs;
+            costs.set(ordered);
             const int shape = legal_shape(table, costs);
             if (shape < 0) return kOutOfRange;
             shapes_[static_cast<size_t>(x)] = static_cast<uint8_t>(shape);
+            unsigned groups_with_patches = 0;
+            for (size_t g = 0; g < kGroups; ++g)
+                groups_with_patches |= (costs.patch_bytes(g, table.codes[shape][g]) > 0 ? 1u : 0u) << g;
+            patch_groups_[static_cast<size_t>(x)] = static_cast<uint8_t>(groups_with_patches);
             // Modulo 2^16, as the sum is.
             differences_[static_cast<size_t>(x)] = static_cast<int16_t>(coefficients[0] - prediction);
             prediction = coefficients[0];
@@ -75,20 +81,15 @@ class LineWriter {
             to = write_group(differences_.data() + 8 * g, kDcWidths[code], to);
         }
         for (int x = 0; x < blocks; ++x) {
-            const int16_t* const coefficients = block(x);
             const size_t place = static_cast<size_t>(x);
             if (!patch(x, 0, differences_[place], kDcWidths[dc_codes_[place / 16] >> 4 * (x / 8 % 2) & 15]))
                 return kOutOfRange;
-            const Shape& shape = table.codes[shapes_[place]];
-            for (size_t g = 0; g < kGroups; ++g) {
-                const int code = shape[g], width = kWidths[code], first = static_cast<int>(8 * g);
-                const bool has_patches = costs_[place].patch_bytes(g, code) > 0;
-                if (width == 0 && !has_patches) continue;
-                int numbers[8];
-                for (int i = 0; i < 8; ++i) numbers[i] = coefficients[kNaturalOrder[first + i]];
-                if (g == 0) numbers[0] = 0;
-                for (int i = 0; i < 8 && has_patches; ++i) patch(x, first + i, numbers[i], width);
-                to = write_group(numbers, width, to);
+            const OrderedBlock& ordered = ordered_[place];
+            to = write_payload(table, shapes_[place], ordered, to);
+            for (unsigned left = patch_groups_[place]; left != 0; left &= left - 1) {
+                const int group = __builtin_ctz(left);
+                const int width = kWidths[table.codes[shapes_[place]][static_cast<size_t>(group)]];
+                for (int k = 8 * group; k < 8 * group + 8; ++k) patch(x, k, ordered.coefficients[k], width);
             }
         }
         if (patches_.size() > size_t{kMostPatches} * kPatchBytes) return "too many large coefficients in a row";
@@ -125,6 +126,7 @@ class LineWriter {
                 best = code;
                 least = cost;
             }
+            if (cost == kDcWidths[code]) break;  // without a patch, and wider ones take more
         }
         return best;
     }
@@ -148,8 +150,8 @@ class LineWriter {
         return to + filled / 8;
     }
 
-    std::vector<BlockCosts> costs_;
-    std::vector<uint8_t> shapes_, dc_codes_, payload_, patches_;
+    std::vector<OrderedBlock> ordered_;
+    std::vector<uint8_t> shapes_, patch_groups_, dc_codes_, payload_, patches_;
     std::vector<int> differences_;
 };
 

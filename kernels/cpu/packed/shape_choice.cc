@@ -43,16 +43,26 @@ constexpr uint64_t make_width_bytes() {
 
 }  // namespace
 
-void BlockCosts::set(const int16_t* coefficients) {
-    for (int g = 0; g < kGroups; ++g) {
-        uint64_t sum = make_width_bytes();
-        for (int i = g == 0 ? 1 : 0; i < 8; ++i) {
-            const int number = coefficients[kNaturalOrder[8 * g + i]];
-            const unsigned place = static_cast<unsigned>(number + kTabled);
-            sum += place < 2 * kTabled ? kCosts.of[place] : costs_of(number);  // no byte overflows: 8 * kBeyond + 8
-        }
-        std::memcpy(of_code[g], &sum, sizeof(sum));
+void OrderedBlock::set(const int16_t* natural) {
+    coefficients[0] = 0;
+    for (int k = 1; k < 64; ++k) coefficients[k] = natural[kNaturalOrder[k]];
+}
+
+void BlockCosts::set_group(const OrderedBlock& block, size_t group) {
+    uint64_t sum = make_width_bytes();
+    for (size_t i = 0; i < 8; ++i) {
+        const int number = block.coefficients[8 * group + i];
+        const unsigned place = static_cast<unsigned>(number + kTabled);
+        sum += place < 2 * kTabled ? kCosts.of[place] : costs_of(number);  // no byte overflows: 8 * kBeyond + 8
     }
+    std::memcpy(of_code[group], &sum, sizeof(sum));
+}
+
+void BlockCosts::set(const OrderedBlock& block) {
+#if defined(__x86_64__)
+    if (simd_level() != SimdLevel::portable) return set_costs_avx2(block, *this);
+#endif
+    for (size_t g = 0; g < kGroups; ++g) set_group(block, g);
 }
 
 Shape BlockCosts::best() const {
@@ -75,6 +85,25 @@ int choose_shape_portable(const ShapeTable& table, const BlockCosts& costs) {
         }
     }
     return best;
+}
+
+uint8_t* write_payload(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to) {
+#if defined(__x86_64__)
+    if (simd_level() != SimdLevel::portable && has_fast_pdep()) return write_payload_bmi2(table, shape, block, to);
+#endif
+    for (size_t g = 0; g < kGroups; ++g) {
+        const int width = kWidths[table.codes[shape][g]];
+        if (width == 0) continue;
+        const unsigned bias = 1u << (width - 1), mask = (1u << width) - 1;
+        uint64_t word = 0;
+        for (size_t i = 0; i < 8; ++i) {
+            const unsigned number = static_cast<unsigned>(block.coefficients[8 * g + i]);
+            word |= uint64_t{(number + bias) & mask} << (static_cast<size_t>(width) * i);
+        }
+        std::memcpy(to, &word, sizeof(word));
+        to += width;
+    }
+    return to;
 }
 
 int choose_shape(const ShapeTable& table, const BlockCosts& costs) {

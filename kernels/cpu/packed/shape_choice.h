@@ -1,4 +1,4 @@
-// The cheapest shape for a block, when it is packed.
+// The cheapest shape for a block, when it is packed, and its payload.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +8,13 @@
 
 namespace feeder {
 
+// A block's coefficients in zigzag order, with 0 in the place of DC.
+struct alignas(64) OrderedBlock {
+    int16_t coefficients[64];
+
+    void set(const int16_t* natural);
+};
+
 // What each code costs for the groups of a block, in bytes: the group's own, and those of a patch for each number that it is
 // too narrow for. Numbers beyond any patch count as kBeyond, which is no real cost. DC takes no part.
 struct BlockCosts {
@@ -15,8 +22,9 @@ struct BlockCosts {
 
     uint8_t of_code[kGroups][8];
 
-    // Of 64 coefficients in natural order.
-    void set(const int16_t* coefficients);
+    void set(const OrderedBlock& block);
+    // One group's.
+    void set_group(const OrderedBlock& block, size_t group);
     // The cheapest code for each group.
     Shape best() const;
     // Bytes of patches that a group needs.
@@ -40,8 +48,15 @@ inline bool holds(int width, int number) {
 int choose_shape(const ShapeTable& table, const BlockCosts& costs);
 
 int choose_shape_portable(const ShapeTable& table, const BlockCosts& costs);
+
+// Writes a block's payload: of each number the bits that its field holds, see low_part(). Up to 8 bytes more are overwritten.
+// Returns its end.
+uint8_t* write_payload(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to);
+
 #if defined(__x86_64__)
+void set_costs_avx2(const OrderedBlock& block, BlockCosts& costs);
 int choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs);
+uint8_t* write_payload_bmi2(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to);
 #endif
 
 }  // namespace feeder

@@ -153,7 +153,9 @@ bool CodebookTrainer::add(ByteSpan file, int64_t max_pixels) {
         const int64_t total = mcus * per_mcu, wanted = std::min(total, kBlocksPerImage);
         for (int64_t n = 0; n < wanted; ++n) {
             const int64_t place = n * total / wanted;  // evenly over the image
-            seen_[t].emplace_back().set(blocks.data()[place / per_mcu * all + first + place % per_mcu]);
+            OrderedBlock block;
+            block.set(blocks.data()[place / per_mcu * all + first + place % per_mcu]);
+            seen_[t].emplace_back().set(block);
         }
     }
     return true;

@@ -63,4 +63,52 @@ class BitWriter {
     int count_ = 0;
 };
 
+// The same without a branch on the bits: it writes bytes without stuffing, from which stuff() makes a JPEG's. A copy of it in
+// a function's own variables stays in registers.
+class PlainBitWriter {
+  public:
+    static constexpr int kMostBits = 56;      // of one put()
+    static constexpr size_t kWriteAhead = 8;  // bytes behind the last one that it overwrites
+
+    explicit PlainBitWriter(uint8_t* out) : out_(out) {}
+
+    void put(uint64_t bits, int count) {
+        buffer_ = buffer_ << count | bits;
+        count_ += count;
+        const uint64_t word = __builtin_bswap64(buffer_ << 1 << (63 - count_));
+        std::memcpy(out_, &word, sizeof(word));
+        out_ += count_ >> 3;
+        count_ &= 7;
+    }
+
+    // To a byte boundary, with ones, as the standard has it, or with zeros.
+    void align(bool ones) {
+        const int missing = -count_ & 7;
+        put(ones ? (1u << missing) - 1 : 0, missing);
+    }
+
+    uint8_t* end() const { return out_; }  // of the whole bytes
+    // Goes on there; bits that fill no byte yet come first.
+    void move_to(uint8_t* out) { out_ = out; }
+
+  private:
+    uint8_t* out_;
+    uint64_t buffer_ = 0;
+    int count_ = 0;
+};
+
+// Copies bytes with a zero behind every 0xFF; returns the end of what was written.
+inline uint8_t* stuff(const uint8_t* from, const uint8_t* end, uint8_t* to) {
+    while (from < end) {
+        const size_t left = static_cast<size_t>(end - from);
+        const void* const hit = std::memchr(from, 0xFF, left);
+        const size_t count = hit == nullptr ? left : static_cast<size_t>(static_cast<const uint8_t*>(hit) - from) + 1;
+        std::memcpy(to, from, count);
+        from += count;
+        to += count;
+        if (hit != nullptr) *to++ = 0;
+    }
+    return to;
+}
+
 }  // namespace feeder
