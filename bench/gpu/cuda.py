@@ -1,9 +1,9 @@
 """images/s of feeder's own JPEG decoder on one GPU: the task of bench.gpu.feed, RandomResizedCrop(224) to float16.
 
-Nothing is timed unless the batches of ``backend="cuda"`` are those of ``backend="cpu"`` to the bit, on the seekable and
-on the packed set. Rows: both sets with N worker processes; and a plain DALI pipeline on ordinary JPEGs, at the best of
-several settings, with at most 2 N threads. Equal: the images, the work, the batch, float16 channels_last, and that each
-batch ends up in its own memory on the GPU.
+Nothing is timed unless the batches of ``backend="cuda"`` are those of ``backend="cpu"``, on the seekable and on the
+packed set: to the bit but for images that a worker decoded, which may differ by one level. Rows: both sets with N
+worker processes; and a plain DALI pipeline on ordinary JPEGs, at the best of several settings, of at most 2 N threads.
+Equal: the images, the work, the batch, float16 channels_last, and that each batch ends up in its own memory on the GPU.
 Goals: on seekable shards 50,000 images/s, 4 times plain DALI, and at most 60 us of CPU an image.
 
     python -m bench.gpu.cuda --seekable SHARDS --packed SHARDS --keep SHARDS --json OUT [--workers 16] [--seconds 5]
@@ -19,29 +19,42 @@ from typing import Any
 import torch
 
 import feeder
-from bench.gpu.common import Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, recipe
+from bench.gpu.common import STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, recipe
 from bench.gpu.feed import BATCH, best_plain, plain_dali
 from feeder.tools.terminal import table
 
 CHECKED = 4  # batches
+LEVEL = 1 / 255 / min(STD) + 2**-9  # of normalized pixels, and float16's rounding
 
 
 def check(shards: str, workers: int) -> None:
-    """Compares batches with the CPU backend's.
+    """Compares batches with the CPU backend's, to the bit.
+
+    Images that a worker decoded are normalized on the GPU as DALI's are, whose floats are rounded otherwise: as many
+    images may differ, by one level.
 
     Raises:
-        RuntimeError: if one differs, or if the CPU made any in the GPU's place.
+        RuntimeError: if others differ, or if the CPU made more than a few in the GPU's place.
     """
     dataset = feeder.ShardDataset(shards, transform=recipe())
     options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": workers}
     ours = feeder.DataLoader(dataset, backend="cuda", device="cuda", **options)
     theirs = feeder.DataLoader(dataset, backend="cpu", **options)
     try:
+        rounded = 0
         for step, ((found, _), (expected, _)) in enumerate(itertools.islice(zip(ours, theirs, strict=True), CHECKED)):
-            wrong = int((found.cpu() != expected).flatten(1).any(1).sum())
+            difference = (found.cpu().float() - expected.float()).abs().flatten(1).amax(1)
+            # Written so that a NaN is wrong.
+            wrong = int((~(difference <= LEVEL)).sum())
             if wrong:
                 raise RuntimeError(f"{wrong} of {len(found)} images of batch {step} of {shards} are not the CPU's")
+            rounded += int((difference > 0).sum())
         stats = ours.stats()
+        if rounded > stats["cpu_images"]:
+            raise RuntimeError(
+                f"{rounded} images of {shards} are the CPU's but for their last bits, and workers decoded "
+                f"{stats['cpu_images']} only"
+            )
         if stats["redone_images"] or stats["cuda_images"] < 0.9 * stats["samples"]:
             raise RuntimeError(f"the GPU decoded {stats['cuda_images']} of {stats['samples']} images of {shards}")
     finally:
@@ -77,7 +90,7 @@ def measure(options: Any, result: Result) -> None:
         feeds[f"feeder cuda, {kind}"] = lambda shards=shards: loader_feed(  # type: ignore[misc]
             shards, "cuda", workers, BATCH
         )
-    result.add(pixels="those of the CPU backend, to the bit", checked=[*feeds])
+    result.add(pixels="those of the CPU backend, to the bit where the GPU decoded", checked=[*feeds])
     try:
         plain = best_plain(options.keep, workers, min(1.0, options.seconds), result)
     except Exception as error:

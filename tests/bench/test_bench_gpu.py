@@ -131,6 +131,49 @@ def test_goals_are_of_the_rows_that_there_are_and_name_plain_dalis_decoder() -> 
     assert feed.goals({"torch + Pillow": 5.0}, 8) == {}
 
 
+@pytest.mark.parametrize(
+    ("off", "by_workers", "error"),
+    [
+        (0.0, 0, None),
+        (0.001, 1, None),
+        (0.001, 0, r"1 images of set .* workers decoded 0 only"),
+        (0.03, 1, r"1 of 4 images of batch 1 of set are not the CPU's"),
+        (float("nan"), 1, r"1 of 4 images of batch 1 of set are not the CPU's"),
+        (0.0, 20, r"the GPU decoded 60 of 80 images"),
+    ],
+    ids=["equal", "rounded by a worker", "rounded by the GPU", "wrong", "not a number", "left to workers"],
+)
+def test_a_cuda_decoder_is_not_timed_unless_its_batches_are_right(
+    monkeypatch: pytest.MonkeyPatch, off: float, by_workers: int, error: str | None
+) -> None:
+    closed: list[str] = []
+
+    class Loader:
+        def __init__(self, dataset: str, *, backend: str, **options: Any) -> None:
+            self.backend = backend
+
+        def __iter__(self) -> Generator[tuple[torch.Tensor, None], None, None]:
+            for number in range(2):
+                images = torch.full((4, 3, 2, 2), 0.5, dtype=torch.float16)
+                if self.backend == "cuda" and number == 1:
+                    images[2, 1, 0, 1] += off
+                yield images, None
+
+        def stats(self) -> dict[str, int]:
+            return {"samples": 80, "redone_images": 0, "cuda_images": 80 - by_workers, "cpu_images": by_workers}
+
+        def close(self) -> None:
+            closed.append(self.backend)
+
+    monkeypatch.setattr(cuda, "feeder", types.SimpleNamespace(ShardDataset=lambda *_, **__: "set", DataLoader=Loader))
+    if error is None:
+        cuda.check("set", 1)
+    else:
+        with pytest.raises(RuntimeError, match=error):
+            cuda.check("set", 1)
+    assert closed == ["cuda", "cpu"]
+
+
 def test_goals_of_the_cuda_decoder_are_of_the_rows_that_there_are() -> None:
     rows = {
         "feeder cuda, seekable": {"images_per_s": 60_000.0, "cores_per_1000_images_per_s": 0.05},
@@ -373,6 +416,34 @@ def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> No
     assert "sanitizer-racecheck FAILED" in summed_up
     assert "sanitizer-memcheck FAILED" not in summed_up
     assert "/dev/shm has 64 MiB free, of which torch's workers may need 24,000" in summed_up
+
+
+@pytest.mark.slow
+def test_the_cuda_kernels_are_run_under_every_tool_of_the_sanitizer_and_then_timed(tmp_path: Path) -> None:
+    programs = {
+        "python": f'case "$*" in *is_available* | *"feeder shard"*) exit 0 ;; esac\nexec {sys.executable} "$@"',
+        "compute-sanitizer": 'echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $@"; case "$*" in *racecheck*) exit 9 ;; esac',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    out = tmp_path / "out"
+    (out / "data/images").mkdir(parents=True)
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "cuda"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(tmp_path / "python"), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    for tool in ("memcheck", "racecheck"):
+        log = (out / f"sanitizer-cuda-{tool}.log").read_text()
+        assert re.match(
+            rf"1 --error-exitcode 9 --tool {tool} .*-m pytest .*-k all_kinds or damage tests/gpu/test_cuda_decoder.py",
+            log,
+        )
+    summed_up = (out / "summary.txt").read_text()
+    assert "sanitizer-cuda-racecheck FAILED" in summed_up
+    assert "sanitizer-cuda-memcheck FAILED" not in summed_up
+    assert "tests-cuda FAILED" not in summed_up
+    assert json.loads((out / "gpu-cuda.json").read_text())["skipped"] == "no CUDA device"
 
 
 def test_too_few_images_for_a_batch_are_an_error_and_no_endless_wait() -> None:
