@@ -15,7 +15,7 @@ constexpr int kInvalidValue = 1, kInvalidDevice = 101, kInvalidImage = 200, kInv
 
 struct {
     int version = 13000, major = 9, minor = 0;
-    int refused = 0;  // what the next launch answers
+    int refused = 0, refused_load = 0;  // what the next launch answers, and the next load
     int loaded = 0, launches = 0;
     Order order = Order::forward;
 } driver;
@@ -44,9 +44,10 @@ void feeder_set_driver(int version, int major, int minor, int order) {
     driver.major = major;
     driver.minor = minor;
     driver.order = static_cast<Order>(order);
-    driver.refused = driver.loaded = driver.launches = 0;
+    driver.refused = driver.refused_load = driver.loaded = driver.launches = 0;
 }
 void feeder_refuse_launch(int code) { driver.refused = code; }
+void feeder_refuse_load(int code) { driver.refused_load = code; }
 int feeder_count_loaded() { return driver.loaded; }
 int feeder_count_launches() { return driver.launches; }
 
@@ -82,6 +83,7 @@ int cuCtxPopCurrent_v2(void** context) {
 int cuModuleLoadData(void** module, const void* image) {
     constexpr unsigned char magic[] = {0x50, 0xED, 0x55, 0xBA};
     if (contexts == 0) return kInvalidContext;
+    if (driver.refused_load != 0) return driver.refused_load;
     if (std::memcmp(image, magic, sizeof(magic)) != 0) return kInvalidImage;
     ++driver.loaded;
     *module = &driver.loaded;

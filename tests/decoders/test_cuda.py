@@ -210,6 +210,16 @@ def test_what_is_missing_is_named_with_the_remedy(fake: FakeDriver, monkeypatch:
         get_decoder("cuda")
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [(209, "this build has no code for the GPU"), (222, "its PTX later than the driver: update the driver")],
+)
+def test_a_gpu_without_code_in_the_build_is_named_with_the_remedy(fake: FakeDriver, code: int, why: str) -> None:
+    fake.refuse_loads(code)
+    with pytest.raises(BackendError, match=rf"cuModuleLoadData failed with error {code}.*{why}\): use backend='dali'"):
+        get_decoder("cuda")
+
+
 def test_kernels_are_loaded_once_and_a_launch_that_fails_is_an_error(fake: FakeDriver) -> None:
     recipe = T.Recipe.of(BASE)
     CudaDecoder()

@@ -1,4 +1,4 @@
-"""How CMake builds the CUDA kernels: for every architecture, without spills, and never beside an older module's."""
+"""CMake's build of the CUDA kernels: for every architecture, without spills, and never one left by an earlier build."""
 
 from __future__ import annotations
 

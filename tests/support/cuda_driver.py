@@ -46,6 +46,10 @@ class FakeDriver:
         """Answers each launch with a code of CUresult; 0 for none."""
         _library().feeder_refuse_launch(code)
 
+    def refuse_loads(self, code: int) -> None:
+        """Answers each load of a fat binary with a code of CUresult; 0 for none."""
+        _library().feeder_refuse_load(code)
+
     @property
     def loaded(self) -> int:
         """Number of fat binaries that were loaded."""

@@ -25,7 +25,11 @@ LIBRARY = "libcuda.so.1"
 _LEAST_VERSION, _LEAST_DRIVER = 13000, "580"
 _LEAST_CAPABILITY = (7, 5)
 _MAJOR, _MINOR = 75, 76  # of CUdevice_attribute
-_NO_BINARY = 209  # CUDA_ERROR_NO_BINARY_FOR_GPU
+# Codes of CUresult that say what to do.
+_REASONS = {
+    209: " (this build has no code for the GPU)",
+    222: " (the GPU is later than this build's machine code, and its PTX later than the driver: update the driver)",
+}
 _ELSE = "use backend='dali' or 'cpu'"
 
 
@@ -109,8 +113,7 @@ class Kernels:
         text = ctypes.c_char_p()
         known = self._driver.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value is not None
         name = text.value.decode() if known and text.value is not None else "unknown"
-        why = " (this build has no code for the GPU)" if code == _NO_BINARY else ""
-        raise BackendError(f"backend 'cuda': {call} failed with error {code}, {name}{why}: {_ELSE}")
+        raise BackendError(f"backend 'cuda': {call} failed with error {code}, {name}{_REASONS.get(code, '')}: {_ELSE}")
 
 
 class _Context:
