@@ -219,6 +219,16 @@ class TrainerDecoder(Decoder, Protocol):
     stager: Stager
     device: torch.device
 
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a recipe with an op that can't run in batches: a function, or an op whose images differ in size.
+
+        Raises:
+            BackendError: naming the op and the backend that can run it.
+        """
+        from feeder.decoders.device.ops import check_device_ops
+
+        check_device_ops(recipe, self.name)
+
     def prepare(
         self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
     ) -> None:

@@ -26,7 +26,6 @@ from feeder.decoders.decoder import (
     check_output_size,
 )
 from feeder.decoders.device.finisher import Finisher, finish_padded
-from feeder.decoders.device.ops import check_device_ops
 from feeder.decoders.staged.staged import Kind, Staged, by_size
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
@@ -92,7 +91,7 @@ class CudaDecoder(TrainerDecoder):
             )
         if gpu_memory_limit_bytes is not None:
             raise ArgumentError(
-                "gpu_memory_limit_bytes is for backend 'dali': 'cuda' keeps no whole images, but about 5 bytes for "
+                "gpu_memory_limit_bytes is for backend 'dali': 'cuda' keeps no whole images, but 5 to 10 bytes for "
                 "each pixel of two batches' crops; leave it out"
             )
         self.device = checked_device(device)
@@ -108,14 +107,6 @@ class CudaDecoder(TrainerDecoder):
         """Prepares for the batches to come; only ``outlier_pixels`` matters."""
         if outlier_pixels is not None:
             self.stager.outlier_pixels = outlier_pixels
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuses a recipe with an op that can't run in batches: a function, or an op whose images differ in size.
-
-        Raises:
-            BackendError: naming the op and the backend that can run it.
-        """
-        check_device_ops(recipe, self.name)
 
     def decode(
         self,

@@ -25,7 +25,6 @@ from feeder.decoders.decoder import (
     check_output_size,
 )
 from feeder.decoders.device.finisher import Finisher, finish_padded
-from feeder.decoders.device.ops import check_device_ops
 from feeder.decoders.staged.redo import decode_on_cpu
 from feeder.decoders.staged.staged import Kind, Staged
 from feeder.decoders.staged.stager import Stager
@@ -141,14 +140,6 @@ class DaliDecoder(TrainerDecoder):
             self.stager.outlier_pixels = outlier_pixels
             if self.memory_limit_bytes is not None:
                 self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
-
-    def check(self, recipe: Recipe) -> None:
-        """Refuses a recipe with an op that can't run in batches: a function, or an op whose images differ in size.
-
-        Raises:
-            BackendError: naming the op and the backend that can run it.
-        """
-        check_device_ops(recipe, self.name)
 
     def decode(
         self,
