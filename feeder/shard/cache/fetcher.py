@@ -176,8 +176,10 @@ class Fetcher:
     def stats(self) -> dict[str, int]:
         """Returns counts since the fetcher was started, and the present size of the cache."""
         with self.files.lock:
+            counts = self.downloads.counts
             return {
-                **dataclasses.asdict(self.downloads.counts),
+                **dataclasses.asdict(counts),
+                "bytes": counts.bytes + self.files.whole_bytes,
                 "retries": self.store.retries,
                 "hits": self._hits,
                 "waits": self._waits,

@@ -86,6 +86,7 @@ class CacheFiles:
         ring_bytes: Bytes of the budget that are for files that come and go.
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
+        whole_bytes: Bytes that came of files that come as a whole.
         files: The files by name, the one used last at the end.
         is_needed: Returns True for a file that somebody reads, or will read soon.
         lock: Held by those who change a file's record.
@@ -95,7 +96,7 @@ class CacheFiles:
         self.folder = folder
         self.lock = threading.RLock()
         self.ring_bytes: int | None = None
-        self.used_bytes = self.coming_bytes = self._pinned_bytes = self._largest = 0
+        self.used_bytes = self.coming_bytes = self.whole_bytes = self._pinned_bytes = self._largest = 0
         self.is_needed = is_needed
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
         self._load()
@@ -132,7 +133,10 @@ class CacheFiles:
                 return file
             with contents.lock:
                 if not file.is_complete:
-                    self._fill(file, contents.fetch())
+                    data = contents.fetch()
+                    with self.lock:
+                        self.whole_bytes += len(data)
+                    self._fill(file, data)
 
     def _fill(self, file: CachedFile, data: bytes) -> None:
         while True:
