@@ -81,7 +81,7 @@ class FastPath:
         self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
-        self.backend, self._fused = decoder.name, decoder.fused
+        self.backend, self._fused, self._takes_rows = decoder.name, decoder.fused, decoder.takes_rows
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) and fixed.images else None
         mix = check_mix(fixed.mix)
         self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix, fixed.substitutes)
@@ -180,7 +180,8 @@ class FastPath:
         reads_here = self._fixed.images and (self._service is None or not self._service.only)
         made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and reads_here and self.dataset.reader.is_remote:
-            self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress, made)
+            reader, takes_rows = self.dataset.reader, self._takes_rows
+            self._read_ahead = ReadAhead(reader, self.order, split, progress, made, takes_rows=takes_rows)
         asked = requests(
             self.order,
             progress,

@@ -9,7 +9,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
@@ -52,15 +52,17 @@ class _Set:
         reader: Its reader.
         mirror: Its mirror.
         working_bytes: Size of the shards that the order reads from at a time.
+        takes_rows: True if the images are read by the rows of their crops.
         link: The connection of the plan.
-        sent: (shard, range) that the fetcher knows of.
+        sent: (shard, range) that the fetcher knows of; range -1 is for the places of its images' rows.
     """
 
     reader: ShardReader
     mirror: CacheMirror
     working_bytes: int
-    link: Link | None
-    sent: set[tuple[int, int]]
+    takes_rows: bool = False
+    link: Link | None = None
+    sent: set[tuple[int, int]] = field(default_factory=set)
 
     def begin(self) -> Link:
         """Begins a plan.
@@ -98,6 +100,10 @@ class _Set:
             ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
         else:
             ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
+            if self.takes_rows:  # a worker asks for those of the first batch together with its images
+                new = [shard for shard in entries if (shard, -1) not in self.sent]
+                self.sent.update((shard, -1) for shard in new)
+                ranges = self.reader.index.missing_steps(new) + ranges
         self._send(step, last_steps, ranges, is_first=is_first)
 
     def _new_ranges(
@@ -148,12 +154,15 @@ class ReadAhead:
         split: This rank's part of the epoch.
         progress: The iterator's progress; the thread ends with it.
         made: Number of batches that may be made before the caller asks for them.
+        takes_rows: True if images are read by the rows of their crops.
 
     Raises:
         StoreError: if a cache is too small for what the order reads from at a time, or a store can't be read.
     """
 
-    def __init__(self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int) -> None:
+    def __init__(
+        self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int, *, takes_rows: bool
+    ) -> None:
         self._reader, self._order, self._split, self._epoch = reader, order, split, progress.place.epoch
         self._progress = weakref.ref(progress)
         self._is_over = threading.Event()
@@ -164,7 +173,7 @@ class ReadAhead:
         working = self._working_bytes() if any(leaf.store_bytes > leaf.cache_bytes for leaf in found.values()) else {}
         self._sets: dict[int, _Set] = {}
         for number, leaf in found.items():
-            self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0), None, set())
+            self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0), takes_rows)
         try:
             for each in self._sets.values():
                 each.begin()
@@ -296,7 +305,7 @@ class DrawnAhead:
     def _fetch(self, step: int, ids: Int64s) -> None:
         for leaf, own, _ in _leaf_rows(self._reader, ids):
             if id(leaf) not in self._sets:
-                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0, None, set())
+                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0)
             try:
                 self._sets[id(leaf)].extend(step - self._made, np.full(len(own), step), own, is_first=True)
             except ConnectionError:  # the fetcher has ended: another one gets what is drawn from here on

@@ -336,8 +336,8 @@ class Fetcher:
             if is_first:
                 self.downloads.begin(found)
                 client.plan.first.extend(found)
-            else:
-                client.plan.ranges.extend(found)
+            else:  # what comes as a whole is there already
+                client.plan.ranges.extend(each for each in found if each[0].contents and not each[0].contents.fetch)
                 self.downloads.wake()
         return {}
 

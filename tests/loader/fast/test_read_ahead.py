@@ -7,15 +7,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.shards import ShardDataset
 from feeder.loader.fast.batches import Request
-from feeder.loader.fast.read_ahead import DrawnAhead
+from feeder.loader.fast.position import EpochProgress, Place
+from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.slots.image_slots import Samples
+from feeder.order.sample_order import Order
+from feeder.order.split import Split
+from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.cache.presence import Presence, record_path
 from tests.support.folder_store import folder_mirror
 from tests.support.processes import wait_until
-from tests.support.remote_sets import end_fetchers, make_set
+from tests.support.remote import Bucket
+from tests.support.remote_sets import end_fetchers, make_set, upload
 
 
 class Progress:
@@ -47,3 +54,19 @@ def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) ->
         wait_until(lambda: present(cache) == {f"shard-00000{number}.tar" for number in (0, 1, 4)})
         ahead.close()
         mirror.close()
+
+
+@pytest.mark.parametrize("takes_rows", [False, True])
+def test_the_places_of_rows_are_fetched_ahead_where_crops_are_read(
+    bucket: Bucket, tmp_path: Path, takes_rows: bool
+) -> None:
+    url, names = upload(bucket, make_set(tmp_path / "local", shards=5)), [f"shard-00000{k}" for k in range(5)]
+    with end_fetchers(tmp_path):
+        data = ShardDataset(url, cache_dir=tmp_path / "cache")
+        reader = cast(ShardReader, data.reader)
+        cache, split = Path(cast(CacheMirror, reader.mirror).folder), Split(20, 2)
+        progress = EpochProgress(Place(), split, None)
+        ahead = ReadAhead(reader, Order(20, 0), split, progress, 1, takes_rows=takes_rows)
+        wait_until(lambda: present(cache) == {f"{name}.tar" for name in names})
+        assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if takes_rows}
+        ahead.close()
