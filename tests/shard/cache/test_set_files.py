@@ -20,9 +20,12 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ChangedError, FormatError, NotFoundError, StoreError
 from feeder.shard.cache.fetcher import Fetcher
 from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.set_index import SetIndex
+from feeder.shard.write.set_writer import HashedShard, write_set
 from tests.support.folder_store import FolderStore, fault, fetcher_pid, folder_mirror
 from tests.support.processes import wait_until
 from tests.support.remote_sets import make_set
@@ -115,6 +118,25 @@ def test_optional_groups_are_asked_for_only_when_crops_are_read(fetcher: Fetcher
         reader.index.hold([0, 1])
         assert asked(fetcher, *indexes) == core + steps
     assert fetcher.stats()["bytes"] == asked(fetcher, *{name for name, _, _ in cast(FolderStore, fetcher.store).asked})
+
+
+def test_a_group_of_another_name_is_fetched_only_by_who_knows_it(fetcher: Fetcher, folder: Path) -> None:
+    path, markers = folder / "shard-000000.fidx", b"offsets of markers"
+    data = path.read_bytes()
+    head, _, end = read_head(str(path), data[:8], memoryview(data))
+    head["groups"]["markers"] = [len(data) - end, len(markers), short_hash(markers).hex()]
+    path.write_bytes(sealed(data[:8], head) + data[end:] + markers)
+    manifest = Manifest.read(str(folder))
+    assert manifest is not None
+    shards = [HashedShard(each.name, each.size_bytes, each.sha256) for each in manifest.shards]
+    write_set(str(folder / "index.bin"), shards, manifest.classes)
+    reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=fetcher)
+    reader.index.hold([0])
+    assert asked(fetcher, path.name) == path.stat().st_size - len(markers)
+    index = reader.index
+    assert isinstance(index, SetIndex)
+    assert bytes(index.shard_index(0).group("markers")) == markers
+    assert asked(fetcher, path.name) == path.stat().st_size
 
 
 def some_rows(orientations: npt.NDArray[np.uint8], sizes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -337,6 +339,27 @@ def test_without_network_a_call_goes_on_for_its_time_and_then_says_so(bucket: Bu
     with pytest.raises(StoreError, match=r"/x .*: no answer for \d+ s, in \d+ attempts; the last: .*[a-z]"):
         store.get("x", 0, 1)
     assert store.retries >= 2
+
+
+@pytest.mark.parametrize("method", ["size", "get", "get of all", "pieces"])
+def test_without_network_what_nobody_needs_any_more_is_given_up(
+    bucket: Bucket, fault_proxy: FaultProxy, method: str
+) -> None:
+    bucket.put("x", b"1")
+    store = open_store(bucket.url)
+    assert store.get("x") == b"1"
+    calls: dict[str, Callable[..., object]] = {
+        "size": store.size,
+        "get": functools.partial(store.get, start=0, end=1),
+        "get of all": store.get,
+        "pieces": lambda *arguments, **options: list(store.pieces(*arguments, 0, 1, **options)),
+    }
+    assert calls[method]("x", is_wanted=lambda: False)  # that is asked after a fault
+    fault_proxy.set(Faults(offline=True))
+    wanted = iter([True, True, False])
+    with pytest.raises(StoreError, match=r"/x .*; nobody needs it any more"):
+        calls[method]("x", is_wanted=lambda: next(wanted))
+    assert store.retries == 2
 
 
 def test_what_comes_back_is_used_again(bucket: Bucket, fault_proxy: FaultProxy) -> None:
