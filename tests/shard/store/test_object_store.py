@@ -352,7 +352,7 @@ def test_without_network_what_nobody_needs_any_more_is_given_up(
         "size": store.size,
         "get": functools.partial(store.get, start=0, end=1),
         "get of all": store.get,
-        "pieces": lambda *arguments, **options: list(store.pieces(*arguments, 0, 1, **options)),
+        "pieces": lambda key, is_wanted: list(store.pieces(key, 0, 1, is_wanted=is_wanted)),
     }
     assert calls[method]("x", is_wanted=lambda: False)  # that is asked after a fault
     fault_proxy.set(Faults(offline=True))
