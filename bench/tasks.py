@@ -4,7 +4,7 @@ webdataset     A webdataset pipeline with feeder.wds.decoder behind ``.listed(64
                with Pillow: tars of the images as they are, RandomResizedCrop(224), flip, normalize to float32, batches
                of 64.
 clip           Images and captions of 4 to 40 words, whose 77 token ids a byte-level BPE of the ``tokenizers`` library
-               makes, trained here: fields.Tokens on seekable shards, beside webdataset with Pillow and the same
+               makes, trained here: fields.Tokens on shards, beside webdataset with Pillow and the same
                tokenizer on tars of the images as they are. RandomResizedCrop(224, scale=(0.9, 1)), as open_clip has it,
                normalize. The share of CPU time that the tokenizer alone takes is reported.
 clip-crops     The same with RandomResizedCrop's own scale, (0.08, 1).
@@ -21,6 +21,9 @@ dino           The same views by DINO's recipe, with color, blur and solarize, b
 buckets        Batches of five aspect ratios and about 224x224 pixels, beside batches of that fixed size.
 dali-views     The views by backend="dali" on the CPU, beside its samples named eight times. Left out without DALI.
 dali-buckets   The buckets by it, beside its fixed size, sizes by epoch, and padded images whose shorter side is 224.
+
+clip, clip-crops, segmentation and views are measured on shards of both encodings, seekable (the default) and packed,
+which hold the same JPEGs; the bytes of each set are in the result.
 
 Equal in each task: the files (in the page cache), the ops, the batches, the worker processes: none on one core, two on
 two cores, to which the whole process tree is held. The rivals run in turn, and each figure is of the time between two
@@ -48,7 +51,7 @@ import torch
 
 from bench.smoke import arguments
 from bench.task_feeds import buckets, clip, segmentation, views, webdataset
-from bench.task_feeds.setting import Feed, Setting, Task
+from bench.task_feeds.setting import PACKED, Feed, Setting, Task
 from feeder.decoders.registry import dali_is_installed
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
@@ -71,6 +74,36 @@ TASKS = {
 }
 if dali_is_installed():
     TASKS |= {"dali-views": Task(views.dali_feeds, {}), "dali-buckets": Task(buckets.dali_feeds, {})}
+
+# The table of docs/performance.md: (task, rival) -> its words for both.
+_DOCUMENTED = {
+    ("clip", "webdataset, Pillow"): (
+        "captions and 77 tokens, nearly whole images",
+        "webdataset, Pillow, the same tokenizer",
+    ),
+    ("clip-crops", "webdataset, Pillow"): (
+        "the same, with RandomResizedCrop's own scale",
+        "webdataset, Pillow, the same tokenizer",
+    ),
+    ("segmentation", "torch and torchvision v2"): (
+        "segmentation, palette masks",
+        "torch DataLoader, torchvision v2",
+    ),
+    ("segmentation", "torch and Pillow"): ("segmentation, palette masks", "torch DataLoader, Pillow"),
+    ("views", "torch and Pillow"): ("two views of 224 and six of 96", "torch DataLoader, Pillow, one decode for all"),
+    ("views", views.NAMED): ("two views of 224 and six of 96", "feeder, seekable, each sample named eight times"),
+    ("views-files", "torch and Pillow"): (
+        "the same views, from the images as they are (no shards)",
+        "torch DataLoader, Pillow, one decode for all",
+    ),
+    ("dino", "torch and torchvision v2"): (
+        "the same views by DINO's recipe, with color, blur and solarize",
+        "torch DataLoader, torchvision v2",
+    ),
+    ("webdataset", "Pillow"): ("`feeder.wds.decoder` behind `.listed(64)`, from tars of JPEGs", "webdataset, Pillow"),
+    ("buckets", "fixed size"): ("buckets of five aspect ratios", "feeder, one size of the same pixels"),
+    ("dali-views", views.NAMED): ('the views by `backend="dali"` on the CPU', "each sample named eight times"),
+}
 
 
 @contextlib.contextmanager
@@ -108,7 +141,8 @@ def measure(task: Task, setting: Setting, repeats: int, seconds: float) -> dict[
         for name, feed in feeds.items():
             found[name].append(rates(feed, seconds))
             print(f"  {turn + 1}/{repeats} {name}: {found[name][-1][1]:.0f} samples/CPU-s", flush=True)
-    ours, *others = rivals = [name for name in feeds if name not in task.parts]
+    rivals = [name for name in feeds if name not in task.parts]
+    ours, *others = (name for name in rivals if name != PACKED)
     per_cpu_s = {name: [each for _, each in pairs] for name, pairs in found.items()}
 
     def ratio(a: str, b: str) -> dict[str, Any]:
@@ -118,9 +152,38 @@ def measure(task: Task, setting: Setting, repeats: int, seconds: float) -> dict[
         "samples_per_s": {name: spread([each for each, _ in pairs]) for name, pairs in found.items()},
         "samples_per_cpu_s": {name: spread(values) for name, values in per_cpu_s.items()},
         "ratio": {name: ratio(ours, name) for name in others},
+        "ratio_packed": {name: ratio(PACKED, name) for name in others if PACKED in feeds},
         "share_of_cpu_time": {part: {name: ratio(name, part) for name in rivals} for part in task.parts},
         "goals": task.goals,
     }
+
+
+def _shown(ratio: dict[str, Any] | None) -> str:
+    return "" if ratio is None else f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Returns the table of docs/performance.md, of the tasks that a result has: ratios on one core, and sets' bytes."""
+    lines = ["| task | beside | seekable shards | packed shards |", "|---|---|---:|---:|"]
+    for (task, rival), (label, beside) in _DOCUMENTED.items():
+        found = result.get(task, {}).get("cores_1", {})
+        ratio, packed = (found.get(kind, {}).get(rival) for kind in ("ratio", "ratio_packed"))
+        if ratio is not None:
+            medians = (each and each["median"] for each in (ratio, packed))
+            shown = [
+                label,
+                beside,
+                *("–" if each is None else f"{each:.{1 if each > 1.5 else 2}f}" for each in medians),
+            ]
+            lines.append(f"| {' | '.join(shown)} |")
+    sizes = result.get("shard_bytes", {})
+    if {"captions-keep", "captions-seekable", "captions-packed"} <= sizes.keys():
+        seekable, packed = (sizes[f"captions-{encode}"] / sizes["captions-keep"] for encode in ("seekable", "packed"))
+        lines += [
+            "",
+            f"Seekable shards of these photos take {seekable:.2f} times the bytes of the files, packed {packed:.2f}.",
+        ]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -130,7 +193,7 @@ def main() -> None:
     names = options.only.split(",") if options.only else list(TASKS)
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
-    rows = [["task", "cores", "rival", "samples/CPU-s", "ratio", "goal"]]
+    rows = [["task", "cores", "rival", "samples/CPU-s", "ratio", "packed", "goal"]]
     with tempfile.TemporaryDirectory(prefix="feeder-tasks-") as made:
         for name in names:
             result[name] = {}
@@ -142,15 +205,15 @@ def main() -> None:
                     found = measure(TASKS[name], setting, options.repeats, options.seconds)
                 result[name][f"cores_{cores}"] = found
                 for rival, rate in found["samples_per_cpu_s"].items():
-                    ratio = found["ratio"].get(rival)
-                    text = "" if ratio is None else f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
-                    rows.append(
-                        [name, str(cores), rival, f"{rate['median']:.0f}", text, str(found["goals"].get(rival, ""))]
-                    )
+                    ratios = [_shown(found[kind].get(rival)) for kind in ("ratio", "ratio_packed")]
+                    goal = str(found["goals"].get(rival, ""))
+                    rows.append([name, str(cores), rival, f"{rate['median']:.0f}", *ratios, goal])
                 for part, shares in found["share_of_cpu_time"].items():
                     text = ", ".join(f"{share['median']:.1%} of {rival}" for rival, share in shares.items())
                     print(f"  {part}: {text}")
+        result["shard_bytes"] = setting.shard_bytes()
     print(table(rows))
+    print(markdown(result))
     print(f"written to {save('tasks', result, options.json)}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import torch
 from PIL import Image
 
 import feeder
-from bench.task_feeds.setting import Feed, Setting, checked, epochs
+from bench.task_feeds.setting import OURS, Feed, Setting, checked, epochs
 from feeder import fields
 from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
@@ -93,11 +94,11 @@ def _shards(setting: Setting, encode: str) -> str:
 def _feeds(setting: Setting, scale: tuple[float, float]) -> dict[str, Feed]:
     size = setting.image_size
 
-    def ours() -> Generator[int]:
+    def ours(encode: str) -> Generator[int]:
         values = [T.ToDtype("float32", scale=True), T.Normalize(MEAN, STD)]
         recipe = T.Compose([T.RandomResizedCrop(size, scale=scale), *values])
         tokens = fields.Tokens(_tokenizer(setting), max_length=_TOKENS)
-        dataset = setting.dataset(_shards(setting, "seekable"), recipe, labels=False, fields={"txt": tokens})
+        dataset = setting.dataset(_shards(setting, encode), recipe, labels=False, fields={"txt": tokens})
         for images, _, found in epochs(dataset, setting):
             yield _count("feeder", images, found["input_ids"], found["attention_mask"], size)
 
@@ -130,7 +131,8 @@ def _feeds(setting: Setting, scale: tuple[float, float]) -> dict[str, Feed]:
             yield len(captions)
 
     _shards(setting, "keep")
-    return {"feeder": ours, "webdataset, Pillow": pillow, PARTS[0]: alone}
+    feeds: dict[str, Feed] = {name: functools.partial(ours, encode) for name, encode in OURS.items()}
+    return feeds | {"webdataset, Pillow": pillow, PARTS[0]: alone}
 
 
 def _count(name: str, images: torch.Tensor, ids: Any, mask: Any, size: int) -> int:

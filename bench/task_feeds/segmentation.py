@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 import feeder
-from bench.task_feeds.setting import Feed, Setting, checked, epochs, finds_torchvision, torch_batches
+from bench.task_feeds.setting import OURS, Feed, Setting, checked, epochs, finds_torchvision, torch_batches
 from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
 from feeder.tools.presets import MEAN, STD, preset
@@ -57,15 +57,15 @@ def _masks(setting: Setting) -> list[Path]:
     return paths
 
 
-def _shards(setting: Setting) -> str:
-    out = setting.made / "segmentation-shards"
+def _shards(setting: Setting, encode: str) -> str:
+    out = setting.made / f"segmentation-{encode}"
     if not out.exists():
         pairs = enumerate(zip(setting.paths(), _masks(setting), strict=True))
         samples = (
             {"__key__": f"{i:06d}", "jpg": image.read_bytes(), "seg.png": mask.read_bytes()}
             for i, (image, mask) in pairs
         )
-        feeder.write_shards(samples, out, image_field="jpg")
+        feeder.write_shards(samples, out, image_field="jpg", encode=encode)
     return str(out)
 
 
@@ -131,8 +131,9 @@ def feeds(setting: Setting) -> dict[str, Feed]:
             raise SystemExit(f"{name}: masks of a batch are {masks.dtype} {list(masks.shape)}")
         return checked(name, images, size, size)
 
-    def ours() -> Generator[int]:
-        dataset = setting.dataset(_shards(setting), preset("train", "float32", size), targets={"seg.png": T.Mask()})
+    def ours(encode: str) -> Generator[int]:
+        shards = _shards(setting, encode)
+        dataset = setting.dataset(shards, preset("train", "float32", size), targets={"seg.png": T.Mask()})
         for images, _, masks in epochs(dataset, setting):
             yield count("feeder", images, masks)
 
@@ -147,7 +148,7 @@ def feeds(setting: Setting) -> dict[str, Feed]:
                 zlib.decompress(stream)
             yield len(streams)
 
-    found: dict[str, Feed] = {"feeder": ours}
+    found: dict[str, Feed] = {name: functools.partial(ours, encode) for name, encode in OURS.items()}
     if finds_torchvision():
         found["torch and torchvision v2"] = functools.partial(pairs, "torchvision", _with_torchvision(size))
     return found | {"torch and Pillow": functools.partial(pairs, "Pillow", _with_pillow(size)), PARTS[0]: inflate}

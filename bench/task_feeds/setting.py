@@ -15,8 +15,10 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 
-__all__ = ["Feed", "Setting", "Task", "checked", "epochs", "finds_torchvision", "torch_batches"]
+__all__ = ["OURS", "PACKED", "Feed", "Setting", "Task", "checked", "epochs", "finds_torchvision", "torch_batches"]
 
+PACKED = "feeder, packed shards"  # the feed of the same task on shards made with --encode packed
+OURS = {"feeder": "seekable", PACKED: "packed"}  # feeder's feeds, and the encoding of their shards
 _SHARDS = 8  # plenty for two workers
 _EPOCH = 20_000  # samples in an epoch, so that its beginning does not count
 
@@ -53,12 +55,18 @@ class Setting(NamedTuple):
             shard(self.images, str(out), ShardOptions(encode=EncodeOptions("keep"), samples_per_shard=count))
         return sorted(map(str, out.glob("*.tar")))
 
-    def shards(self) -> str:
-        """A shard set of the images, with feeder's defaults."""
-        out = self.made / "shards"
+    def shards(self, encode: str = "seekable") -> str:
+        """A shard set of the images."""
+        out = self.made / f"shards-{encode}"
         if not out.exists():
-            shard(self.images, str(out), ShardOptions())
+            shard(self.images, str(out), ShardOptions(encode=EncodeOptions(encode)))
         return str(out)
+
+    def shard_bytes(self) -> dict[str, int]:
+        """Bytes of the tars of each set that was made, by its folder's name."""
+        folders = sorted(path for path in self.made.iterdir() if path.is_dir())
+        sizes = {folder.name: sum(tar.stat().st_size for tar in folder.glob("*.tar")) for folder in folders}
+        return {name: size for name, size in sizes.items() if size}
 
     def dataset(self, shards: str, transform: Any, **options: Any) -> Any:
         """A shard set, as often as it takes to make a long epoch."""
@@ -73,7 +81,7 @@ class Task(NamedTuple):
     """A task.
 
     Attributes:
-        feeds: Returns the rivals by name; feeder's comes first.
+        feeds: Returns the rivals by name; feeder's comes first. :data:`PACKED` is no rival.
         goals: The least ratio of feeder's samples per CPU-second to those of some others.
         parts: Names of feeds that are a part of the work alone, whose share of each rival's CPU time is reported.
     """

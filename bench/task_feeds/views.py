@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import feeder
-from bench.task_feeds.setting import Feed, Setting, checked, epochs, finds_torchvision, torch_batches
+from bench.task_feeds.setting import PACKED, Feed, Setting, checked, epochs, finds_torchvision, torch_batches
 from examples.dino_views import recipes
 from feeder import transforms as T
 from feeder.tools.bench.pillow import normalized, random_resized_crop
@@ -25,7 +25,9 @@ NAMED = "feeder, samples named eight times"
 
 def feeds(setting: Setting) -> dict[str, Feed]:
     """Returns the rivals on seekable shards."""
-    return _feeds(setting, lambda transform: setting.dataset(setting.shards(), transform))
+    found = _feeds(setting, lambda transform: setting.dataset(setting.shards(), transform))
+    packed = _feeds(setting, lambda transform: setting.dataset(setting.shards("packed"), transform))
+    return found | {PACKED: packed["feeder"]}
 
 
 def feeds_of_files(setting: Setting) -> dict[str, Feed]:

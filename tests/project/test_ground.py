@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import decode, decode_builds, ladder
+from bench import decode, decode_builds, ladder, tasks
 from bench.make_images import make_images
 from feeder.tools.bench import show
 from feeder.tools.cli import main
@@ -211,6 +211,10 @@ def test_the_documented_rivals_over_a_store_are_the_committed_ones() -> None:
     for label, name in labels.items():
         first, second = (found[name]["images_per_s"][epoch]["median"] for epoch in ("first", "second"))
         assert f"\n| {label} | {first:.0f} | {second:.0f} | " in text
+
+
+def test_the_documented_tasks_are_the_committed_ones() -> None:
+    assert f"\n{tasks.markdown(committed('tasks'))}\n" in performance()
 
 
 def test_kernels_readme_has_the_committed_tables() -> None:
