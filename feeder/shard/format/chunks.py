@@ -20,11 +20,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CHUNK_ROWS", "MemberRows", "members", "numbers", "pack_members", "pack_numbers", "pack_texts", "texts"]
+__all__ = [
+    "CHUNK_ROWS",
+    "MemberRows",
+    "members",
+    "members_of_row",
+    "numbers",
+    "pack_members",
+    "pack_numbers",
+    "pack_texts",
+    "texts",
+]
 
 CHUNK_ROWS = 64
 _MAX_CHUNK_BYTES = 1 << 27  # 64 names of a mebibyte each; a damaged or hostile chunk may inflate to more
-_BLOCK = np.uint64(512)
+_BLOCK_BYTES = 512
+_BLOCK = np.uint64(_BLOCK_BYTES)
 
 Uint64s = npt.NDArray[np.uint64]
 
@@ -145,6 +156,39 @@ def members(
         np.concatenate([none, *sizes]),
     )
     return found._replace(offsets=_offsets(found, np.concatenate([none, *gaps]), offsets, lengths))
+
+
+def members_of_row(group: memoryview, rows: int, row: int, offset: int, length: int) -> list[tuple[int, int, int]]:
+    """Reads the members of one row, as :func:`members` does, in a fraction of the time.
+
+    Args:
+        group: The group.
+        rows: Number of rows in it.
+        row: The row.
+        offset, length: Place of its image.
+
+    Returns:
+        Field, offset and length of each, bytes.
+
+    Raises:
+        ValueError: if the group is damaged.
+    """
+    number, own = divmod(row, CHUNK_ROWS)
+    ((data, count),) = _unpacked(group, rows, range(number, number + 1))
+    if len(data) < 4 * count:
+        raise ValueError(f"{count} counts of members in a chunk of {len(data)} bytes")
+    planes = [data[k * count : (k + 1) * count] for k in range(4)]
+    before, total = (sum(sum(plane[:end]) << 8 * k for k, plane in enumerate(planes)) for end in (own, count))
+    fields, gaps, lengths, end = (4 * count + total * size for size in (0, 2, 10, 18))
+    if len(data) < end:
+        raise ValueError(f"{total} members in a chunk of {len(data)} bytes")
+    found = []
+    for place in range(before, before + sum(plane[own] << 8 * k for k, plane in enumerate(planes))):
+        gap = int.from_bytes(data[gaps + place : lengths : total], "little")
+        offset = (offset + length + -length % _BLOCK_BYTES + _BLOCK_BYTES + gap) % (1 << 64)
+        length = int.from_bytes(data[lengths + place : end : total], "little")
+        found.append((int.from_bytes(data[fields + place : gaps : total], "little"), offset, length))
+    return found
 
 
 def _taken(lengths: npt.NDArray[Any]) -> Uint64s:

@@ -212,6 +212,12 @@ class SetIndex(Index):
         index, row = self._one(i)
         return [(self.named(index, field), offset, length) for field, offset, length in index.members(row)]
 
+    def place(self, i: int) -> tuple[int, int, int]:
+        """See :meth:`Index.place`."""
+        (shard,), (row,) = (found.tolist() for found in self.header.locate(np.array([i])))
+        record = self.shard_index(shard).rows()[row]
+        return shard, int(record["offset"]), int(record["length"])
+
     def image_field(self, i: int) -> str:
         """See :meth:`Index.image_field`."""
         index, row = self._one(i)

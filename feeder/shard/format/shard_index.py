@@ -376,10 +376,9 @@ class ShardIndex:
 
     def members(self, row: int) -> list[tuple[int, int, int]]:
         """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes."""
-        found = self._members(_chunk(row))
-        start = int(found.counts[: row % CHUNK_ROWS].sum())
-        own = slice(start, start + int(found.counts[row % CHUNK_ROWS]))
-        return list(zip(*(column[own].tolist() for column in found[1:]), strict=True))
+        group, record = self.group("members"), self.rows()[row]
+        place = int(record["offset"]), int(record["length"])
+        return self._read(lambda: chunks.members_of_row(group, self.samples, row, *place))
 
     def row_data(self, row: int) -> list[int]:
         """The sample's values of ``row_data``, see Note [Index file]."""
