@@ -7,6 +7,7 @@ batch's first image is compared before any time counts.
 images/s    of the caller, which does nothing with a batch.
 host CPU    ms an image in the caller's process and the relay: what the training machine pays. The rest is the server's.
 trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one.
+heavy       the service's figures once more, with RandAugment after the crop.
 
 Needs two cores that have nothing else to do, and a set of some thousand images: one of a few batches measures how an
 epoch begins and ends.
@@ -40,11 +41,13 @@ from tests.support.service import ServiceServer
 
 _CORES = 2
 _RAY = {"store": "Ray's object store", "data": "Ray Data"}
+_LOCAL, _SERVICE = "2 local workers", "service of 2 cores"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # of CPU times: at the smallest size nothing else may be seen
 
 
-def loader(options: Any, **more: Any) -> Any:
-    recipe = T.Compose([T.RandomResizedCrop(options.size), T.RandomHorizontalFlip()])
+def loader(options: Any, *, heavy: bool = False, **more: Any) -> Any:
+    further = [T.RandAugment()] if heavy else []
+    recipe = T.Compose([T.RandomResizedCrop(options.size), T.RandomHorizontalFlip(), *further])
     dataset = feeder.ShardDataset(options.shards, transform=recipe)
     return feeder.DataLoader(dataset, batch_size=options.batch, seed=0, **more)
 
@@ -72,11 +75,11 @@ def must_be(digest: str, expected: str, name: str) -> None:
         raise SystemExit(f"{name}: its batches are not those of local workers")
 
 
-def service_run(options: Any, folder: Path, expected: str) -> dict[str, float]:
+def service_run(options: Any, folder: Path, expected: str, *, heavy: bool = False) -> dict[str, float]:
     """Runs the epochs by a fresh server, so that none of its parts is there already."""
     server = ServiceServer(folder, Path(options.shards).parent, "--window", "0", cores=_CORES)
     try:
-        one = loader(options, service=server.service, service_only=True)
+        one = loader(options, heavy=heavy, service=server.service, service_only=True)
         must_be(run(one, options.epochs)[2], expected, "the service")
         before = _cpu_s(server)
         images, seconds, _ = run(one, options.epochs)
@@ -87,8 +90,8 @@ def service_run(options: Any, folder: Path, expected: str) -> dict[str, float]:
     return {"images_per_s": images / seconds, "host_ms": 1000 * here / images, "server_ms": 1000 * there / images}
 
 
-def local_rate(options: Any, expected: str) -> float:
-    one = loader(options, num_workers=_CORES, persistent_workers=True)
+def local_rate(options: Any, expected: str, *, heavy: bool = False) -> float:
+    one = loader(options, heavy=heavy, num_workers=_CORES, persistent_workers=True)
     must_be(run(one, options.epochs)[2], expected, "local workers")
     images, seconds, _ = run(one, options.epochs)
     one.close()
@@ -148,8 +151,8 @@ def main() -> None:
                 return found[-1]["images_per_s"]
 
             rivals: dict[str, Callable[[], float]] = {
-                "2 local workers": lambda: local_rate(options, expected),
-                "service of 2 cores": service,
+                _LOCAL: lambda: local_rate(options, expected),
+                _SERVICE: service,
             }
             for way in filter(None, options.rivals.split(",")):
                 cluster = cluster or _cluster()
@@ -157,10 +160,22 @@ def main() -> None:
             rates = interleave(rivals, options.repeats)
             by_count = {str(k): functools.partial(trials, options, folder, k) for k in range(1, options.trials + 1)}
             spent = interleave(by_count, options.repeats)
+            augmented = run(loader(options, heavy=True, num_workers=1), options.epochs)[2]
+            heavy_runs: list[dict[str, float]] = []
+
+            def heavy_service() -> float:
+                heavy_runs.append(service_run(options, folder, augmented, heavy=True))
+                return heavy_runs[-1]["images_per_s"]
+
+            heavy_rivals: dict[str, Callable[[], float]] = {
+                _LOCAL: functools.partial(local_rate, options, augmented, heavy=True),
+                _SERVICE: heavy_service,
+            }
+            heavy_rates = interleave(heavy_rivals, options.repeats)
     finally:
         if cluster is not None:
             cluster.close()
-    ratios = [ours / theirs for theirs, ours in zip(rates["2 local workers"], rates["service of 2 cores"], strict=True)]
+    ratios = [ours / theirs for theirs, ours in zip(rates[_LOCAL], rates[_SERVICE], strict=True)]
     most = options.trials
     further = [
         (last - first) / max(1, most - 1) / first for first, last in zip(spent["1"], spent[str(most)], strict=True)
@@ -171,6 +186,12 @@ def main() -> None:
         "host_cpu_ms": spread([each["host_ms"] for each in found]),
         "server_cpu_ms": spread([each["server_ms"] for each in found]),
         "server_cpu_s_by_trials": {name: spread(values) for name, values in spent.items()},
+        "heavy": {
+            "images_per_s": {name: spread(values) for name, values in heavy_rates.items()},
+            "host_cpu_ms": spread([each["host_ms"] for each in heavy_runs]),
+            "server_cpu_ms": spread([each["server_ms"] for each in heavy_runs]),
+        },
+        "options": {"size": options.size, "batch": options.batch, "cores": _CORES},
     }
     for name, values in rates.items():
         print(f"{name:20} {spread(values)['median']:8.0f} images/s")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import decode, decode_builds, ladder, tasks
+from bench import decode, decode_builds, ladder, service_plan, tasks
 from bench.make_images import make_images
 from feeder.tools.bench import show
 from feeder.tools.cli import main
@@ -248,3 +248,12 @@ def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> N
     assert found["failed"] == len(found["exceptions"]) <= 3
     assert all(each["test"] and each["reason"] for each in found["exceptions"])
     assert found["older_torch"]["failed"] == 0
+
+
+def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> None:
+    """Without a result there is no table: its figures are calculated from measured ones alone."""
+    text = (ROOT / "docs/cluster.md").read_text()
+    if (ROOT / "bench/results/service.json").exists():
+        assert f"\n{service_plan.markdown(committed('service'))}\n" in text
+    else:
+        assert "| crop and flip |" not in text
