@@ -104,6 +104,7 @@ def rank(number: int, workers: int, rate: float, options: Any) -> dict[str, floa
         multiprocessing_context=multiprocessing.get_context("fork"),
         memory_limit_bytes=None,
         worker_threads=1,
+        numa_node=None,
         snapshot_every_n_steps=None,
         rank=number,
         world_size=options.ranks,

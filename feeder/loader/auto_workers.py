@@ -1,4 +1,13 @@
-"""``num_workers="auto"``: a few seconds of measurement when a loader is made, or a rule by cores.
+"""``num_workers="auto"`` and ``worker_threads="auto"``: a few seconds of measurement when a loader is made, or a rule by
+cores.
+
+Note [Threads for processes]
+    A process takes memory, and the trainer's time at every message; a thread of a worker takes neither, but a batch's
+    Python steps use one thread of their worker. So a rank has up to 8 workers of one thread. With more cores the workers
+    get 2, 4 or 8 threads, the fewest with which 8 workers have all cores busy, and with 8 threads there are as many
+    workers as it takes. More than 8 threads would wait for the worker's own steps, and lose more with a worker that has
+    to be replaced. Where it can be measured, the threads must prove themselves first: one worker of so many threads has
+    to be about as fast as so many workers.
 
 Note [Ranks of a host]
     The ranks of a host share its cores, so each gets its part of them. One rank measures: the first that claims it in
@@ -11,6 +20,7 @@ Note [Ranks of a host]
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -33,12 +43,14 @@ from feeder.loader.group_store import group_store, is_initialized, within
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
 
-__all__ = ["WorkersChoice", "choose_workers", "measured", "shared"]
+__all__ = ["MOST_THREADS", "WorkersChoice", "choose_workers", "measured", "shared", "threads_for"]
 
 _log = logging.getLogger("feeder")
 
 SECONDS = 3.0
 RUN_S = 0.4
+MOST_THREADS = 8  # of a worker; see Note [Threads for processes]
+_FEW_WORKERS = 8
 # Smaller differences are not seen in two short runs.
 _NEAR = 0.1
 # The longest that other ranks may come after the measuring one, and that the store may take to answer.
@@ -48,17 +60,28 @@ _counts: dict[str, int] = {}
 
 @dataclass(frozen=True)
 class WorkersChoice:
-    """A number of workers.
+    """A number of workers, and of the threads of each.
 
     Attributes:
         num_workers: 1 or more.
-        reason: The reason for it, in words.
+        reason: The reason for them, in words.
         images_per_s: Measured images/s by number of workers; empty if nothing was measured.
+        worker_threads: 1 or more.
     """
 
     num_workers: int
     reason: str
     images_per_s: Mapping[int, float] = field(default_factory=dict)
+    worker_threads: int = 1
+
+
+def threads_for(workers: int) -> int:
+    """Returns the number of threads with which a given number of workers keeps the cores of this rank busy, 1 to 8.
+
+    Args:
+        workers: Number of workers; 0: the calling process makes the batches.
+    """
+    return max(1, min(MOST_THREADS, _cores_of_rank()[0] // max(1, workers)))
 
 
 def choose_workers(
@@ -68,9 +91,10 @@ def choose_workers(
     *,
     fast: bool,
     device: torch.device | None,
+    threads: int | None,
     arguments: Mapping[str, Any],
 ) -> WorkersChoice:
-    """Returns the number of workers for a loader that is about to be made.
+    """Returns the number of workers for a loader that is about to be made, and of the threads of each.
 
     The caller's sampler and random state stay untouched: the measured samples are drawn apart from them, in workers.
 
@@ -80,48 +104,78 @@ def choose_workers(
         batch_size: The loader's batch size; None: single samples.
         fast: The loader will run feeder's fast path.
         device: The device that batches go to.
+        threads: Threads of each worker; None: to be chosen, too, see Note [Threads for processes].
         arguments: The loader's arguments that concern the work of a worker.
     """
-    world_size = distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-    ranks = _local_ranks(world_size)
-    machine = cores()
-    threads = arguments.get("worker_threads", 1)
-    most = max(1, machine.usable // ranks // threads)
-    given = machine.describe() + (f" for {ranks} ranks" if ranks > 1 else "")
-    given += f", {threads} threads a worker" if threads > 1 else ""
+    usable, given = _cores_of_rank()
+    elsewhere = _decoded_elsewhere(fast, device, arguments)
+    why_not = _unmeasurable(dataset, fast) or elsewhere
+    # A collate_fn runs in one thread of its worker, with all that it takes.
+    shares_parts = fast and elsewhere is None and "collate_fn" not in arguments
+    by_rule = threads or (_threads_by_rule(usable) if shares_parts else 1)
+
+    def described(threads: int) -> str:
+        return given + (f", {threads} threads a worker" if threads > 1 else "")
 
     def rule(why: str) -> WorkersChoice:
-        return WorkersChoice(most, f"{given}; not measured: {why}")
+        workers = max(1, usable // by_rule)
+        return WorkersChoice(workers, f"{described(by_rule)}; not measured: {why}", worker_threads=by_rule)
 
-    why_not = _unmeasurable(dataset, fast, device, arguments)
-    if most == 1:
-        choice = WorkersChoice(1, given)
+    if usable // (threads or 1) <= 1:
+        choice = WorkersChoice(1, described(threads or 1), worker_threads=threads or 1)
     elif why_not is not None:
         choice = rule(why_not)
     else:
         if fast:
             work = {"shuffle": True, "seed": 0, "rank": 0, "world_size": 1, "on_error": "skip", **arguments}
-            work |= {"batch_size": min(batch_size or 1, 16 * most)}
+            work |= {"batch_size": min(batch_size or 1, 16 * usable)}
         else:
             draws = _Draws(_length(dataset), batch_size)
             work = {**({"batch_sampler": draws} if batch_size else {"sampler": draws, "batch_size": None}), **arguments}
             work["generator"] = torch.Generator()
 
-        def probe(workers: int, left_s: float) -> float:
+        def probe(workers: int, threads: int, left_s: float) -> float:
+            options = {"worker_threads": threads} if fast else {}
             with warnings.catch_warnings():  # the caller's own loader warns
                 warnings.simplefilter("ignore")
-                loader = make(dataset, **work, num_workers=workers, timeout=left_s)
+                loader = make(dataset, **work, **options, num_workers=workers, timeout=left_s)
             return run(loader, RUN_S).images_per_s
 
         def measure() -> WorkersChoice:
-            return measured(probe, most, given, rule)
+            each = by_rule if by_rule == threads or _threads_pay(probe, by_rule) else 1
+            most = max(1, usable // each)
+            found = measured(lambda workers, left_s: probe(workers, each, left_s), most, described(each), rule)
+            return dataclasses.replace(found, worker_threads=each) if found.images_per_s else found
 
+        world_size = _world_size()
         if not is_initialized() or world_size == 1:
             choice = measure() if world_size == 1 else rule("torch.distributed is not initialized yet")
         else:
             choice = shared(group_store(), _key(dataset, batch_size), measure, rule)
-    _log.info("num_workers is %d: %s", choice.num_workers, choice.reason)
+    _log.info(
+        "num_workers is %d%s: %s",
+        choice.num_workers,
+        f", worker_threads {choice.worker_threads}" if threads is None and choice.worker_threads > 1 else "",
+        choice.reason,
+    )
     return choice
+
+
+def _threads_by_rule(usable: int) -> int:
+    """Returns the number of threads of each worker on so many cores; see Note [Threads for processes]."""
+    threads = 1
+    while threads < MOST_THREADS and usable // threads > _FEW_WORKERS:
+        threads *= 2
+    return threads
+
+
+def _threads_pay(probe: Callable[[int, int, float], float], threads: int) -> bool:
+    """Returns True if one worker of so many threads is about as fast as so many workers."""
+    if threads == 1:
+        return True
+    with contextlib.suppress(Exception):  # the next measurement says what is wrong
+        return probe(1, threads, SECONDS) >= (1 - _NEAR) * probe(threads, 1, SECONDS)
+    return False
 
 
 def measured(
@@ -192,7 +246,8 @@ def shared(
     try:
         found = json.loads(within(wait_s + PATIENCE_S, take) or b"null")
         rates = {int(workers): float(rate) for workers, rate in found["images_per_s"].items()}
-        return WorkersChoice(int(found["num_workers"]), f"from another rank of this host: {found['reason']}", rates)
+        reason = f"from another rank of this host: {found['reason']}"
+        return WorkersChoice(int(found["num_workers"]), reason, rates, int(found["worker_threads"]))
     except (KeyError, TypeError, ValueError):
         return rule("the rank of this host that measures gave no result")
 
@@ -213,14 +268,19 @@ class _Draws:
             yield rows if self._batch_size else rows[0]
 
 
-def _unmeasurable(dataset: Any, fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
-    """Returns the reason why measuring would be wrong; None if there is none."""
+def _unmeasurable(dataset: Any, fast: bool) -> str | None:
+    """Returns the reason why measuring a dataset would be wrong; None if there is none."""
     if isinstance(dataset, IterableDataset):
         return "reading ahead in an iterable dataset would consume it"
     if not fast and hasattr(dataset, "state_dict"):
         return "a dataset with a state goes on only with the number of workers it had"
     if _length(dataset) == 0:
         return "the dataset has no length, or 0"
+    return None
+
+
+def _decoded_elsewhere(fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
+    """Returns, in words, what decodes in place of workers; None if they do."""
     on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
     if arguments.get("backend") == "cuda":
         return "workers only read, the GPU decodes"
@@ -235,6 +295,16 @@ def _length(dataset: Any) -> int:
         return len(dataset)
     except Exception:
         return 0
+
+
+def _world_size() -> int:
+    return distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _cores_of_rank() -> tuple[int, str]:
+    """Returns the number of cores for this rank, and those of the host in words."""
+    ranks, machine = _local_ranks(_world_size()), cores()
+    return max(1, machine.usable // ranks), machine.describe() + (f" for {ranks} ranks" if ranks > 1 else "")
 
 
 def _local_ranks(world_size: int) -> int:

@@ -15,7 +15,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from feeder.errors import ArgumentError
-from feeder.loader.auto_workers import WorkersChoice, choose_workers
+from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath
 from feeder.loader.fast.position import Place
@@ -96,9 +96,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
-        num_workers: Also "auto": the fewest workers that are about as fast as one for each core of this rank. That is
-            measured for about three seconds, on a separate iteration, by one rank for all ranks of the host; where it
-            can't be (iterable datasets, datasets with a state), "auto" is one for each core. The choice and its reason
+        num_workers: Also "auto": the fewest workers that are about as fast as workers on all cores of this rank. That
+            is measured for about three seconds, on a separate iteration, by one rank for all ranks of the host; where
+            it can't be (iterable datasets, datasets with a state), "auto" takes all cores. The choice and its reason
             are logged and in :meth:`stats`. The number changes no batch of a feeder dataset; other datasets' random
             augmentation is seeded by worker, so give a number if runs are to be repeated.
         collate_fn: On the fast path called once for each batch, in the worker that makes the whole batch, with the
@@ -165,7 +165,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             default, 0.65.
         worker_threads: Number of threads that the backend may use in each worker. They read and decode the samples of
             one part together, are kept from part to part, and end with their worker: if one of them hangs or crashes,
-            the worker is replaced. More than about 8 gain nothing; ``num_workers="auto"`` counts them as cores.
+            the worker is replaced. More than about 8 gain nothing. "auto" is as many as keep the cores of this rank
+            busy, 8 at most. Together with ``num_workers="auto"``, which counts threads as cores, it is 1 up to 8
+            cores, and with more the least of 2, 4 and 8 with which 8 workers have all cores busy, if one worker of so
+            many threads is measured to be about as fast as so many workers. None: "auto" with ``num_workers="auto"``,
+            else 1.
+        numa_node: Number of the NUMA node that the fast path's workers stay on, and that the memory of their batches is
+            on. "auto" is the node of the GPU ``device``, on a host of several nodes where NVML tells it (extra
+            ``nvml``); else nothing is bound, and pages are on the node of the thread that allocates them. What this
+            process is bound to already is kept to. None binds nothing.
         hang_timeout_s: A worker that has work and stays silent for longer is replaced, like one that died. None: 300
             on the fast path; never on torch's, where a batch may take any time.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
@@ -239,7 +247,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         memory_limit_bytes: int | None = None,
         gpu_memory_limit_bytes: int | None = None,
         hw_decoder_load: float | None = None,
-        worker_threads: int = 1,
+        worker_threads: int | Literal["auto"] | None = None,
+        numa_node: int | Literal["auto"] | None = "auto",
         hang_timeout_s: float | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         snapshot_every_n_steps: int | None = 1,
@@ -290,7 +299,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed, self.rank, self.world_size, self.backend = fixed.seed, rank, world_size, backend
         self.device, self.prefetch_to_device, self._target_device = device, prefetch_to_device, checked_device(device)
-        self.memory_limit_bytes, self.worker_threads = memory_limit_bytes, worker_threads
+        self.memory_limit_bytes, self.numa_node = memory_limit_bytes, numa_node
         self.hang_timeout_s = _HANG_TIMEOUT_S if hang_timeout_s is None and path.is_fast else hang_timeout_s
         self.on_error, self.fidelity, self.snapshot_every_n_steps = on_error, fidelity, snapshot_every_n_steps
         self.channels_last, self.static_buffers, self.mix, self.skip = channels_last, static_buffers, mix, skip
@@ -301,11 +310,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.images, self.substitutes = images, substitutes
         self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
+        if isinstance(worker_threads, str) and worker_threads != "auto":
+            raise ArgumentError(f"worker_threads must be 'auto', or 1 or more, got {worker_threads!r}")
         if isinstance(num_workers, str):
-            self._workers_choice = self._choose_workers(
-                num_workers, dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context
-            )
-            num_workers = self._workers_choice.num_workers
+            threads = worker_threads if isinstance(worker_threads, int) else None
+            work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
+            self._workers_choice = self._choose_workers(num_workers, threads, *work)
+            num_workers, worker_threads = self._workers_choice.num_workers, self._workers_choice.worker_threads
+        elif isinstance(worker_threads, str):
+            worker_threads = threads_for(num_workers) if path.is_fast else 1
+        self.worker_threads = 1 if worker_threads is None else worker_threads
         super().__init__(
             dataset,
             batch_size,
@@ -353,6 +367,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             multiprocessing_context=self.multiprocessing_context,
             memory_limit_bytes=self.memory_limit_bytes,
             worker_threads=self.worker_threads,
+            numa_node=self.numa_node,
             snapshot_every_n_steps=self.snapshot_every_n_steps,
             rank=self.rank,
             world_size=self.world_size,
@@ -418,6 +433,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _choose_workers(
         self,
         given: str,
+        threads: int | None,
         dataset: Any,
         batch_size: int | None,
         batch_sampler: Any,
@@ -425,12 +441,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         init: Any,
         context: Any,
     ) -> WorkersChoice:
-        """Returns the number of workers that "auto" stands for."""
+        """Returns the number of workers that "auto" stands for, and of their threads; None: these are to be chosen."""
         if given != "auto":
             raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
         arguments, is_fast = {"worker_init_fn": init, "multiprocessing_context": context}, self._path_choice.is_fast
         if is_fast:
-            names = ("backend", "buckets", "fidelity", "memory_limit_bytes", "pad", "worker_threads")
+            names = ("backend", "buckets", "fidelity", "memory_limit_bytes", "pad")
             arguments |= {name: getattr(self, name) for name in names}
             if not self.images:  # a probe has no other loader beside it
                 arguments |= {"images": False, "on_error": "raise"}
@@ -439,7 +455,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32
         return choose_workers(
-            DataLoader, dataset, batch_size, fast=is_fast, device=self._target_device, arguments=arguments
+            DataLoader,
+            dataset,
+            batch_size,
+            fast=is_fast,
+            device=self._target_device,
+            threads=threads,
+            arguments=arguments,
         )
 
     @property

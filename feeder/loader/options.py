@@ -116,7 +116,7 @@ class EpochOptions:
     Attributes:
         batch_size: Samples of a batch; None: a batch sampler decides, or there are no batches.
         num_workers, drop_last, prefetch_factor, persistent_workers, multiprocessing_context, memory_limit_bytes,
-            worker_threads, snapshot_every_n_steps: See :class:`feeder.DataLoader`.
+            worker_threads, numa_node, snapshot_every_n_steps: See :class:`feeder.DataLoader`.
         prefetch_is_given: True if the caller gave ``prefetch_factor``; False if it is torch's default.
         timeout_s: Longest wait for a batch; 0: no limit.
         hang_timeout_s: Longest silence of a worker that has work; None: no limit.
@@ -139,6 +139,7 @@ class EpochOptions:
     multiprocessing_context: Any
     memory_limit_bytes: int | None
     worker_threads: int
+    numa_node: int | str | None
     snapshot_every_n_steps: int | None
     rank: int | None
     world_size: int | None
@@ -148,6 +149,8 @@ class EpochOptions:
     def __post_init__(self) -> None:
         if self.worker_threads < 1:
             raise ArgumentError(f"worker_threads must be 1 or more, got {self.worker_threads}")
+        if isinstance(self.numa_node, str) and self.numa_node != "auto":
+            raise ArgumentError(f"numa_node must be 'auto', None or the number of a node, got {self.numa_node!r}")
         if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
         if (self.rank is None) != (self.world_size is None):

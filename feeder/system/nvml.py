@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gpu", "GpuSample", "Nvml", "current_gpu_busy", "open_nvml"]
+__all__ = ["Gpu", "GpuSample", "Nvml", "current_gpu_busy", "gpu_of", "open_nvml"]
+
+_WORD_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,15 @@ class Nvml:
         rates = self._try(lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handles[gpu.index]).gpu)
         return None if rates is None else rates / 100
 
+    def near_cpus(self, gpu: Gpu) -> frozenset[int] | None:
+        """Returns the CPUs of the host that are nearest to a GPU; None if NVML does not tell."""
+        words = -(-(os.cpu_count() or 1) // _WORD_BITS)
+        masks = self._try(lambda: list(self._nvml.nvmlDeviceGetCpuAffinity(self._handles[gpu.index], words)))
+        if masks is None:
+            return None
+        bits = range(_WORD_BITS)
+        return frozenset(_WORD_BITS * k + bit for k, mask in enumerate(masks) for bit in bits if int(mask) >> bit & 1)
+
     def close(self) -> None:
         """Closes the library."""
         self._try(self._nvml.nvmlShutdown)
@@ -148,18 +159,24 @@ def current_gpu_busy() -> Callable[[], float | None]:
             torch = sys.modules.get("torch")
             if torch is None or not torch.cuda.is_initialized():
                 return None  # asking for the current device would initialize CUDA
-            found.append(_current_gpu(torch))
+            found.append(gpu_of(torch, torch.cuda.current_device()))
         return found[0][0].busy(found[0][1]) if found[0] is not None else None
 
     return look
 
 
-def _current_gpu(torch: Any) -> tuple[Nvml, Gpu] | None:
+def gpu_of(torch: Any, number: int) -> tuple[Nvml, Gpu] | None:
+    """Returns NVML and its record of a GPU; None if it has none, as under MIG, or can't be opened.
+
+    Args:
+        torch: The module; CUDA is initialized.
+        number: CUDA's number of the GPU.
+    """
     nvml = open_nvml()
     if isinstance(nvml, str):
         return None
     # CUDA and NVML may number GPUs differently.
-    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    uuid = str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
     return next(((nvml, gpu) for gpu in nvml.gpus if uuid and gpu.uuid.removeprefix("GPU-") == uuid), None)
 
 

@@ -5,6 +5,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,9 +227,64 @@ def test_threads_of_a_worker_count_as_cores(four_cores: None, shards: Path) -> N
     assert loader.stats()["auto"]["reason"] == "4 cores, 4 threads a worker"
 
 
+def auto_on(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, cores: int, rate: Callable[[int, int], float], **options: Any
+) -> tuple[int, int]:
+    """Returns (num_workers, worker_threads) on a host of so many cores, where workers of so many threads have that
+    rate."""
+    monkeypatch.setattr(auto, "cores", lambda: Cores(cores, cores))
+    monkeypatch.setattr(
+        auto, "run", lambda loader, s: SimpleNamespace(images_per_s=rate(loader.num_workers, loader.worker_threads))
+    )
+    dataset = feeder.ShardDataset(shards, T.RandomResizedCrop(8))
+    loader = feeder.DataLoader(dataset, batch_size=4, num_workers="auto", **options)
+    assert loader.stats()["auto"]["worker_threads"] == loader.worker_threads
+    return loader.num_workers, loader.worker_threads
+
+
+@pytest.mark.parametrize(
+    ("cores", "found"), [(1, (1, 1)), (8, (8, 1)), (16, (8, 2)), (24, (6, 4)), (64, (8, 8)), (128, (16, 8))]
+)
+def test_many_cores_get_few_processes_of_up_to_eight_threads(
+    four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch, cores: int, found: tuple[int, int]
+) -> None:
+    assert auto_on(shards, monkeypatch, cores, lambda workers, threads: 100.0 * workers * threads) == found
+
+
+def test_threads_that_wait_for_each_other_are_not_taken(
+    four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert auto_on(shards, monkeypatch, 64, lambda workers, threads: 100.0 * workers) == (64, 1)
+
+
+def test_a_given_number_of_threads_is_kept(
+    four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert auto_on(shards, monkeypatch, 64, lambda workers, threads: 100.0 * workers, worker_threads=4) == (16, 4)
+
+
+def test_a_collate_fn_gets_processes_alone(four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert auto_on(shards, monkeypatch, 32, lambda workers, _: 100.0 * workers, collate_fn=list) == (32, 1)
+
+
+def test_threads_for_a_given_number_of_workers_keep_the_cores_busy(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "cores", lambda: Cores(64, 64))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    dataset = feeder.ShardDataset(shards, T.RandomResizedCrop(8))
+    for workers, threads in ((0, 8), (2, 8), (8, 4), (20, 1), (100, 1)):
+        loader = feeder.DataLoader(dataset, batch_size=4, num_workers=workers, worker_threads="auto")
+        assert (loader.num_workers, loader.worker_threads) == (workers, threads)
+    assert feeder.DataLoader(dataset, num_workers=2).worker_threads == 1
+    assert feeder.DataLoader(Items(), num_workers=2, worker_threads="auto").worker_threads == 1
+
+
 def test_another_word_is_refused() -> None:
     with pytest.raises(ArgumentError, match="num_workers must be 'auto', or 0 or more, got 'all'"):
         feeder.DataLoader(Items(), num_workers="all")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="worker_threads must be 'auto', or 1 or more, got 'all'"):
+        feeder.DataLoader(Items(), worker_threads="all")  # type: ignore[arg-type]
 
 
 def test_the_first_rank_measures_and_the_others_take_its_result() -> None:
@@ -236,14 +292,14 @@ def test_the_first_rank_measures_and_the_others_take_its_result() -> None:
     choices: list[WorkersChoice] = []
 
     def rank() -> None:
-        choices.append(shared(store, "key", lambda: WorkersChoice(3, "measured", {3: 9.5}), rule))
+        choices.append(shared(store, "key", lambda: WorkersChoice(3, "measured", {3: 9.5}, 2), rule))
 
     ranks = [threading.Thread(target=rank) for _ in range(4)]
     for thread in ranks:
         thread.start()
     for thread in ranks:
         thread.join(60)
-    assert [choice.num_workers for choice in choices] == [3] * 4
+    assert [(choice.num_workers, choice.worker_threads) for choice in choices] == [(3, 2)] * 4
     assert sorted(choice.reason for choice in choices) == ["from another rank of this host: measured"] * 3 + [
         "measured"
     ]

@@ -23,6 +23,9 @@ def nvmlDeviceGetCurrPcieLinkWidth(handle): return 4 if handle == 0 else 16
 def nvmlDeviceGetMaxPcieLinkWidth(handle): return 16
 def nvmlDeviceGetCudaComputeCapability(handle): raise NVMLError("not supported")
 def nvmlDeviceGetUtilizationRates(handle): return Found(gpu=35)
+def nvmlDeviceGetCpuAffinity(handle, words):
+    if handle: raise NVMLError("not supported")
+    return [0b1111, 1]
 def nvmlDeviceGetPcieThroughput(handle, counter): return 2000 + counter
 """
 

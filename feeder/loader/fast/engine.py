@@ -19,6 +19,7 @@ from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
 from feeder.loader.observe.meter import METER_WORDS
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
+from feeder.system.numa import running_on
 
 if TYPE_CHECKING:
     from feeder.loader.fast.sample_maker import Work
@@ -209,9 +210,10 @@ class Engine:
             slots, self.ahead = plan_slots(
                 layout, self._ahead(layout), self._options.held, self._options.memory_limit_bytes
             )
-            self._ring = Ring(layout, slots, self._options.guard)
-            if self._options.guard is not None:
-                page_lock(self._ring)
+            with running_on(self._options.pool.cpus):
+                self._ring = Ring(layout, slots, self._options.guard)
+                if self._options.guard is not None:
+                    page_lock(self._ring)
         assert self._ring is not None
         parts = self._ring.slots * self._even_parts(self._ring.layout.batch_size)
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))

@@ -57,6 +57,7 @@ class PoolOptions:
         context: Starts workers with this multiprocessing context instead of the fork server.
         init: Called in each worker with its number, before its first part.
         service: The input service that a relay, one process more, has parts made by; None: there is none.
+        cpus: The CPUs that the processes stay on; None: any.
     """
 
     workers: int
@@ -64,6 +65,7 @@ class PoolOptions:
     context: BaseContext | None = None
     init: Callable[[int], None] | None = None
     service: ServiceOptions | None = None
+    cpus: frozenset[int] | None = None
 
     @property
     def processes(self) -> int:
@@ -302,7 +304,7 @@ class Pool:
         board, payload = self._board, self._payload
         sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
         service = self.options.service if number == self.options.workers else None
-        hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, service))
+        hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, service, self.options.cpus))
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
             descriptors.append(payload.descriptor)

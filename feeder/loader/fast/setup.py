@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -30,6 +31,8 @@ from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
+from feeder.system.numa import cpus_near, numa_nodes
+from feeder.system.nvml import gpu_of
 
 __all__ = ["make_engine", "make_service", "make_work"]
 
@@ -176,7 +179,7 @@ def make_engine(
         context = _torchs_context(work)
     assert options.hang_timeout_s is not None
     workers = 0 if service is not None and service.only else options.num_workers
-    pool = PoolOptions(workers, options.hang_timeout_s, context, init, service)
+    pool = PoolOptions(workers, options.hang_timeout_s, context, init, service, _near_cpus(options))
     held, guard = HELD_BATCHES, None
     if decodes_here:
         # On a GPU, DALI keeps a batch until the next but one is submitted. A finished batch was copied to DALI's own
@@ -194,6 +197,20 @@ def make_engine(
         ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
     persistent = options.persistent_workers or service is not None  # a relay has to find its servers anew
     return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
+
+
+def _near_cpus(options: EpochOptions) -> frozenset[int] | None:
+    """Returns the CPUs that workers stay on, as ``numa_node`` has it; None: any."""
+    node, target, gpu_cpus = options.numa_node, options.device.target, None
+    if node is None:
+        return None
+    if node == "auto":
+        if target is None or target.type != "cuda" or len(numa_nodes()) < 2:
+            return None
+        node = None
+        if (found := gpu_of(torch, target.index)) is not None:
+            gpu_cpus = found[0].near_cpus(found[1])
+    return cpus_near(node, gpu_cpus, os.sched_getaffinity(0))
 
 
 def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> ServiceOptions | None:

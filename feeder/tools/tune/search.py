@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from feeder.errors import BackendError, WorkerError
+from feeder.loader.auto_workers import MOST_THREADS
 from feeder.loader.trial import Trial
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Setting, TriedSetting, cheaper, gain
 
@@ -29,7 +30,6 @@ _RUNS_PLANNED = 40
 _RUN_S = (0.3, 4.0)
 _READING_MATTERS = 0.2
 _ALWAYS_BUSY = 0.95
-_MOST_THREADS = 8  # in a worker: its own steps take one of them
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Search:
     def _threads(self, best: TriedSetting) -> TriedSetting:
         """Tries fewer processes with several threads, which take less memory on the same cores."""
         threads, workers = 2, best.setting.num_workers
-        while self._space.threads and threads <= min(workers, _MOST_THREADS) and workers % threads == 0:
+        while self._space.threads and threads <= min(workers, MOST_THREADS) and workers % threads == 0:
             point = self._try(
                 self._like(best, num_workers=workers // threads, worker_threads=threads), "threads for processes"
             )

@@ -221,9 +221,8 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     probe.close()
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
     backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
-    given: dict[str, Any] = {name: arguments[name] for name in ("num_workers", "worker_threads") if name in arguments}
-    if given.get("num_workers") == "auto":
-        del given["num_workers"]
+    numbers = ("num_workers", "worker_threads")
+    given: dict[str, Any] = {name: arguments[name] for name in numbers if arguments.get(name) not in (None, "auto")}
     if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
         given["prefetch_factor"] = arguments["prefetch_factor"]
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)

@@ -1,0 +1,53 @@
+"""The CPUs that workers stay on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.engine import Engine, EngineOptions
+from feeder.loader.fast.pool import PoolOptions
+from feeder.loader.fast.sample_maker import Work
+from feeder.system.numa import numa_nodes
+from feeder.transforms import RandomResizedCrop
+from tests.support.processes import wait_until
+
+
+def test_workers_stay_on_the_given_cpus_and_the_trainer_on_its_own(shards: Path) -> None:
+    before = os.sched_getaffinity(0)
+    near = frozenset({max(before)})
+    dataset = ShardDataset(shards, RandomResizedCrop(16))
+    options = EngineOptions(2, True, False, None, PoolOptions(2, cpus=near))
+    engine = Engine(Work(dataset.reader, dataset.recipe, "cpu"), options)
+    try:
+        engine.prepare(4)
+        for pid in engine.worker_pids():
+            wait_until(lambda pid=pid: os.sched_getaffinity(pid) == near)
+        assert os.sched_getaffinity(0) == before
+    finally:
+        engine.close()
+
+
+@pytest.mark.skipif(len(numa_nodes()) > 1, reason="the host has several NUMA nodes")
+@pytest.mark.parametrize("numa_node", ["auto", 0, None])
+def test_one_node_binds_nothing(shards: Path, numa_node: object) -> None:
+    loader = DataLoader(
+        ShardDataset(shards, RandomResizedCrop(16)), batch_size=16, num_workers=2, persistent_workers=True,
+        numa_node=numa_node,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert sum(len(images) for images, _ in loader) == 64
+    assert [os.sched_getaffinity(pid) for pid in loader.worker_pids()] == [os.sched_getaffinity(0)] * 2
+    loader.close()
+
+
+def test_a_node_that_is_not_there_is_refused(shards: Path) -> None:
+    dataset = ShardDataset(shards, RandomResizedCrop(16))
+    with pytest.raises(ArgumentError, match="numa_node must be 'auto', None or a node of this host .*got 999"):
+        iter(DataLoader(dataset, num_workers=1, numa_node=999))
+    with pytest.raises(ArgumentError, match="got 'here'"):
+        DataLoader(dataset, num_workers=1, numa_node="here")  # type: ignore[arg-type]
