@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
-import sys
 import threading
 import time
-import weakref
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.open_files import OpenFile, OpenFiles, read_into
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
@@ -45,84 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ShardReader"]
 
-# Shards that a thread keeps open, unless all threads together would take over a quarter of the process's descriptors.
-OPEN_SHARDS = 512
-_FEWEST_SHARDS = 2
-_LIMIT_SHARE = 4
 READ_AHEAD_BYTES = 1 << 18  # smaller reads are done before advice would help
 ADVISED_PARTS = 30  # number of reads with posix_fadvise before the disk is timed again
 _JPEG = ("fpk", "jpeg", "jpg")
-
-
-class _Shard(NamedTuple):
-    descriptor: int
-    size_bytes: int
-    changed_ns: int
-
-
-class _Files:
-    """One thread's open shards in one process, and the memory that their images are read into.
-
-    Attributes:
-        entries: Open shards by number, the one used last at the end.
-        arena: Memory for the images of one :meth:`ShardReader.read`.
-        advised_parts: Number of further reads with posix_fadvise; 0 while the disk is fast.
-    """
-
-    def __init__(self) -> None:
-        self.entries: OrderedDict[int, _Shard] = OrderedDict()
-        self._native: OpenShards | None = None
-        self.arena = bytearray()
-        self.advised_parts = 0
-        self.pid = os.getpid()
-        _all_files.add(self)
-
-    @property
-    def most(self) -> int:
-        """Number of shards that may be open here."""
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY:
-            return OPEN_SHARDS
-        return max(_FEWEST_SHARDS, min(OPEN_SHARDS, limit // _LIMIT_SHARE // len(_all_files)))
-
-    @property
-    def native(self) -> OpenShards:
-        """The same open shards for the kernels."""
-        if self._native is None:
-            from feeder import _native
-
-            self._native = _native.OpenShards()
-            for shard, entry in self.entries.items():
-                self._native.put(shard, *entry)
-        return self._native
-
-    def add(self, shard: int, entry: _Shard) -> None:
-        """Takes an open shard; closes those that were used longest ago."""
-        self.entries[shard] = entry
-        if self._native is not None:
-            self._native.put(shard, *entry)
-        while len(self.entries) > self.most:
-            oldest, closed = self.entries.popitem(last=False)
-            if self._native is not None:
-                self._native.remove(oldest)
-            os.close(closed.descriptor)
-
-    def close(self) -> None:
-        """Closes the shards."""
-        while self.entries:
-            shard, closed = self.entries.popitem()
-            if self._native is not None:
-                self._native.remove(shard)
-            os.close(closed.descriptor)
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing():  # see Note [At the interpreter's end]
-            return
-        if self.entries and self.pid == os.getpid():  # after a fork the descriptors are the parent's to close
-            self.close()
-
-
-_all_files: weakref.WeakSet[_Files] = weakref.WeakSet()
 
 
 class ShardReader(ShardFields):
@@ -229,8 +151,8 @@ class ShardReader(ShardFields):
             start += size
             try:
                 if head:
-                    _pread(descriptor, offset, buffer[:head])
-                _pread(descriptor, offset + begin, buffer[head:] if head else buffer)
+                    read_into(descriptor, offset, buffer[:head])
+                read_into(descriptor, offset + begin, buffer[head:] if head else buffer)
             except DecodeError as error:
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
@@ -468,14 +390,14 @@ class ShardReader(ShardFields):
             raise self.at(DecodeError(f"expected {length} bytes at byte {offset}, the shard has {size} bytes"), i)
         data = bytearray(length)
         try:
-            _pread(self._open(shard)[0], offset, memoryview(data))
+            read_into(self._open(shard)[0], offset, memoryview(data))
         except DecodeError as error:
             raise self.at(error, i) from error.__cause__
         if self._has_changed(self._open(shard)):
             self._check(i)
         return bytes(data)
 
-    def _has_changed(self, entry: _Shard) -> bool:
+    def _has_changed(self, entry: OpenFile) -> bool:
         """Returns whether a shard may have changed since the reader was made; see Note [Shards that change].
 
         The bytes of a mirror are checked before they are read.
@@ -496,7 +418,7 @@ class ShardReader(ShardFields):
             if is_same:
                 data = bytearray(length)
                 with contextlib.suppress(DecodeError):  # the file has just been cut off, so the checksum will differ
-                    _pread(descriptor, offset, memoryview(data))
+                    read_into(descriptor, offset, memoryview(data))
                 checksum = zlib.crc32(data, checksum)
         if not is_same or checksum != int(index.row(i).crc32[0]):
             raise FormatError(
@@ -505,7 +427,7 @@ class ShardReader(ShardFields):
                 "or restore the earlier ones and go on"
             )
 
-    def _open(self, shard: int) -> _Shard:
+    def _open(self, shard: int) -> OpenFile:
         files = self._own_files()
         entries = files.entries
         entry = entries.get(shard)
@@ -521,30 +443,15 @@ class ShardReader(ShardFields):
                 "restore it, or run `feeder inspect --verify`"
             ) from None
         status = os.fstat(descriptor)
-        entry = _Shard(descriptor, status.st_size, status.st_ctime_ns)
+        entry = OpenFile(descriptor, status.st_size, status.st_ctime_ns)
         files.add(shard, entry)
         return entry
 
-    def _own_files(self) -> _Files:
-        files: _Files | None = getattr(self._local, "files", None)
+    def _own_files(self) -> OpenFiles:
+        files: OpenFiles | None = getattr(self._local, "files", None)
         if files is None or files.pid != os.getpid():
-            files = self._local.files = _Files()
+            files = self._local.files = OpenFiles()
         return files
-
-
-def _pread(descriptor: int, offset: int, view: memoryview) -> None:
-    done = 0
-    while done < len(view):
-        try:
-            count = os.preadv(descriptor, [view[done:] if done else view], offset + done)
-        except OSError as error:
-            raise DecodeError(f"read failed at byte {offset + done}: {error.strerror}") from error
-        if count == 0:
-            raise DecodeError(
-                f"expected {len(view)} bytes at byte {offset}, got {done}: the shard was cut off; "
-                "run `feeder inspect --verify`"
-            )
-        done += count
 
 
 def _shard_reader(

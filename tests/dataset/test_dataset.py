@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from feeder.dataset import open_files
 from feeder.dataset import shard_reader as read_shards
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shard_reader import ShardReader
@@ -198,7 +199,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_many_shards_keep_few_descriptors_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_shards, "OPEN_SHARDS", 64)
+    monkeypatch.setattr(open_files, "OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1))
     before = len(os.listdir("/proc/self/fd"))
     labels = [dataset[i][1] for i in range(200)]
@@ -229,7 +230,7 @@ def open_shards(folder: Path) -> int:
 
 
 def test_threads_share_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_shards, "OPEN_SHARDS", 64)
+    monkeypatch.setattr(open_files, "OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1), fields=("json",))
     asked = [i * 37 % 200 for i in range(800)]
     expected = [dataset[i] for i in range(200)]

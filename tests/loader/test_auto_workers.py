@@ -257,9 +257,7 @@ def test_threads_that_wait_for_each_other_are_not_taken(
     assert auto_on(shards, monkeypatch, 64, lambda workers, threads: 100.0 * workers) == (64, 1)
 
 
-def test_a_given_number_of_threads_is_kept(
-    four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_given_number_of_threads_is_kept(four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert auto_on(shards, monkeypatch, 64, lambda workers, threads: 100.0 * workers, worker_threads=4) == (16, 4)
 
 

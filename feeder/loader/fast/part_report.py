@@ -6,9 +6,6 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.loader.fast.substitution import Substitution
 
 if TYPE_CHECKING:
@@ -78,11 +75,12 @@ class PartReport:
         further = self.extras or self.substitutions or self.left_over or self.collated
         return bool(further or self.clipped or self.slow)
 
-    def count(self, sums: npt.NDArray[np.int64], busy_ns: int) -> None:
+    def count(self, sums: Any, busy_ns: int) -> None:
         """Adds the part to the sums.
 
         Args:
-            sums: int64 [5], see :data:`PART_SUMS`.
+            sums: int64 [5], see :data:`PART_SUMS`, or a memoryview of these.
             busy_ns: Time that the part took in all, nanoseconds.
         """
-        sums += (1, self.read_ns, self.decode_ns, busy_ns, self.encoded_bytes)
+        for k, value in enumerate((1, self.read_ns, self.decode_ns, busy_ns, self.encoded_bytes)):
+            sums[k] += value

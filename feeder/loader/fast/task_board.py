@@ -23,7 +23,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -103,12 +103,14 @@ class Board:
             self.event, self.sent = descriptors[1:]
         self._pid = os.getpid()
         numbers = self.region.array(np.int64, (words,))
-        self._header = numbers[:_HEADER]
+        each: Any = memoryview(numbers)  # type: ignore[arg-type]  # an access takes a third of numpy's time
+        self._header = each[:_HEADER]
         at = _HEADER
-        self._parts = numbers[at : at + capacity * _PART_WORDS].reshape(capacity, _PART_WORDS)
+        self._parts = each[at : at + capacity * _PART_WORDS]
         at += capacity * _PART_WORDS
-        self._fresh, self._again = numbers[at : at + 2 * capacity].reshape(2, capacity)
+        self._fresh, self._again = each[at : at + capacity], each[at + capacity : at + 2 * capacity]
         at += 2 * capacity
+        self._rows = each[at : at + workers * _WORKER_WORDS]
         self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
         at += workers * _WORKER_WORDS
         self._stages = numbers[at:].reshape(workers, METER_WORDS)
@@ -130,7 +132,7 @@ class Board:
         with self._locked():
             numbers = []
             for queue, head, tail in self._queues():
-                numbers += [int(queue[k % self.capacity]) for k in range(self._header[head], self._header[tail])]
+                numbers += [queue[k % self.capacity] for k in range(self._header[head], self._header[tail])]
                 self._header[head] = self._header[tail]
         return numbers
 
@@ -143,25 +145,26 @@ class Board:
         """
         with self._locked():
             for queue, head, tail in self._queues()[fresh_only:]:
-                place = int(self._header[head])
+                place = self._header[head]
                 if place < self._header[tail]:
-                    number = int(queue[place % self.capacity])
-                    row = self._workers[worker]
-                    row[_BEAT_NS] = time.monotonic_ns()
-                    row[_PART] = number
+                    number = queue[place % self.capacity]
+                    row = worker * _WORKER_WORDS
+                    self._rows[row + _BEAT_NS] = time.monotonic_ns()
+                    self._rows[row + _PART] = number
                     self._header[head] = place + 1
-                    return Part(number, *self._parts[number % self.capacity].tolist())
+                    at = number % self.capacity * _PART_WORDS
+                    return Part(number, *self._parts[at : at + _PART_WORDS].tolist())
         return None
 
     def claimed(self, worker: int) -> int | None:
         """Returns the number of the part that a worker has claimed and not sent off, or None."""
-        number = int(self._workers[worker, _PART])
+        number: int = self._rows[worker * _WORKER_WORDS + _PART]
         if number == _NONE:
             return None
         with self._locked():
             for queue, head, tail in self._queues():
-                place, end = int(self._header[head]), int(self._header[tail])
-                if place < end and int(queue[place % self.capacity]) == number:
+                place, end = self._header[head], self._header[tail]
+                if place < end and queue[place % self.capacity] == number:
                     return None  # killed between writing its row and moving the head
         return number
 
@@ -171,7 +174,7 @@ class Board:
 
     def fresh(self) -> tuple[int, int]:
         """Returns the place of the first unclaimed fresh part in the order of giving out, and how many there are."""
-        head, tail = int(self._header[_FRESH_HEAD]), int(self._header[_FRESH_TAIL])
+        head, tail = self._header[_FRESH_HEAD], self._header[_FRESH_TAIL]
         return head, tail - head
 
     def idle(self, workers: int) -> int:
@@ -181,31 +184,33 @@ class Board:
 
     def is_free(self, worker: int) -> bool:
         """Returns True if a worker's row names no part."""
-        return bool(self._workers[worker, _PART] == _NONE)
+        return bool(self._rows[worker * _WORKER_WORDS + _PART] == _NONE)
 
     def beat(self, worker: int) -> None:
         """Notes that a worker is alive and at work."""
-        self._workers[worker, _BEAT_NS] = time.monotonic_ns()
+        self._rows[worker * _WORKER_WORDS + _BEAT_NS] = time.monotonic_ns()
 
     def beat_ns(self, worker: int) -> int:
         """Returns the time of a worker's last :meth:`beat`, on the monotonic clock; 0 while it starts."""
-        return int(self._workers[worker, _BEAT_NS])
+        return int(self._rows[worker * _WORKER_WORDS + _BEAT_NS])
 
-    def sums(self, worker: int) -> npt.NDArray[np.int64]:
-        """Returns a worker's sums, int64 [5], for it to add to; see :data:`feeder.loader.fast.part_report.PART_SUMS`.
+    def sums(self, worker: int) -> Any:
+        """Returns a worker's sums, a memoryview of int64 [5], for it to add to; see
+        :data:`feeder.loader.fast.part_report.PART_SUMS`.
 
         A part is added before it is sent off: once it is, the worker may be ended.
         """
-        return self._workers[worker, _SUMS]
+        row = worker * _WORKER_WORDS
+        return self._rows[row + _SUMS.start : row + _SUMS.stop]
 
     def finish(self, worker: int) -> None:
         """Notes that a worker has sent off its part."""
-        self._workers[worker, _PART] = _NONE
+        self._rows[worker * _WORKER_WORDS + _PART] = _NONE
 
     def forget(self, worker: int) -> None:
         """Clears a worker's row for its successor; the meters go on."""
-        self._workers[worker, _PART] = _NONE
-        self._workers[worker, _BEAT_NS] = 0
+        row = worker * _WORKER_WORDS
+        self._rows[row + _PART], self._rows[row + _BEAT_NS] = _NONE, 0
 
     def all_sums(self) -> npt.NDArray[np.int64]:
         """Returns the sums over all workers, int64 [5]."""
@@ -239,17 +244,19 @@ class Board:
         if not is_finalizing() and hasattr(self, "_pid"):  # see Note [At the interpreter's end]
             self.close()
 
-    def _put(self, parts: list[Part], queue: npt.NDArray[np.int64], tail: int) -> None:
+    def _put(self, parts: list[Part], queue: Any, tail: int) -> None:
         with self._locked():
-            end = int(self._header[tail])
+            end = self._header[tail]
             for k, part in enumerate(parts):
-                self._parts[part.number % self.capacity] = part[1:]
+                at = part.number % self.capacity * _PART_WORDS
+                for word in range(_PART_WORDS):
+                    self._parts[at + word] = part[1 + word]
                 queue[(end + k) % self.capacity] = part.number
             self._header[tail] = end + len(parts)
         if parts:
             os.eventfd_write(self.event, len(parts))
 
-    def _queues(self) -> tuple[tuple[npt.NDArray[np.int64], int, int], ...]:
+    def _queues(self) -> tuple[tuple[Any, int, int], ...]:
         return (self._again, _AGAIN_HEAD, _AGAIN_TAIL), (self._fresh, _FRESH_HEAD, _FRESH_TAIL)
 
     def _locked(self) -> _Lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pickle
 import select
@@ -37,6 +36,7 @@ __all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send
 # Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
 HEAD = struct.Struct("<qq")
 FAILED_START = -1
+_KEPT_VIEWS = 2048  # of parts
 
 
 class Declined(NamedTuple):
@@ -82,8 +82,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         _send(channel, FAILED_START, traceback.format_exc())
         return
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
-    views = [SlotView.of(layout, whole[k]) for k in range(slots)]
-    view_of = functools.partial(_part_view, layout, whole, views, work)
+    view_of = _PartViews(layout, whole, work).of
     if service is not None:
         _relay(channel, board, rows, view_of, work, service)
         return
@@ -109,13 +108,33 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             idle_from = time.perf_counter_ns()
 
 
-def _part_view(layout: Layout, whole: npt.NDArray[np.uint8], views: list[SlotView], work: Work, part: Part) -> SlotView:
-    """Returns a part's rows of its slot, in the size of its batch."""
-    view = views[part.slot]
-    if part.height:
-        sizes = work.image_sizes(part.epoch, (part.height, part.width))
-        view = SlotView.of(layout, whole[part.slot], sizes=sizes)
-    return view.part(slice(part.first, part.first + part.rows))
+class _PartViews:
+    """The parts' rows of their slots. Batches are split alike, so views are kept: to make one takes 5 us.
+
+    Args:
+        layout: The layout of a slot.
+        whole: uint8 [slots, slot_bytes].
+        work: The work, for the sizes of images.
+    """
+
+    def __init__(self, layout: Layout, whole: npt.NDArray[np.uint8], work: Work) -> None:
+        self._layout, self._whole, self._work = layout, whole, work
+        self._slots = [SlotView.of(layout, memory) for memory in whole]
+        self._kept: dict[tuple[int, int, int], SlotView] = {}
+
+    def of(self, part: Part) -> SlotView:
+        """Returns a part's rows of its slot, in the size of its batch."""
+        rows = slice(part.first, part.first + part.rows)
+        if part.height:
+            sizes = self._work.image_sizes(part.epoch, (part.height, part.width))
+            return SlotView.of(self._layout, self._whole[part.slot], sizes=sizes).part(rows)
+        place = part.slot, part.first, part.rows
+        view = self._kept.get(place)
+        if view is None:
+            if len(self._kept) >= _KEPT_VIEWS:
+                self._kept.clear()
+            view = self._kept[place] = self._slots[part.slot].part(rows)
+        return view
 
 
 def _relay(

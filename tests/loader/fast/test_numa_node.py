@@ -47,7 +47,7 @@ def test_one_node_binds_nothing(shards: Path, numa_node: object) -> None:
 
 def test_a_node_that_is_not_there_is_refused(shards: Path) -> None:
     dataset = ShardDataset(shards, RandomResizedCrop(16))
-    with pytest.raises(ArgumentError, match="numa_node must be 'auto', None or a node of this host .*got 999"):
+    with pytest.raises(ArgumentError, match=r"numa_node must be 'auto', None or a node of this host .*got 999"):
         iter(DataLoader(dataset, num_workers=1, numa_node=999))
     with pytest.raises(ArgumentError, match="got 'here'"):
         DataLoader(dataset, num_workers=1, numa_node="here")  # type: ignore[arg-type]

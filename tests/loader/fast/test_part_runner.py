@@ -337,7 +337,7 @@ def test_wrong_places_of_rows_are_read_again_with_a_warning(tmp_path: Path) -> N
 
 def test_more_shards_than_may_be_open_are_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = sharded(tmp_path)
-    monkeypatch.setattr("feeder.dataset.shard_reader.OPEN_SHARDS", 2)
+    monkeypatch.setattr("feeder.dataset.open_files.OPEN_SHARDS", 2)
     check_same(index, list(range(PHOTOS)))
 
 
@@ -345,7 +345,7 @@ def test_shards_of_a_part_stay_open_while_its_others_are_opened(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = sharded(tmp_path)  # shards of 5
-    monkeypatch.setattr("feeder.dataset.shard_reader.OPEN_SHARDS", 2)
+    monkeypatch.setattr("feeder.dataset.open_files.OPEN_SHARDS", 2)
     work = Work(ShardReader(str(index)), TRAIN, "cpu")
     for ids in ([0, 1], [5, 6], [0, 11]):  # the first shard was opened first
         work.run(0, SlotView.new(work.layout(2), Samples.of(np.arange(2), np.array(ids))))
