@@ -1,12 +1,12 @@
 """``num_workers="auto"`` and ``worker_threads="auto"``: a few seconds of measurement when a loader is made, or a rule.
 
 Note [Threads for processes]
-    A process takes memory, and the trainer's time at every message; a thread of a worker takes neither, but the steps of
-    a part that are Python's have one thread alone. So a rank has up to 8 workers of one thread. With more cores the
-    workers get 2, 4 or 8 threads, the fewest with which 8 workers have all cores busy, and with 8 threads there are as
-    many workers as it takes. More than 8 threads would wait for the worker's own steps, and lose more with a worker that
-    has to be replaced. Where it can be measured, the threads must prove themselves first: one worker of so many threads
-    has to be about as fast as so many workers.
+    A process takes memory, and the trainer's time at every message; a thread of a worker takes neither, but those steps
+    of a part that are Python's have one thread alone. So a rank has up to 8 workers of one thread. With more cores the
+    workers get 2, 4 or 8 threads, the fewest with which 8 workers have all cores busy; with 8 threads there are as many
+    workers as it takes. More than 8 would wait for the worker's own steps, and be lost with a worker that has to be
+    replaced. Where it can be measured, the threads must prove themselves first: one worker of so many threads has to be
+    about as fast as so many workers.
 
 Note [Ranks of a host]
     The ranks of a host share its cores, so each gets its part of them. One rank measures: the first that claims it in
