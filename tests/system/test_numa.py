@@ -30,19 +30,19 @@ def test_nodes_are_those_with_cpus(two_sockets: str, tmp_path: Path) -> None:
 
 
 def test_a_rank_stays_near_its_gpu(two_sockets: str) -> None:
-    assert cpus_near(None, {4, 5, 6, 7, 12, 13, 14, 15}, range(16), two_sockets) == {4, 5, 6, 7, 12, 13, 14, 15}
+    assert cpus_near(None, {4, 5, 6, 7, 12, 13, 14, 15}, range(16), two_sockets) == frozenset({4, 5, 6, 7, 12, 13, 14, 15})
     assert cpus_near(None, None, range(16), two_sockets) is None
     assert cpus_near(None, range(16), range(16), two_sockets) is None  # the driver knows no nearer ones
 
 
 def test_a_given_node_goes_before_that_of_the_gpu(two_sockets: str) -> None:
-    assert cpus_near(0, {4, 5, 6, 7}, range(16), two_sockets) == {0, 1, 2, 3, 8, 9, 10, 11}
+    assert cpus_near(0, {4, 5, 6, 7}, range(16), two_sockets) == frozenset({0, 1, 2, 3, 8, 9, 10, 11})
     with pytest.raises(ArgumentError, match=r"a node of this host \(0, 1\), got 2"):
         cpus_near(2, None, range(16), two_sockets)
 
 
 def test_what_the_process_was_bound_to_holds(two_sockets: str) -> None:
-    assert cpus_near(0, None, {2, 3, 4}, two_sockets) == {2, 3}
+    assert cpus_near(0, None, {2, 3, 4}, two_sockets) == frozenset({2, 3})
     assert cpus_near(0, None, {4, 5}, two_sockets) is None  # bound to the other socket: not to be undone
     assert cpus_near(0, None, {2, 3}, two_sockets) is None  # bound as it should be
 
@@ -84,6 +84,6 @@ def test_nvml_names_the_cpus_near_a_gpu(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
     nvml = open_nvml()
     assert not isinstance(nvml, str)
-    assert nvml.near_cpus(nvml.gpus[0]) == {0, 1, 2, 3, 64}
+    assert nvml.near_cpus(nvml.gpus[0]) == frozenset({0, 1, 2, 3, 64})
     assert nvml.near_cpus(nvml.gpus[1]) is None  # not supported
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)

@@ -201,16 +201,13 @@ def make_engine(
 
 def _near_cpus(options: EpochOptions) -> frozenset[int] | None:
     """Returns the CPUs that workers stay on, as ``numa_node`` has it; None: any."""
-    node, target, gpu_cpus = options.numa_node, options.device.target, None
-    if node is None:
+    node, target, allowed = options.numa_node, options.device.target, os.sched_getaffinity(0)
+    if isinstance(node, int):
+        return cpus_near(node, None, allowed)
+    if node is None or target is None or target.type != "cuda" or len(numa_nodes()) < 2:
         return None
-    if node == "auto":
-        if target is None or target.type != "cuda" or len(numa_nodes()) < 2:
-            return None
-        node = None
-        if (found := gpu_of(torch, target.index)) is not None:
-            gpu_cpus = found[0].near_cpus(found[1])
-    return cpus_near(node, gpu_cpus, os.sched_getaffinity(0))
+    found = gpu_of(torch, target.index)
+    return None if found is None else cpus_near(None, found[0].near_cpus(found[1]), allowed)
 
 
 def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> ServiceOptions | None:

@@ -44,7 +44,7 @@ ssize_t pread(int file, void* into, size_t count, off_t at) {
 """
 _TRAINER = """
 import json, sys, torch, feeder
-dataset = feeder.ShardDataset(sys.argv[1], feeder.transforms.RandomResizedCrop(16), fields=("index",))
+dataset = feeder.ShardDataset(sys.argv[1], feeder.transforms.RandomResizedCrop(16))
 loader = feeder.DataLoader(
     dataset, batch_size=16, shuffle=True, num_workers=2, worker_threads=2, backend="cpu", hang_timeout_s=2,
     persistent_workers=True,
@@ -67,6 +67,7 @@ def stuck_read(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
+@pytest.mark.slow
 def test_a_worker_with_one_stuck_thread_is_replaced_and_every_sample_comes_once(
     stuck_read: Path, tmp_path: Path
 ) -> None:
@@ -77,9 +78,10 @@ def test_a_worker_with_one_stuck_thread_is_replaced_and_every_sample_comes_once(
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     assert mark.exists()
-    dataset = ShardDataset(shards, RandomResizedCrop(16), fields=("index",))
+    dataset = ShardDataset(shards, RandomResizedCrop(16))
     expected = list(DataLoader(dataset, batch_size=16, shuffle=True, backend="cpu"))
     batches = torch.load(tmp_path / "batches.pt")
     assert len(batches) == len(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from feeder.transforms import RandomResizedCrop
 from tests.support.processes import wait_until
 
 
+def _is_bound(pid: int, cpus: frozenset[int]) -> bool:
+    return os.sched_getaffinity(pid) == cpus
+
+
 def test_workers_stay_on_the_given_cpus_and_the_trainer_on_its_own(shards: Path) -> None:
     before = os.sched_getaffinity(0)
     near = frozenset({max(before)})
@@ -27,7 +32,7 @@ def test_workers_stay_on_the_given_cpus_and_the_trainer_on_its_own(shards: Path)
     try:
         engine.prepare(4)
         for pid in engine.worker_pids():
-            wait_until(lambda pid=pid: os.sched_getaffinity(pid) == near)
+            wait_until(functools.partial(_is_bound, pid, near))
         assert os.sched_getaffinity(0) == before
     finally:
         engine.close()
