@@ -675,6 +675,7 @@ class PartRunner:
         labels: npt.NDArray[np.int64] | None,
         words: npt.NDArray[np.int64],
         brought_ns: int,
+        advise_from: int | None,
         is_last: bool,
         beat: Callable[[], object],
     ) -> list[int] | tuple[list[int], int, int, int, int] | None:
@@ -692,6 +693,7 @@ class PartRunner:
             labels: int64 [N], filled; None leaves labels out.
             words: int64, the meter.
             brought_ns: Time that it took to have the images at hand, a part of that of reading.
+            advise_from: Reads of more bytes in all are announced to the kernel before; None: none are.
             is_last: True leaves out samples of shards that are not held.
             beat: Called after the reading.
 
@@ -719,6 +721,7 @@ class PartRunner:
         labels: npt.NDArray[np.int64] | None,
         words: npt.NDArray[np.int64],
         brought_ns: int,
+        advise_from: int | None,
         is_last: bool,
         beat: Callable[[], object],
     ) -> list[int] | tuple[list[int], int, int, int, int, npt.NDArray[np.uint8], npt.NDArray[np.int64]] | None:

@@ -124,9 +124,7 @@ class ShardReader(ShardFields):
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
-        advise = files.advised_parts > 0 and total > READ_AHEAD_BYTES
-        if advise:
-            files.advised_parts -= 1
+        if files.advised_parts and total > READ_AHEAD_BYTES:
             self._advise([(places[row], ranges[row]) for row in stored_order if inside[row]])
         started = time.perf_counter_ns()
         start, opened, descriptor = 0, -1, -1
@@ -156,8 +154,7 @@ class ShardReader(ShardFields):
             except DecodeError as error:
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
-        if not advise:
-            self.note_read(total, time.perf_counter_ns() - started)
+        self.note_read(total, time.perf_counter_ns() - started)
         changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
         if changed:
             for row, i in enumerate(ids.tolist()):
@@ -174,10 +171,16 @@ class ShardReader(ShardFields):
             self._bring(places, [(0, 0, length) for _, _, length in places])
 
     def note_read(self, size_bytes: int, time_ns: int) -> None:
-        """Has the next reads announced to the kernel, if this one of so many bytes took long."""
+        """Counts a read that was announced to the kernel; of another one notes whether it took long, so that the next
+        ones are announced."""
+        files = self._own_files()
+        if size_bytes <= READ_AHEAD_BYTES:
+            return
+        if files.advised_parts:
+            files.advised_parts -= 1
         # The page cache gives more than a byte per nanosecond; slower reads came from a disk.
-        if size_bytes > READ_AHEAD_BYTES and time_ns > size_bytes:
-            self._own_files().advised_parts = ADVISED_PARTS
+        elif time_ns > size_bytes:
+            files.advised_parts = ADVISED_PARTS
 
     @property
     def takes_parts(self) -> bool:
@@ -186,9 +189,10 @@ class ShardReader(ShardFields):
         return not reads_crops and not self.index.targets and self.index.native is not None
 
     @property
-    def advises(self) -> bool:
-        """True while this thread's reads are announced to the kernel, which :meth:`read` does."""
-        return self._own_files().advised_parts > 0
+    def advise_from(self) -> int | None:
+        """Number of bytes from which on this thread's reads are announced to the kernel; None while the disk is fast.
+        """
+        return READ_AHEAD_BYTES if self._own_files().advised_parts else None
 
     @property
     def unchanged_since_ns(self) -> int | None:

@@ -159,15 +159,15 @@ class Runner {
     nb::object run(HeldIndex& index, OpenShards& shards, std::optional<Column<const int64_t>> shard_numbers,
                    int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
                    Column<const int64_t> repeats, int64_t samples, uint32_t epoch, OutArray out,
-                   std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns, bool is_last,
-                   nb::callable beat) {
+                   std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
+                   std::optional<size_t> advise_from, bool is_last, nb::callable beat) {
         const size_t count = rows.shape(0);
         if (out.shape(0) != count) bad("rows and out must be of one length");
         const PartOutput output = output_of(out);
         const Running running(is_running_);
         Spent spent;
         nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
-                                 brought_ns, is_last, beat, running, spent);
+                                 brought_ns, advise_from, is_last, beat, running, spent);
         if (unread.is_valid()) return unread;
         int64_t started = now_ns();
         {
@@ -199,13 +199,13 @@ class Runner {
     nb::object plan(HeldIndex& index, OpenShards& shards, std::optional<Column<const int64_t>> shard_numbers,
                     int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
                     Column<const int64_t> repeats, int64_t samples, uint32_t epoch, std::pair<int, int> size,
-                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns, bool is_last,
-                    nb::callable beat) {
+                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
+                    std::optional<size_t> advise_from, bool is_last, nb::callable beat) {
         const size_t count = rows.shape(0);
         const Running running(is_running_);
         Spent spent;
         nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
-                                 brought_ns, is_last, beat, running, spent);
+                                 brought_ns, advise_from, is_last, beat, running, spent);
         if (unread.is_valid()) return unread;
         const int64_t started = now_ns();
         PartOutput output;
@@ -253,7 +253,7 @@ class Runner {
                     int64_t per_shard, const Column<const int64_t>& rows, const Column<const int64_t>& ids,
                     const Column<const int64_t>& repeats, int64_t samples, uint32_t epoch,
                     const std::optional<Column<int64_t>>& labels, const Column<int64_t>& words, int64_t brought_ns,
-                    bool is_last, const nb::callable& beat, const Running& running, Spent& spent) {
+                    std::optional<size_t> advise_from, bool is_last, const nb::callable& beat, const Running& running, Spent& spent) {
         const size_t count = rows.shape(0);
         if (ids.shape(0) != count || repeats.shape(0) != count || (labels && labels->shape(0) != count) ||
             (shard_numbers && shard_numbers->shape(0) != count))
@@ -282,7 +282,7 @@ class Runner {
         {
             nb::gil_scoped_release release;
             started = now_ns();
-            runner_.read(shards);
+            runner_.read(shards, advise_from.value_or(SIZE_MAX));
             spent.read_ns += now_ns() - started;
         }
         beat();
@@ -372,11 +372,11 @@ void add_part(nb::module_& module) {
              "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a)
         .def("run", &Runner::run, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
              "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
-             nb::arg("words").noconvert(), "brought_ns"_a, "is_last"_a, "beat"_a,
+             nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
              "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.")
         .def("plan", &Runner::plan, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
              "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),
-             nb::arg("words").noconvert(), "brought_ns"_a, "is_last"_a, "beat"_a,
+             nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
              "Plans N samples for the CUDA kernels, most of the time without the GIL; see feeder/_native.pyi.");
 }
 

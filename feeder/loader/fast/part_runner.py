@@ -178,8 +178,8 @@ class PartRunner:
         """Calls the kernels' runner, again with the shards open that it lacks; returns the rows that are left and what
         follows the sums in its answer, or None."""
         reader, samples = self._reader, view.samples
-        if self._pause or reader.advises:
-            self._pause = max(0, self._pause - 1)
+        if self._pause:
+            self._pause -= 1
             return None
         ids = samples.ids
         for subset in self._subsets:
@@ -190,13 +190,14 @@ class PartRunner:
         assert index is not None
         what = (shards, per_shard, rows, samples.ids, samples.repeats, self._samples, epoch)
         arrays = (out, labels, meter.words)
+        advise_from = reader.advise_from
         started = time.perf_counter_ns()
         reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
-        found = native(index, reader.native_shards, *what, *arrays, brought_ns, False, beat)
+        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, beat)
         if isinstance(found, list):
             reader.open_shards(found, ids)
-            found = native(index, reader.native_shards, *what, *arrays, brought_ns, True, beat)
+            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, beat)
         if not isinstance(found, tuple):
             return None
         left, read_ns, decode_ns, read_bytes, *more = found

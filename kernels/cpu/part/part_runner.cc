@@ -1,5 +1,6 @@
 #include "cpu/part/part_runner.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -77,6 +78,16 @@ void PartRunner::draw(std::span<const PartSample> samples, uint32_t epoch, Image
     }
 }
 
+void PartRunner::advise(const Image& image) const {
+    const int descriptor = image.shard.descriptor;
+    const auto at = static_cast<off_t>(image.indexed.offset);
+    const auto header = static_cast<off_t>(image.extent.header);
+    // It is only advice.
+    if (header > 0) (void)posix_fadvise(descriptor, at, header, POSIX_FADV_WILLNEED);
+    (void)posix_fadvise(descriptor, at + static_cast<off_t>(image.extent.begin),
+                        static_cast<off_t>(image.bytes) - header, POSIX_FADV_WILLNEED);
+}
+
 bool PartRunner::read_image(const Image& image, uint8_t* into) const {
     const int descriptor = image.shard.descriptor;
     const uint64_t at = image.indexed.offset;
@@ -92,7 +103,7 @@ bool PartRunner::has_changed(const OpenShard& shard) const {
     return int64_t{status.st_ctim.tv_sec} * 1'000'000'000 + status.st_ctim.tv_nsec != shard.changed_ns;
 }
 
-void PartRunner::read(OpenShards& shards) {
+void PartRunner::read(OpenShards& shards, size_t advise_from) {
     order_.clear();
     read_bytes_ = 0;
     size_t total = 0;
@@ -114,6 +125,8 @@ void PartRunner::read(OpenShards& shards) {
         images_[i].file = {shards.arena.data() + begin, images_[i].bytes};
         begin += images_[i].bytes;
     }
+    if (total > advise_from)
+        for (const size_t i : order_) advise(images_[i]);
     std::atomic<size_t> next{0};
     const auto wanted = std::min(static_cast<size_t>(options_.threads), order_.size());
     run_on_threads(static_cast<int>(wanted), [&] {

@@ -72,8 +72,9 @@ class PartRunner {
               std::vector<int64_t>& missing);
     // Draws, and finds the bytes to read.
     void draw(std::span<const PartSample> samples, uint32_t epoch, ImageIndex& index);
-    // Reads in stored order, so that neighbors come from one place on the disk. Without the index.
-    void read(OpenShards& shards);
+    // Reads in stored order, so that neighbors come from one place on the disk. Without the index. `advise_from`: reads of
+    // more bytes in all are announced to the kernel before, so that those from a slow disk overlap.
+    void read(OpenShards& shards, size_t advise_from = SIZE_MAX);
     void decode(const PartOutput& output);
     // In place of decode(): the jobs of the samples at hand with outputs of this size, to be done by the caller. Job k is
     // sample sample_of(k).
@@ -101,6 +102,7 @@ class PartRunner {
     };
 
     bool is_usual(const Image& image) const;
+    void advise(const Image& image) const;
     bool read_image(const Image& image, uint8_t* into) const;
     bool has_changed(const OpenShard& shard) const;
 
