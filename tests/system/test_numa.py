@@ -30,7 +30,8 @@ def test_nodes_are_those_with_cpus(two_sockets: str, tmp_path: Path) -> None:
 
 
 def test_a_rank_stays_near_its_gpu(two_sockets: str) -> None:
-    assert cpus_near(None, {4, 5, 6, 7, 12, 13, 14, 15}, range(16), two_sockets) == frozenset({4, 5, 6, 7, 12, 13, 14, 15})
+    near = frozenset({4, 5, 6, 7, 12, 13, 14, 15})
+    assert cpus_near(None, near, range(16), two_sockets) == near
     assert cpus_near(None, None, range(16), two_sockets) is None
     assert cpus_near(None, range(16), range(16), two_sockets) is None  # the driver knows no nearer ones
 
