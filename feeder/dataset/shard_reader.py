@@ -190,7 +190,7 @@ class ShardReader(ShardFields):
 
     @property
     def advise_from(self) -> int | None:
-        """Number of bytes from which on this thread's reads are announced to the kernel; None while the disk is fast."""
+        """Bytes from which on this thread's reads are announced to the kernel; None while the disk is fast."""
         return READ_AHEAD_BYTES if self._own_files().advised_parts else None
 
     @property

@@ -36,7 +36,7 @@ __all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send
 # Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
 HEAD = struct.Struct("<qq")
 FAILED_START = -1
-_KEPT_VIEWS = 2048  # of parts
+KEPT_VIEWS = 2048  # of parts
 
 
 class Declined(NamedTuple):
@@ -131,7 +131,7 @@ class _PartViews:
         place = part.slot, part.first, part.rows
         view = self._kept.get(place)
         if view is None:
-            if len(self._kept) >= _KEPT_VIEWS:
+            if len(self._kept) >= KEPT_VIEWS:
                 self._kept.clear()
             view = self._kept[place] = self._slots[part.slot].part(rows)
         return view

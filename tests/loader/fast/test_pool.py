@@ -157,7 +157,7 @@ def test_workers_for_images_and_labels_start_without_what_they_never_use(shards:
 def test_workers_that_keep_few_views_of_parts_make_the_same_batches(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.loader.fast.worker._KEPT_VIEWS", 2)
+    monkeypatch.setattr("feeder.loader.fast.worker.KEPT_VIEWS", 2)
     dataset = ShardDataset(shards, RECIPE)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "num_workers": 2, "multiprocessing_context": "fork"}
     expected = DataLoader(dataset, batch_size=16, shuffle=True)
