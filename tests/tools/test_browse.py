@@ -35,7 +35,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def client(path: Path, *, state: dict | None = None, token: str | None = TOKEN) -> TestClient:
-    view = SetView(str(path))
+    view = SetView(str(path), str(path.parent / "scans"))
     app = make_app(view, Training(view, 32, state), TOKEN)
     found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
     if token is not None:

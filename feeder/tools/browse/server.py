@@ -29,6 +29,7 @@ from starlette.staticfiles import StaticFiles
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.tools.browse.pictures import Pictures, difference, png
+from feeder.tools.browse.scan import SCANNED
 from feeder.tools.browse.set_view import KINDS, Choice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 from feeder.tools.html.page import displayable
@@ -70,6 +71,7 @@ def make_app(view: SetView, training: Training, token: str | None = None, hosts:
         Route("/sample/{id:int}", pages.sample),
         Route("/batch", pages.batch),
         Route("/rejected", pages.rejected),
+        Route("/scan/{what}", pages.scan, methods=["POST"]),
         Route("/small/{id:int}", pages.small),
         Route("/whole/{id:int}", pages.whole),
         Route("/crop/{id:int}", pages.crop),
@@ -135,7 +137,27 @@ class _Pages:
         view = self._view
         kinds = [(kind, words, view.kinds[kind]) for kind, words in KINDS.items()]
         rejected = sum(len(paths) for _, paths in view.rejected)
-        return self._page("set.html", facts=view.facts, classes=view.classes, kinds=kinds, rejected=rejected)
+        scan = view.scan
+        looked_at, is_whole = scan.done
+        return self._page(
+            "set.html",
+            facts=view.facts,
+            classes=view.classes,
+            kinds=kinds,
+            rejected=rejected,
+            scan=scan,
+            looked_at=looked_at,
+            is_whole=is_whole,
+            scanned=[(kind, SCANNED[kind], number) for kind, number in scan.counts().items()],
+        )
+
+    def scan(self, request: Request) -> Response:
+        """Starts or stops the scan."""
+        what = request.path_params["what"]
+        if what not in ("start", "stop"):
+            return self._page("message.html", 404, message="There is no such page.")
+        getattr(self._view.scan, what)()
+        return RedirectResponse("/", 303)
 
     def samples(self, request: Request) -> Response:
         label = request.query_params.get("label", "")
@@ -148,7 +170,13 @@ class _Pages:
         rows, following = self._view.rows(choice, first, _ROWS)
         name = "" if choice.label is None else self._view.class_name(choice.label)
         return self._page(
-            "samples.html", rows=rows, following=following, first=first, choice=choice, kinds=KINDS, class_name=name
+            "samples.html",
+            rows=rows,
+            following=following,
+            first=first,
+            choice=choice,
+            kinds=KINDS | SCANNED,
+            class_name=name,
         )
 
     def sample(self, request: Request) -> Response:

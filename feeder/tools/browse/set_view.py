@@ -18,6 +18,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.write.options import REJECTED_NAME
+from feeder.tools.browse.scan import SCANNED, Scan
 from feeder.tools.presets import is_shards, open_dataset
 
 __all__ = ["KINDS", "SEARCHED", "Choice", "Member", "Row", "SetView"]
@@ -41,8 +42,8 @@ class Choice(NamedTuple):
 
     Attributes:
         label: A label; None for all.
-        text: Text in key or path, in any case; empty for all.
-        kind: One of :data:`KINDS`; empty for all.
+        text: Text in key, path or, of a set that was scanned, caption, in any case; empty for all.
+        kind: One of :data:`KINDS` or :data:`feeder.tools.browse.scan.SCANNED`; empty for all.
     """
 
     label: int | None = None
@@ -57,6 +58,7 @@ class Row(NamedTuple):
     key: str
     path: str
     label: str
+    notes: str = ""
 
 
 class Member(NamedTuple):
@@ -74,12 +76,14 @@ class SetView:
 
     Args:
         path: A shard set's folder, an index file, a set's URL, or a folder of images.
+        scans: Folder for what scans find; None: the user's cache.
 
     Raises:
         FeederError: if it can't be opened.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, scans: str | None = None) -> None:
+        self._scans = scans
         self.path = path
         self.dataset: FeederDataset = open_dataset(path, None)
         self.reader: Any = self.dataset.reader
@@ -95,6 +99,14 @@ class SetView:
             return np.broadcast_to(np.int64(-1), len(self))
         with self.lock:
             return np.asarray(self.reader.labels())
+
+    @functools.cached_property
+    def scan(self) -> Scan:
+        """What a scan of the images has found."""
+        index = getattr(self.reader, "index", None)
+        header = getattr(index, "header", None)
+        contents = self.reader.fingerprint() if header is None else header.hash.hex()
+        return Scan(self.path, contents, self._scans)
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""
@@ -160,6 +172,8 @@ class SetView:
 
     def _of_kind(self, kind: str) -> npt.NDArray[np.int64]:
         none = np.empty(0, np.int64)
+        if kind in SCANNED:
+            return self.scan.of_kind(kind)
         if kind == "unlabelled":
             is_counted = self.labels.dtype == np.int64 and len(self) <= _COUNTED
             return np.flatnonzero(self.labels < 0) if is_counted else none
@@ -184,8 +198,8 @@ class SetView:
         Raises:
             ArgumentError: for a kind that there is not.
         """
-        if choice.kind and choice.kind not in KINDS:
-            raise ArgumentError(f"kind must be one of {', '.join(KINDS)}, got {choice.kind!r}")
+        if choice.kind and choice.kind not in KINDS | SCANNED:
+            raise ArgumentError(f"kind must be one of {', '.join(KINDS | SCANNED)}, got {choice.kind!r}")
         ids: Iterator[int] = iter(range(first, len(self)))
         if choice.label is not None or choice.kind:
             chosen = self._of_kind(choice.kind) if choice.kind else np.flatnonzero(self.labels == choice.label)
@@ -194,12 +208,13 @@ class SetView:
             ids = iter(chosen[np.searchsorted(chosen, first) :].tolist())
         found: list[Row] = []
         wanted = choice.text.lower()
+        captioned = self.scan.with_caption(wanted, first) if wanted else set[int]()
         for number, i in enumerate(ids):
             if len(found) == most or number == SEARCHED:
                 return found, i
             row = self.row(i)
-            if wanted in row.key.lower() or wanted in row.path.lower():
-                found.append(row)
+            if wanted in row.key.lower() or wanted in row.path.lower() or i in captioned:
+                found.append(row._replace(notes="; ".join(self.scan.notes(i))))
         return found, None
 
     def row(self, i: int) -> Row:

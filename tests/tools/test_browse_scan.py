@@ -1,0 +1,166 @@
+"""The scan of feeder browse, and its pages in a browser as a person uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.testclient import TestClient
+
+from feeder.tools import cli
+from feeder.tools.browse.scan import Scan, scan_path
+from feeder.tools.browse.server import make_app
+from feeder.tools.browse.set_view import Choice, SetView
+from feeder.tools.browse.training import Training
+from tests.support.chromium import Page, open_chromium
+from tests.support.images import encode, pixels
+from tests.support.shard_sets import write_tar
+
+TOKEN = "secret-of-the-test"
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """Seven samples: two of equal bytes, one grey, one damaged, one without a caption."""
+    grey = pixels(1).convert("L").convert("RGB")
+    images = {"a": encode(pixels(0)), "b": encode(grey), "c": encode(pixels(5)), "d": encode(pixels(0))}
+    images |= {key: encode(pixels(seed)).ljust(4000, b"\0") for seed, key in enumerate("efg", 2)}  # of one length
+    captions = {"a": "A Red bicycle", "b": "a street", "c": HOSTILE, "d": "a wheel", "e": "", "f": "ÄPFEL", "g": "sky"}
+    members = [
+        member for key in images for member in ((f"{key}.jpg", images[key]), (f"{key}.txt", captions[key].encode()))
+    ]
+    (tmp_path / "set").mkdir()
+    write_tar(tmp_path / "set" / "a.tar", members)
+    assert cli.main(["index", str(tmp_path / "set/a.tar"), "-q"]) == 0
+    tar = tmp_path / "set/a.tar"
+    tar.write_bytes(tar.read_bytes().replace(images["c"], b"no image".ljust(len(images["c"]))))
+    return tmp_path / "set"
+
+
+def view_of(folder: Path) -> SetView:
+    return SetView(str(folder), str(folder.parent / "scans"))
+
+
+def keys(view: SetView, kind: str = "", text: str = "") -> list[str]:
+    return [row.key for row in view.rows(Choice(None, text, kind), 0, 60)[0]]
+
+
+def test_a_scan_finds_damaged_grey_and_duplicate_images_and_searches_captions(tars: Path) -> None:
+    before = {path: path.read_bytes() for path in tars.iterdir()}
+    view = view_of(tars)
+    assert view.scan.done == (0, False)
+    assert keys(view, text="bicycle") == []
+    view.scan.start()
+    view.scan.wait()
+    assert view.scan.error == ""
+    assert view.scan.done == (7, True)
+    assert view.scan.counts() == {"damaged": 1, "grey": 1, "duplicate": 1, "uncaptioned": 1}
+    found = {kind: keys(view, kind=kind) for kind in view.scan.counts()}
+    assert found == {"damaged": ["c"], "grey": ["b"], "duplicate": ["d"], "uncaptioned": ["e"]}
+    assert keys(view, text="red BICYCLE") == ["a"]
+    assert keys(view, text="äpfel") == ["f"]
+    assert view.rows(Choice(kind="duplicate"), 0, 60)[0][0].notes == "the same bytes as sample 0"
+    assert {path: path.read_bytes() for path in tars.iterdir()} == before
+
+
+def test_equal_checksums_of_different_bytes_are_no_duplicates(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.scan.crc32", lambda data: 7)
+    scan = Scan(str(tars), "x", str(tars.parent / "scans"))
+    scan.start()
+    scan.wait()
+    assert scan.done[1]
+    assert scan.of_kind("duplicate").tolist() == [3]
+
+
+def test_a_scan_that_was_stopped_goes_on_in_the_next_process_and_not_for_other_contents(
+    tars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.tools.browse.scan._AT_ONCE", 2)
+    first = Scan(str(tars), "one", str(tars.parent / "scans"))
+    looked_at = first.look_at
+
+    def stopping(dataset: object, ids: range, names: list[str]) -> None:
+        looked_at(dataset, ids, names)
+        first.ask_to_stop()
+
+    monkeypatch.setattr(first, "look_at", stopping)
+    first.start()
+    first.wait()
+    assert first.done == (2, False)
+    again = Scan(str(tars), "one", str(tars.parent / "scans"))
+    again.start()
+    again.wait()
+    assert again.done == (7, True)
+    assert again.of_kind("duplicate").tolist() == [3]
+    assert Scan(str(tars), "two", str(tars.parent / "scans")).done == (0, False)
+    assert not Path(scan_path(str(tars), "one", str(tars.parent / "scans"))).exists()
+
+
+def test_nobody_else_starts_a_scan(tars: Path) -> None:
+    view = view_of(tars)
+    app = make_app(view, Training(view, 32, None), TOKEN)
+    stranger = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
+    assert stranger.post("/scan/start").status_code == 403
+    assert view.scan.done == (0, False)
+    assert stranger.get("/", params={"token": TOKEN}).status_code == 303
+    assert stranger.get("/scan/start").status_code == 405
+    assert stranger.post("/scan/close").status_code == 404
+
+
+@pytest.fixture
+def page(tars: Path, tmp_path: Path) -> Iterator[tuple[Page, str]]:
+    """A browser, and the address of the set."""
+    view = view_of(tars)
+    server = uvicorn.Server(uvicorn.Config(make_app(view, Training(view, 32, None), TOKEN), log_level="warning"))
+    with open_chromium(tmp_path / "profile") as browser, contextlib.closing(socket.socket()) as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield browser, f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_person_scans_a_set_and_finds_samples_in_a_browser(page: tuple[Page, str], tmp_path: Path) -> None:
+    browser, url = page
+    browser.screen(1200)
+    browser.open(f"{url}?token={TOKEN}")
+    assert browser.value("location.search") == ""
+    browser.click("Scan")
+    browser.wait_for("All samples were scanned.")
+    browser.click("1 that can't be decoded")
+    assert browser.value("document.querySelectorAll('.grid li').length") == 1
+    browser.screenshot(tmp_path / "damaged.png")
+    browser.click("c")
+    assert HOSTILE in browser.text()
+    assert browser.value("document.querySelectorAll('pre img').length") == 0
+    browser.press("ArrowRight", loads=True)
+    assert "a wheel" in browser.text()
+    browser.press("/")
+    assert browser.value("document.activeElement.type") == "search"
+    browser.type("red bicycle")
+    browser.press("Enter", loads=True)
+    assert browser.value("[...document.querySelectorAll('.grid a')].map(a => a.getAttribute('href'))") == ["/sample/0"]
+
+
+@pytest.mark.slow
+def test_pages_fit_a_phone_and_follow_light_and_dark(page: tuple[Page, str], tmp_path: Path) -> None:
+    browser, url = page
+    browser.open(f"{url}?token={TOKEN}")
+    for place in ("", "samples", "sample/0", "batch", "rejected"):
+        browser.screen(360, 740)
+        browser.open(f"{url}{place}")
+        assert browser.value("document.documentElement.scrollWidth") <= 360
+        colors = []
+        for dark in (False, True):
+            browser.screen(360, 740, dark=dark)
+            colors.append(browser.value("getComputedStyle(document.body).backgroundColor"))
+        assert colors == ["rgb(255, 255, 255)", "rgb(20, 23, 27)"]
