@@ -78,7 +78,8 @@ class Page:
         that it leads to."""
         place = self.value(
             "(() => { const found = [...document.querySelectorAll('main :is(a, button)')].find(each => "
-            f"each.innerText.includes({json.dumps(text)})); if (!found) return null; found.scrollIntoView({{block: 'center'}}); "
+            f"each.innerText.includes({json.dumps(text)})); if (!found) return null; "
+            "found.scrollIntoView({block: 'center'}); "
             "const box = found.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
         )
         assert place is not None, f"no link or button {text!r} in: {self.text()}"

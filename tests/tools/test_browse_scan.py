@@ -81,7 +81,7 @@ def test_equal_checksums_of_different_bytes_are_no_duplicates(tars: Path, monkey
 def test_a_scan_that_was_stopped_goes_on_in_the_next_process_and_not_for_other_contents(
     tars: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.tools.browse.scan._AT_ONCE", 2)
+    monkeypatch.setattr("feeder.tools.browse.scan.AT_ONCE", 2)
     first = Scan(str(tars), "one", str(tars.parent / "scans"))
     looked_at = first.look_at
 

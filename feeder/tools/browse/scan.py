@@ -27,7 +27,7 @@ from feeder import transforms as T
 from feeder.errors import DecodeError, FeederError
 from feeder.tools.presets import open_dataset
 
-__all__ = ["SCANNED", "Scan", "scan_path"]
+__all__ = ["AT_ONCE", "SCANNED", "Scan", "scan_path"]
 
 # What a scan finds, with the words of the page.
 SCANNED = {
@@ -42,14 +42,14 @@ CREATE TABLE IF NOT EXISTS found (kind TEXT, id INTEGER, note TEXT, PRIMARY KEY 
 CREATE TABLE IF NOT EXISTS sums (crc INTEGER, length INTEGER, id INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS captions (id INTEGER PRIMARY KEY, text TEXT);
 """
-_AT_ONCE = 64
+AT_ONCE = 64
 _LOOKED_AT_PX = 64
 _GREY = 8  # levels between the channels of nearly all pixels
 _MOST_FOUND = 100_000  # captions of one search
 
 
 class Scan:
-    """What is known of a set's images by scanning it.
+    """Findings of a scan of a set's images.
 
     Args:
         place: The set, or a folder of images.
@@ -131,10 +131,10 @@ class Scan:
             small = T.Compose([T.Resize(_LOOKED_AT_PX), T.CenterCrop(_LOOKED_AT_PX)])
             dataset = open_dataset(self._place, small)
             names = [name for name in dataset.reader.field_names() if _is_caption(name)]
-            for first in range(self.done[0], len(dataset), _AT_ONCE):
+            for first in range(self.done[0], len(dataset), AT_ONCE):
                 if self._is_stopped.is_set():
                     return
-                self.look_at(dataset, range(first, min(first + _AT_ONCE, len(dataset))), names)
+                self.look_at(dataset, range(first, min(first + AT_ONCE, len(dataset))), names)
             self._compare(dataset)
         except FeederError as error:
             self.error = str(error)

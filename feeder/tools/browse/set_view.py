@@ -102,7 +102,7 @@ class SetView:
 
     @functools.cached_property
     def scan(self) -> Scan:
-        """What a scan of the images has found."""
+        """Findings of a scan of the images."""
         index = getattr(self.reader, "index", None)
         header = getattr(index, "header", None)
         contents = self.reader.fingerprint() if header is None else header.hash.hex()
