@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -120,16 +121,38 @@ def test_optional_groups_are_asked_for_only_when_crops_are_read(fetcher: Fetcher
     assert fetcher.stats()["bytes"] == asked(fetcher, *{name for name, _, _ in cast(FolderStore, fetcher.store).asked})
 
 
-def test_a_group_of_another_name_is_fetched_only_by_who_knows_it(fetcher: Fetcher, folder: Path) -> None:
-    path, markers = folder / "shard-000000.fidx", b"offsets of markers"
+def write_groups(folder: Path, name: str, order: list[str], **more: bytes) -> None:
+    """Writes the index of a shard with its groups in another order and further ones, and the set's header."""
+    path = folder / name
     data = path.read_bytes()
     head, _, end = read_head(str(path), data[:8], memoryview(data))
-    head["groups"]["markers"] = [len(data) - end, len(markers), short_hash(markers).hex()]
-    path.write_bytes(sealed(data[:8], head) + data[end:] + markers)
+    groups = {name: data[end + at : end + at + size] for name, (at, size, _) in head["groups"].items()} | more
+    groups = {name: groups[name] for name in [*order, *(name for name in groups if name not in order)]}
+    places = itertools.accumulate(map(len, groups.values()), initial=0)
+    found = zip(places, groups.items(), strict=False)
+    head["groups"] = {name: [at, len(group), short_hash(group).hex()] for at, (name, group) in found}
+    path.write_bytes(sealed(data[:8], head) + b"".join(groups.values()))
     manifest = Manifest.read(str(folder))
     assert manifest is not None
     shards = [HashedShard(each.name, each.size_bytes, each.sha256) for each in manifest.shards]
     write_set(str(folder / "index.bin"), shards, manifest.classes)
+
+
+def test_an_index_of_an_earlier_version_which_has_the_places_of_rows_second_comes_as_a_whole(
+    fetcher: Fetcher, folder: Path
+) -> None:
+    expected = ShardReader(str(folder / "index.bin")).read(np.arange(8), some_rows)
+    for name in ("shard-000000.fidx", "shard-000001.fidx"):
+        write_groups(folder, name, ["records", "steps"])
+    for mirror, place in ((None, folder), (fetcher, Path(fetcher.folder))):
+        found = ShardReader(str(place / "index.bin"), mirror=mirror).read(np.arange(8), some_rows)
+        assert [bytes(data) for data in found.buffers] == [bytes(data) for data in expected.buffers]
+    assert core_bytes(folder, 1) == asked(fetcher, name) == (folder / name).stat().st_size
+
+
+def test_a_group_of_another_name_is_fetched_only_by_who_knows_it(fetcher: Fetcher, folder: Path) -> None:
+    path, markers = folder / "shard-000000.fidx", b"offsets of markers"
+    write_groups(folder, path.name, [], markers=markers)
     reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=fetcher)
     reader.index.hold([0])
     assert asked(fetcher, path.name) == path.stat().st_size - len(markers)
