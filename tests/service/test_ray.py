@@ -17,7 +17,7 @@ import pytest
 import feeder
 from feeder import transforms as T
 from feeder.system.process_usage import process_tree
-from tests.support import ROOT
+from tests.support import ROOT, named_functions
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
@@ -54,7 +54,7 @@ def cluster(root: Path) -> Iterator[RayCluster]:
     made = RayCluster()
     made.add_node()
     made.add_node()
-    serve(made, "--root", str(root), "--cpus", "1")
+    serve(made, "--root", str(root), "--cpus", "1", "--allow-module", named_functions.__name__)
     yield made
     made.close()
 
@@ -91,6 +91,14 @@ def test_epochs_are_exact_while_nodes_come_and_go(
     check_with_fault(one, expected, fault)
     assert "ray" not in sys.modules
     assert one.stats()["respawns"] == 0
+
+
+def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayCluster) -> None:
+    recipe = T.Compose([RECIPE, T.Lambda(named_functions.inverted)])
+    dataset = feeder.ShardDataset(root / "set", transform=recipe)
+    service = f"feeder@{cluster.address}"
+    only = feeder.DataLoader(dataset, batch_size=8, service=service, service_only=True)
+    check_same(copied_epoch(only), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
 
 
 def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:

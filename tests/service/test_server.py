@@ -19,8 +19,10 @@ import feeder
 from feeder import fields as F
 from feeder import transforms as T
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.work_json import work_to_json
+from feeder.loader.fast.work_json import work_from_json, work_to_json
 from feeder.service.frames import HEAD, Kind, pack_frame
+from feeder.service.roots import Roots
+from feeder.transforms.recipe_json import recipe_to_json
 from tests.support.field_sets import members_set
 from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards
@@ -215,6 +217,8 @@ def _message(draw: random.Random, work: Any, server: ServiceServer) -> bytes:
     kind = draw.choice(list(Kind))
     count = draw.choice((0, 1, 4))
     message: Any = {"number": draw.choice((0, 1, -1, "1", None)), "epoch": draw.choice((0, 1, 1 << 40))}
+    if draw.random() < 0.5:
+        message["size"] = draw.choice(([16, 16], [1, 1], [9, 1 << 15], [0, -1], [1.5, "x"], 3, {}, None))
     if kind == Kind.WORK:
         message = {"work": draw.choice((work, {}, [], work | {"recipe": [{"Resize": {"size": 1 << 30}}]}))}
     if kind == Kind.HELLO:
@@ -229,12 +233,18 @@ def _message(draw: random.Random, work: Any, server: ServiceServer) -> bytes:
 def test_random_messages_cost_connections_and_never_a_server(server: ServiceServer, root: Path) -> None:
     """FEEDER_FUZZ_MESSAGES sets their number: a million is a campaign."""
     draw, work, sent = random.Random(0), work_of(root / "set"), 0
+    padded = work | {
+        "recipe": recipe_to_json(T.Recipe.of(T.Resize(12))),
+        "pad": {"multiple": 4, "value": 0, "group_by_aspect": False},
+    }
+    padded["largest"] = [16, 16]
+    assert work_from_json(padded, Roots([root])).pad is not None
     while sent < MESSAGES:
         peer = Peer(server)
         if draw.random() < 0.8:
             peer.hello()
         if draw.random() < 0.6:
-            peer.send(Kind.WORK, {"work": work})
+            peer.send(Kind.WORK, {"work": draw.choice((work, padded))})
         try:
             for _ in range(draw.randrange(1, 40)):
                 peer.connection.sendall(_message(draw, work, server))
