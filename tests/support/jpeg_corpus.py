@@ -57,7 +57,7 @@ def damaged(data: bytes, start: int, count: int) -> Iterator[bytes]:
 
 
 def fuzz_inputs() -> Iterator[bytes]:
-    """Yields each fixture with choices for kernels/fuzz/fuzz_cuda.cc behind it.
+    """Yields each fixture, whole and damaged, with choices for kernels/fuzz/fuzz_cuda.cc behind it.
 
     They are orientation, rows only (8) and flip (128); layout, dtype and forms left out; left, top, width - 1 and
     height - 1 of the box; how much less the source box has at the left and at the bottom.
@@ -68,7 +68,9 @@ def fuzz_inputs() -> Iterator[bytes]:
         yield data + bytes([0, 0b000, 0, 0, 0, 0, *width.to_bytes(2, "little"), *height.to_bytes(2, "little"), 0, 0])
         yield data + bytes([5 | 8, 0b101, 9, 0, 30, 0, 60, 0, 90, 0, 40, 30])
         yield data + bytes([3 | 8 | 128, 0b010, 30, 0, 9, 0, 90, 0, 20, 0, 0, 90])
-        yield data + bytes([6 | 128, 0b111, 2, 0, 2, 0, 33, 0, 33, 0, 99, 7])
+        last = bytes([6 | 128, 0b111, 2, 0, 2, 0, 33, 0, 33, 0, 99, 7])
+        yield data + last
+        yield from (copy + last for copy in damaged(data, jpegs.entropy_offset(data), 2))
 
 
 def main(folder: str) -> None:
