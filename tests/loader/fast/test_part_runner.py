@@ -352,6 +352,33 @@ def test_shards_of_a_part_stay_open_while_its_others_are_opened(
     assert reads.samples == 0
 
 
+def test_parts_from_a_slow_disk_are_announced_and_stay_one_call(
+    tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.dataset.shard_reader.READ_AHEAD_BYTES", 0)
+    monkeypatch.setattr("feeder.dataset.shard_reader.ADVISED_PARTS", 2)
+    index = sharded(tmp_path)
+    reader = ShardReader(str(index))
+    work = Work(reader, TRAIN, "cpu")
+
+    def run() -> Any:
+        view = SlotView.new(work.layout(PHOTOS), Samples.of(np.arange(PHOTOS), np.arange(PHOTOS)))
+        work.run(0, view)
+        return view.images[0]
+
+    def is_slow() -> bool:
+        return reader.advise_from is not None
+
+    expected = run()
+    while is_slow():  # the first read may have come from the disk
+        run()
+    reader.note_read(1, 2)  # longer than the page cache takes
+    for _ in range(2):
+        assert is_slow()
+        np.testing.assert_array_equal(run(), expected)
+    assert reads.samples == 0
+
+
 def test_stages_are_counted_as_in_the_other_way(tmp_path: Path) -> None:
     index = sharded(tmp_path)
     counts = []
