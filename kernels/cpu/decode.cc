@@ -142,14 +142,14 @@ Outcome ImageDecoder::decode_jpeg(const ImageJob& job, const JpegHeader& header,
 
 // Decodes cut_, which is a part of an image.
 Outcome ImageDecoder::decode_cut(const JpegHeader& header, const ViewGroup& group, const CutPlace& place,
-                                 Planes& planes) {
+                                 Planes& planes, McuSource* source) {
     const PixelBox& box = group.box;
     JpegHeader cut_header;
     Outcome outcome = parse_jpeg_header(cut_.span(), cut_header);
     if (!outcome.ok()) return outcome;
     const PixelBox inner = {box.left - place.origin_x, box.top - place.origin_y, box.right - place.origin_x,
                             box.bottom - place.origin_y};
-    outcome = decode_with_libjpeg(cut_.span(), cut_header, inner, group.fidelity, pixels_, planes);
+    outcome = decode_with_libjpeg(cut_.span(), cut_header, inner, group.fidelity, pixels_, planes, source);
     planes.origin_x += place.origin_x;
     planes.origin_y += place.origin_y;
     planes.image_width = header.width;
@@ -165,8 +165,10 @@ Outcome ImageDecoder::decode_packed(const PackedFile& file, const Codebook& code
     }
     Lap lap(times);
     CutPlace place;
-    Outcome outcome = cut_packed(file, codebook, group.box, cut_, place);
-    if (outcome.ok()) outcome = decode_cut(file.header(), group, place, planes);
+    PackedCut source;
+    Outcome outcome = source.open(file, codebook, group.box, cut_, place);
+    if (outcome.ok()) outcome = decode_cut(file.header(), group, place, planes, &source);
+    if (source.damaged()) outcome = {Status::corrupt, kDamagedRows};
     lap.add_to(&StageTimes::libjpeg);
     return outcome;
 }

@@ -9,6 +9,7 @@
 #include "cpu/image.h"
 #include "cpu/jpeg/baseline.h"
 #include "cpu/jpeg/cut.h"
+#include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/jpeg/planes.h"
 #include "cpu/packed/packed_decoder.h"
 #include "cpu/resize/resize.h"
@@ -60,7 +61,8 @@ class ImageDecoder {
     Outcome decode_npy(const ImageJob& job, const DecodeOptions& options);
     Outcome decode_jpeg(const ImageJob& job, const JpegHeader& header, const ViewGroup& group, Planes& planes,
                         StageTimes* times);
-    Outcome decode_cut(const JpegHeader& header, const ViewGroup& group, const CutPlace& place, Planes& planes);
+    Outcome decode_cut(const JpegHeader& header, const ViewGroup& group, const CutPlace& place, Planes& planes,
+                       McuSource* source = nullptr);
     Outcome decode_packed(const PackedFile& file, const Codebook& codebook, const ViewGroup& group, Planes& planes,
                           StageTimes* times);
     void store(const ImageJob& job, const Planes& planes, size_t view, StageTimes* times);

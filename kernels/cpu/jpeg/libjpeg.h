@@ -10,13 +10,18 @@
 #include "cpu/bytes.h"
 #include "cpu/status.h"
 
-// From jpegint.h, which not every system installs: the beginning of the struct that `cinfo.idct` points to. It is the same
-// in all versions of libjpeg and libjpeg-turbo; 3.0 added members at its end.
+// From jpegint.h, which not every system installs: the beginning of the structs that `cinfo.idct` and `cinfo.entropy` point
+// to. It is the same in all versions of libjpeg and libjpeg-turbo; 3.0 added members at the end of the first.
 using inverse_DCT_method_ptr = void (*)(j_decompress_ptr cinfo, jpeg_component_info* component, JCOEFPTR coefficients,
                                         JSAMPARRAY rows, JDIMENSION column);
 struct jpeg_inverse_dct {
     void (*start_pass)(j_decompress_ptr cinfo);
     inverse_DCT_method_ptr inverse_DCT[MAX_COMPONENTS];
+};
+
+struct jpeg_entropy_decoder {
+    void (*start_pass)(j_decompress_ptr cinfo);
+    boolean (*decode_mcu)(j_decompress_ptr cinfo, JBLOCKROW* blocks);
 };
 
 namespace feeder {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cpu/jpeg/libjpeg.h"
 
@@ -25,6 +26,13 @@ void gated_idct(j_decompress_ptr cinfo, jpeg_component_info* component, JCOEFPTR
     const int i = component->component_index;
     if (!gate.row_wanted || column < gate.first_column[i] || column >= gate.end_column[i]) return;
     gate.inner[i](cinfo, component, coefficients, rows, column - gate.first_column[i]);
+}
+
+// In place of libjpeg's Huffman decoder.
+boolean next_mcu(j_decompress_ptr cinfo, JBLOCKROW* blocks) {
+    static_assert(std::is_same_v<JCOEF, int16_t>);
+    static_cast<McuSource*>(cinfo->client_data)->next(reinterpret_cast<int16_t(*const*)[DCTSIZE2]>(blocks));
+    return TRUE;
 }
 
 // Owns libjpeg's decompressor; see Note [libjpeg errors].
@@ -78,11 +86,15 @@ class Decompressor {
     }
 
     // Interleaved rows of the window's columns, `planes.count` bytes a pixel.
-    bool start_rows(ByteSpan file, const JpegHeader& header) {
+    bool start_rows(ByteSpan file, const JpegHeader& header, McuSource* source) {
         if (setjmp(errors_.jump) != 0) return false;
         if (!open(file, header)) return false;
         cinfo_.out_color_space = header.components == 1 ? JCS_GRAYSCALE : header.components == 3 ? JCS_RGB : JCS_CMYK;
         jpeg_start_decompress(&cinfo_);
+        if (source != nullptr) {
+            cinfo_.client_data = source;
+            cinfo_.entropy->decode_mcu = next_mcu;
+        }
         return true;
     }
 
@@ -158,7 +170,7 @@ constexpr Status kNoMemory = Status::corrupt;
 }  // namespace
 
 Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity fidelity,
-                            Bytes& pixels, Planes& planes) {
+                            Bytes& pixels, Planes& planes, McuSource* source) {
     ColorModel color;
     Outcome outcome = color_model(header, color);
     if (!outcome.ok()) return outcome;
@@ -178,7 +190,7 @@ Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const Pixel
     const size_t size = stride_bytes * static_cast<size_t>(box.bottom - box.top);
     if (!pixels.reserve(size + row_bytes)) return {kNoMemory, "JPEG: out of memory"};
     pixels.set_size(size);
-    if (!decompressor.start_rows(file, header) ||
+    if (!decompressor.start_rows(file, header, source) ||
         !decompressor.read_rows(box, pixels.data(), stride_bytes, pixels.data() + size)) {
         return decompressor.failure();
     }

@@ -9,6 +9,16 @@
 
 namespace feeder {
 
+// The coefficients of a file that has no scan.
+class McuSource {
+  public:
+    // Fills in the blocks of the next MCU, which are zero: 64 coefficients each, in natural order.
+    virtual void next(int16_t (*const* blocks)[64]) noexcept = 0;
+
+  protected:
+    ~McuSource() = default;
+};
+
 // Decodes the part of `file` that `box` (stored pixels, inside the image, not empty) needs. `planes` then points into
 // `pixels`. With Status::damaged the planes are filled as far as the data goes; with other failures they are undefined.
 //
@@ -16,8 +26,10 @@ namespace feeder {
 // jpeg_skip_scanlines and jpeg_crop_scanline this gives chroma at its own resolution.
 // draft: the same as fast.
 // exact: libjpeg's own upsampling and color conversion from the first row to the box's last.
+//
+// `source` (for exact only) has the coefficients of a file that ends behind the header of its only scan.
 Outcome decode_with_libjpeg(ByteSpan file, const JpegHeader& header, const PixelBox& box, Fidelity fidelity,
-                            Bytes& pixels, Planes& planes);
+                            Bytes& pixels, Planes& planes, McuSource* source = nullptr);
 
 // Only the entropy decoding of the whole image, with its result discarded: the yardstick for our own decoder.
 Outcome read_with_libjpeg(ByteSpan file, const JpegHeader& header);

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <vector>
+#include <new>
 
-#include "cpu/packed/packed_decoder.h"
+#include "cpu/jpeg/zigzag.h"
 #include "cpu/transcode/bit_writer.h"
 
 namespace feeder {
@@ -144,60 +144,16 @@ class ScanWriter {
     unsigned restarts_ = 0;
 };
 
-struct alignas(64) Block {
-    int16_t coefficients[64];
-};
+// Bytes that a row of MCUs takes at most.
+size_t most_bytes(const RowBlocks& row) {
+    return kMostBlockBytes * row.block_count() + kMostMcuBytes * static_cast<size_t>(row.columns());
+}
 
-// The blocks of a part of a row of MCUs, line by line.
-class RowBlocks {
-  public:
-    // The memory for rows of so many MCUs.
-    void reserve(const PackedFile& file, int columns) {
-        columns_ = columns;
-        size_t count = 0;
-        for (int i = 0; i < file.header().components; ++i) {
-            const JpegComponent& component = file.header().component[i];
-            count += static_cast<size_t>(columns) * component.h * component.v;
-        }
-        blocks_.resize(count);
-    }
-
-    bool read(const PackedFile& file, const Codebook& codebook, int row, int first_column) {
-        if (!file.read_row(row, codebook, lines_)) return false;
-        size_t at = 0;
-        for (const PackedLine& line : lines_) {
-            const int h = file.header().component[line.component].h;
-            const int first = first_column * h, end = (first_column + columns_) * h;
-            unpack_line(line, codebook.of_component(line.component), first, end, file.end(), dc_,
-                        reinterpret_cast<int16_t(*)[64]>(blocks_.data() + at));
-            at += static_cast<size_t>(end - first);
-        }
-        return true;
-    }
-
-    // Writes MCU number `column` of those that were read.
-    bool write(const JpegHeader& header, int column, ScanWriter& writer) const {
-        const Block* line = blocks_.data();
-        for (int i = 0; i < header.components; ++i) {
-            const JpegComponent& component = header.component[i];
-            for (int v = 0; v < component.v; ++v, line += columns_ * component.h) {
-                for (int h = 0; h < component.h; ++h)
-                    if (!writer.block(i, line[column * component.h + h].coefficients)) return false;
-            }
-        }
-        return true;
-    }
-
-    size_t most_bytes() const {
-        return kMostBlockBytes * blocks_.size() + kMostMcuBytes * static_cast<size_t>(columns_);
-    }
-
-  private:
-    int columns_ = 0;
-    std::vector<PackedLine> lines_;
-    std::vector<int16_t> dc_;
-    std::vector<Block> blocks_;
-};
+bool write_mcu(const RowBlocks& row, const JpegHeader& header, int column, ScanWriter& writer) {
+    return row.each_block(header, column, [&](int component, const int16_t* coefficients) {
+        return writer.block(component, coefficients);
+    });
+}
 
 // Huffman tables in which every symbol has a code, as DHT payloads.
 struct FullTables {
@@ -234,14 +190,14 @@ Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out
         return corrupt("its rows are too short");
     }
     row_blocks.reserve(file, grid.columns);
-    const uint64_t most = jpeg_header.size() + head.trailer_bytes + uint64_t{head.rows} * row_blocks.most_bytes();
+    const uint64_t most = jpeg_header.size() + head.trailer_bytes + uint64_t{head.rows} * most_bytes(row_blocks);
     const size_t wanted = static_cast<size_t>(std::min<uint64_t>(head.jpeg_bytes, most));
     out.set_size(0);
-    if (!out.reserve(std::max(wanted, jpeg_header.size()) + row_blocks.most_bytes() + 16))
+    if (!out.reserve(std::max(wanted, jpeg_header.size()) + most_bytes(row_blocks) + 16))
         return corrupt("out of memory");
     out.append(jpeg_header.data(), jpeg_header.size());
     Bytes scratch;
-    if (!scratch.reserve(row_blocks.most_bytes() + PlainBitWriter::kWriteAhead)) return corrupt("out of memory");
+    if (!scratch.reserve(most_bytes(row_blocks) + PlainBitWriter::kWriteAhead)) return corrupt("out of memory");
     ScanWriter writer(out.data() + out.size(), scratch.data());
     for (int i = 0; i < header.components; ++i) {
         const TableRef& dc = header.dc_huffman[header.component[i].dc_table];
@@ -261,7 +217,7 @@ Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out
                 writer.restart(ones);
                 until_restart = header.restart_interval_mcus - 1;
             }
-            if (!row_blocks.write(header, column, writer)) return corrupt("a symbol without a Huffman code");
+            if (!write_mcu(row_blocks, header, column, writer)) return corrupt("a symbol without a Huffman code");
         }
         writer.finish_row();
     }
@@ -280,25 +236,30 @@ Outcome unpack_jpeg(const PackedFile& file, const Codebook& codebook, Bytes& out
     return {};
 }
 
-Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const PixelBox& box, Bytes& out, CutPlace& place) {
-    const JpegHeader& header = file.header();
-    const ByteSpan jpeg_header = file.jpeg_header();
+namespace {
+
+// The MCUs that hold a box and the samples around it that upsampling reads.
+SegmentWindow mcus_of(const PackedFile& file, const PixelBox& box) {
     SegmentGrid grid;  // of which every MCU is a segment
     grid.mcu = file.grid();
     grid.segment_mcus = 1;
     grid.segments_per_row = grid.mcu.columns;
-    const SegmentWindow window = segments_for(header, grid, box);
-    place.origin_x = window.first_column * grid.mcu.mcu_width_px;
-    place.origin_y = window.first_row * grid.mcu.mcu_height_px;
-    place.width = std::min(header.width, (window.last_column + 1) * grid.mcu.mcu_width_px) - place.origin_x;
-    place.height = std::min(header.height, (window.last_row + 1) * grid.mcu.mcu_height_px) - place.origin_y;
-    const int columns = window.last_column - window.first_column + 1;
-    RowBlocks row_blocks;
-    row_blocks.reserve(file, columns);
+    return segments_for(file.header(), grid, box);
+}
+
+// Writes the header of a JPEG of these MCUs, with `further_bytes` of memory behind it.
+Outcome write_cut_header(const PackedFile& file, const SegmentWindow& window, size_t further_bytes, Bytes& out,
+                         CutPlace& place) {
+    const JpegHeader& header = file.header();
+    const ByteSpan jpeg_header = file.jpeg_header();
+    const McuGrid& grid = file.grid();
+    place.origin_x = window.first_column * grid.mcu_width_px;
+    place.origin_y = window.first_row * grid.mcu_height_px;
+    place.width = std::min(header.width, (window.last_column + 1) * grid.mcu_width_px) - place.origin_x;
+    place.height = std::min(header.height, (window.last_row + 1) * grid.mcu_height_px) - place.origin_y;
     out.set_size(0);
     const size_t tables = 4 * 2 + sizeof(kFullTables) + 16;
-    if (!out.reserve(jpeg_header.size() + tables + row_blocks.most_bytes() + 16)) return corrupt("out of memory");
-
+    if (!out.reserve(jpeg_header.size() + tables + further_bytes)) return corrupt("out of memory");
     out.append(0xFF);
     out.append(0xD8);
     MarkerWalker walker(jpeg_header);
@@ -325,8 +286,54 @@ Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const Pixel
             for (int i = 0; i < header.components; ++i) copy[2 + 2 * i] = 0;
         }
     }
+    return {};
+}
+
+}  // namespace
+
+Outcome PackedCut::open(const PackedFile& file, const Codebook& codebook, const PixelBox& box, Bytes& out,
+                        CutPlace& place) {
+    const SegmentWindow window = mcus_of(file, box);
+    file_ = &file;
+    codebook_ = &codebook;
+    first_column_ = window.first_column;
+    row_ = window.first_row - 1;
+    last_row_ = window.last_row;
+    row_blocks_.reserve(file, window.last_column - window.first_column + 1);
+    column_ = row_blocks_.columns();
+    damaged_ = false;
+    return write_cut_header(file, window, 0, out, place);
+}
+
+void PackedCut::next(int16_t (*const* blocks)[64]) noexcept {
+    if (damaged_) return;
+    if (column_ == row_blocks_.columns()) {
+        try {
+            damaged_ = row_ == last_row_ || !row_blocks_.read(*file_, *codebook_, row_ + 1, first_column_);
+        } catch (const std::bad_alloc&) {
+            damaged_ = true;
+        }
+        if (damaged_) return;
+        ++row_;
+        column_ = 0;
+    }
+    row_blocks_.each_block(file_->header(), column_++, [&](int, const int16_t* ordered) {
+        int16_t* const natural = **blocks++;
+        for (int k = 0; k < 64; ++k) natural[kNaturalOrder[k]] = ordered[k];
+        return true;
+    });
+}
+
+Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const PixelBox& box, Bytes& out, CutPlace& place) {
+    const JpegHeader& header = file.header();
+    const SegmentWindow window = mcus_of(file, box);
+    const int columns = window.last_column - window.first_column + 1;
+    RowBlocks row_blocks;
+    row_blocks.reserve(file, columns);
+    const Outcome outcome = write_cut_header(file, window, most_bytes(row_blocks) + 16, out, place);
+    if (!outcome.ok()) return outcome;
     Bytes scratch;
-    if (!scratch.reserve(row_blocks.most_bytes() + PlainBitWriter::kWriteAhead)) return corrupt("out of memory");
+    if (!scratch.reserve(most_bytes(row_blocks) + PlainBitWriter::kWriteAhead)) return corrupt("out of memory");
     ScanWriter writer(out.data() + out.size(), scratch.data());
     for (int i = 0; i < header.components; ++i) {
         writer.dc_table(i).build({kFullTables.dc + 1, sizeof(kFullTables.dc) - 1});
@@ -336,12 +343,12 @@ Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const Pixel
         if (!row_blocks.read(file, codebook, row, window.first_column)) return corrupt("damaged row");
         const size_t size = static_cast<size_t>(writer.end() - out.data());
         out.set_size(size);
-        if (size + row_blocks.most_bytes() + 16 > out.capacity()) {
-            if (!out.reserve(2 * size + row_blocks.most_bytes() + 16)) return corrupt("out of memory");
+        if (size + most_bytes(row_blocks) + 16 > out.capacity()) {
+            if (!out.reserve(2 * size + most_bytes(row_blocks) + 16)) return corrupt("out of memory");
             writer.move_to(out.data() + size);
         }
         for (int column = 0; column < columns; ++column)
-            if (!row_blocks.write(header, column, writer)) return corrupt("a coefficient out of range");
+            if (!write_mcu(row_blocks, header, column, writer)) return corrupt("a coefficient out of range");
         writer.finish_row();
     }
     writer.end_segment(true, 0xD9);
