@@ -1,4 +1,4 @@
-"""What a service takes on paper, from made figures that are easy to follow."""
+"""Costs of a service on paper, from made figures that are easy to follow."""
 
 from __future__ import annotations
 

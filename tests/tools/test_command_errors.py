@@ -1,0 +1,51 @@
+"""Errors of all commands: what, where and what to do, in three lines of a terminal at most."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from feeder.tools import cli
+
+CALLS = {
+    "shard": "shard nothing",
+    "append": "append nothing nowhere",
+    "takedown": "takedown nothing 00017",
+    "inspect": "inspect nothing",
+    "browse": "browse nothing",
+    "index": "index nothing.tar",
+    "export": "export nothing --out out",
+    "cache": "cache nothing --trim 0",
+    "serve": "serve nothing",
+    "bench": "bench nothing",
+    "parity": "parity nothing",
+    "doctor": "doctor nothing.py",
+    "profile": "profile nothing.py",
+    "tune": "tune nothing",
+    "replay": "replay nothing --state nothing.json --step 0",
+}
+
+
+def test_every_command_is_tried() -> None:
+    (commands,) = (a for a in cli.make_parser()._subparsers._group_actions if isinstance(a, argparse._SubParsersAction))  # type: ignore[union-attr]
+    assert set(CALLS) == set(commands.choices)
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_an_error_has_three_lines_at_most_and_names_what_is_missing(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code = cli.main(CALLS[command].split())
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code in (1, 2)
+    said = capsys.readouterr().err.replace(str(tmp_path), "")
+    shown = [part for line in said.splitlines() for part in textwrap.wrap(line, 80)]
+    assert 1 <= len(shown) <= 3
+    assert "nothing" in said or "nowhere" in said
+    assert "Traceback" not in said
