@@ -1,0 +1,153 @@
+"""examples/ray_train.py and ray_tune.py on a Ray cluster in one machine: what is killed goes on exactly."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import ROOT, train_example
+from tests.support.ray_cluster import RayCluster
+from tests.support.train_example import load
+
+data = train_example.data
+
+pytestmark = pytest.mark.slow
+
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+SMALL = ["--size", "24", "--batch-size", "20", "--epochs", "2", "--loader-workers", "1"]
+
+# Runs an example whose function for workers ends its process by SIGKILL at a step, the first time that it comes there.
+_KILLED = """
+import importlib, os, signal, sys
+script, function, mark, step = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1), int(sys.argv.pop(1))
+example = importlib.import_module(script)
+train = getattr(example, function)
+
+def killed(config):
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from tests.support.processes import is_first
+    steps = iter(range(1, 1000))
+    def count(*_):
+        if next(steps) == step and is_first(mark):
+            os.kill(os.getpid(), signal.SIGKILL)
+    hook = register_optimizer_step_post_hook(count)
+    try:
+        train(config)
+    finally:
+        hook.remove()
+
+setattr(example, function, killed)
+example.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """A cluster with two nodes of two cores."""
+    made = RayCluster()
+    for _ in range(2):
+        made.add_node({"PYTHONPATH": PATH}, cores=2)
+    yield made
+    made.close()
+
+
+def run(script: str, *arguments: str, killed: tuple[str, Path, int] | None = None) -> str:
+    """Runs an example; with ``killed`` the function of that name dies at a step, once, which a file marks."""
+    start = [str(ROOT / "examples" / script)]
+    if killed is not None:
+        start = ["-c", _KILLED, script.removesuffix(".py"), *map(str, killed)]
+    env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    done = subprocess.run(
+        [sys.executable, *start, *arguments], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return done.stdout
+
+
+def test_training_goes_on_exactly_after_a_worker_is_killed(
+    data: list[str], cluster: RayCluster, tmp_path: Path
+) -> None:
+    options = ["--address", cluster.address, *SMALL, "--checkpoint-every", "4", "--out", str(tmp_path)]
+    mark = tmp_path / "mark"
+    runs = []
+    for name, killed in (("whole", None), ("killed", ("train", mark, 7))):
+        out = run("ray_train.py", data[0], *options, "--name", name, killed=killed)
+        (told,) = re.findall(r"^epochs 2, steps 18, loss \d+\.\d+$", out, re.M)
+        (folder,) = re.findall(r"^checkpoint (.*)$", out, re.M)
+        runs.append((told, load(Path(folder) / "state.pt")))
+    assert mark.exists()
+    (told, state), (told_killed, state_killed) = runs
+    assert told_killed == told
+    assert state_killed["loader"] == state["loader"]
+    for name, tensor in state["model"].items():
+        assert torch.equal(state_killed["model"][name], tensor)
+
+
+@pytest.fixture(scope="module")
+def service(data: list[str], cluster: RayCluster) -> str:
+    """The name of a service on one of the nodes."""
+    command = [
+        "serve",
+        "--address",
+        cluster.address,
+        "--root",
+        str(Path(data[0]).parent),
+        "--cpus",
+        "1",
+        "--nodes",
+        "1",
+    ]
+    subprocess.run([sys.executable, "-m", "feeder", *command], check=True, cwd=ROOT, timeout=200)
+    return "feeder"
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    with open(out / "trials.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("order", [[], ["--own-order"]], ids=["one-order", "own-order"])
+def test_a_search_over_a_service_has_the_results_of_one_without(
+    data: list[str], cluster: RayCluster, service: str, tmp_path: Path, order: list[str]
+) -> None:
+    """One of the trials dies, and goes on from its checkpoint."""
+    options = [*data, "--address", cluster.address, "--out", str(tmp_path), *SMALL, "--trials", "3", *order]
+    options += ["--at-once", "2"]
+    mark = tmp_path / "mark"
+    out = run("ray_tune.py", *options, "--name", "with", "--service", service, killed=("trial", mark, 12))
+    assert mark.exists()
+    run("ray_tune.py", *options, "--name", "without")
+    found, expected = (
+        {row["lr"]: (row["width"], results(tmp_path / name, row["lr"])) for row in table(tmp_path / name)}
+        for name in ("with", "without")
+    )
+    assert len(found) == 3
+    assert found.keys() == expected.keys()
+    for lr, (width, epochs) in found.items():
+        assert width == expected[lr][0]
+        assert lr[:5] in out
+        # ASHA stops trials by those that came before. A trial that went on has no earlier epochs in Ray's file.
+        common = epochs.keys() & expected[lr][1].keys()
+        assert common
+        assert all(epochs[epoch] == expected[lr][1][epoch] for epoch in common)
+    before = table(tmp_path / "without")
+    run("ray_tune.py", *options, "--name", "without")
+    assert table(tmp_path / "without") == before  # of trials that are finished already
+
+
+def results(folder: Path, lr: str) -> dict[int, tuple[float, float]]:
+    """Loss and accuracy of a trial, by epoch."""
+    for path in folder.glob("*/result.json"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        if str(rows[0]["config"]["lr"]) == lr:
+            return {row["epoch"]: (row["loss"], row["accuracy"]) for row in rows}
+    raise AssertionError(f"no trial with lr {lr}")
