@@ -32,6 +32,7 @@ from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support import cuda_driver, jpegs
 from tests.support.batches import copied_epoch, same_batches
 from tests.support.images import encode
+from tests.support.rogue_readers import StepReader
 
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "progressive", "rgb")
 CROP = (
@@ -71,10 +72,12 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def epochs(
-    folder: Path, recipe: Any, fields: tuple[str, ...] = ("index",), **options: Any
+    folder: Path, recipe: Any, fields: tuple[str, ...] = ("index",), *, by_step: bool = False, **options: Any
 ) -> tuple[list[Any], list[Any], dict[str, Any]]:
     """An epoch of the backend, the same of the CPU's, and the stats."""
     dataset = ShardDataset(folder, recipe, fields=fields)
+    if by_step:
+        dataset.reader = StepReader(str(folder / INDEX_NAME))
     options = {"batch_size": 7, "shuffle": True, "seed": 3} | options
     loader = DataLoader(dataset, backend="cuda", **options)
     found = copied_epoch(loader)
@@ -85,11 +88,9 @@ def epochs(
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["seekable", "packed", "keep"])
-@pytest.mark.parametrize("fields", [(), ("index",)], ids=["in one call", "step by step"])
-def test_batches_are_those_of_the_cpu_backend(
-    sets: dict[str, Path], name: str, workers: int, fields: tuple[str, ...]
-) -> None:
-    found, expected, stats = epochs(sets[name], CROP, fields, num_workers=workers)
+@pytest.mark.parametrize("by_step", [False, True], ids=["in one call", "step by step"])
+def test_batches_are_those_of_the_cpu_backend(sets: dict[str, Path], name: str, workers: int, by_step: bool) -> None:
+    found, expected, stats = epochs(sets[name], CROP, by_step=by_step, num_workers=workers)
     assert same_batches(found, expected)
     counts = {key: stats[key] for key in ("backend", "cuda_images", "cpu_images", "redone_images")}
     by_workers = 3 if name == "keep" else 1  # the PNG; where nothing is transcoded, progressive JPEGs
@@ -131,8 +132,10 @@ def test_usual_samples_are_planned_without_a_step_in_python(
         return stage_views(stager, buffers, *rest)
 
     monkeypatch.setattr(PlanStager, "stage_views", counting)
-    epochs(sets["seekable"], CROP, ())
-    assert step_by_step == [1]  # the PNG
+    for fields in ((), ("index",)):
+        step_by_step.clear()
+        epochs(sets["seekable"], CROP, fields)
+        assert step_by_step == [1]  # the PNG
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -15,7 +15,15 @@ from feeder.dataset.shards import ShardDataset
 from feeder.transforms import RandomResizedCrop
 from tests.support.processes import wait_until
 
-__all__ = ["DyingAndWaitingReader", "RogueReader", "ToldReader", "WideReader", "die_if_told", "rogue_dataset"]
+__all__ = [
+    "DyingAndWaitingReader",
+    "RogueReader",
+    "StepReader",
+    "ToldReader",
+    "WideReader",
+    "die_if_told",
+    "rogue_dataset",
+]
 
 
 def rogue_dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = "") -> ShardDataset:
@@ -23,6 +31,13 @@ def rogue_dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = ""
     dataset = ShardDataset(shards, RandomResizedCrop(16), fields=("index",))
     dataset.reader = RogueReader(str(shards / "index.bin"), sample, deed, mark)
     return dataset
+
+
+class StepReader(ShardReader):
+    """A reader that the kernels don't know: samples are made step by step, in no single call."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepReader, (self.index.path,)
 
 
 class RogueReader(ShardReader):
