@@ -50,7 +50,8 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
 
 
 def test_public_attributes_are_those_for_users(shards: Path) -> None:
-    methods = {"close", "load_state_dict", "replay", "samples_of", "set_epoch", "state_dict", "stats", "worker_pids"}
+    methods = {"close", "load_state_dict", "replay", "samples_of", "set_epoch", "span_of", "state_dict", "stats"}
+    methods.add("worker_pids")
     dataset = ShardDataset(shards, CROP_AND_FLIP)
     for loader in (DataLoader(dataset, batch_size=4), DataLoader(range(9))):
         further = set(dir(loader)) - set(dir(torch.utils.data.DataLoader(dataset)))

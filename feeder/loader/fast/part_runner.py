@@ -206,7 +206,8 @@ class PartRunner:
         report.read_ns += read_ns
         report.decode_ns += decode_ns
         report.encoded_bytes += read_bytes
-        reader.note_read(read_bytes, read_ns - brought_ns)
+        if not left:  # whose bytes the time would be for, too
+            reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):
             self._pause = _PAUSE
         return left, *more

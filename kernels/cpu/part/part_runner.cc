@@ -105,7 +105,6 @@ bool PartRunner::has_changed(const OpenShard& shard) const {
 
 void PartRunner::read(OpenShards& shards, size_t advise_from) {
     order_.clear();
-    read_bytes_ = 0;
     size_t total = 0;
     for (size_t i = 0; i < images_.size(); ++i) {
         if (!images_[i].is_ours) continue;
@@ -135,8 +134,6 @@ void PartRunner::read(OpenShards& shards, size_t advise_from) {
             image.is_ours = read_image(image, shards.arena.data() + (image.file.data() - shards.arena.data()));
         }
     });
-    for (const size_t i : order_)
-        if (images_[i].is_ours) read_bytes_ += static_cast<int64_t>(images_[i].bytes);
     // Only after all is read: what changed before was read in part.
     int64_t last = -1;
     bool changed = false;

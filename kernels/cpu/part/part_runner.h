@@ -85,7 +85,12 @@ class PartRunner {
     bool is_done(size_t i) const { return images_[i].is_ours; }
     int64_t label(size_t i) const { return images_[i].indexed.label; }
     const Outcome& outcome(size_t i) const { return images_[i].outcome; }
-    int64_t read_bytes() const { return read_bytes_; }
+    // Of the samples that are ours still: whoever takes the others on reads them again, and counts them.
+    int64_t read_bytes() const {
+        int64_t bytes = 0;
+        for (const Image& image : images_) bytes += image.is_ours ? static_cast<int64_t>(image.bytes) : 0;
+        return bytes;
+    }
 
   private:
     struct Image {
@@ -111,7 +116,6 @@ class PartRunner {
     std::vector<size_t> order_;
     std::vector<ImageJob> jobs_;
     std::vector<Outcome> outcomes_;
-    int64_t read_bytes_ = 0;
 };
 
 }  // namespace feeder
