@@ -82,3 +82,23 @@ def test_a_build_without_the_kernels_leaves_none_of_an_earlier_build(tmp_path: P
     said = cmake("-S", source, "-B", tmp_path / "build", *options)
     assert not stale.exists()
     assert ("found is 12.8: this build is without that backend" in said) == (wanted == "AUTO")
+
+
+def nvcc(folder: Path, version: str) -> Path:
+    """Makes an nvcc that only says its version, in a toolkit's folder; returns that folder."""
+    path = folder / "bin" / "nvcc"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.93'\n")
+    path.chmod(0o755)
+    return folder
+
+
+def test_nvcc_on_the_path_is_taken_also_if_cuda_home_has_another_or_an_earlier_run_found_none(tmp_path: Path) -> None:
+    old, new = nvcc(tmp_path / "old", "12.8"), nvcc(tmp_path / "new", "13.0")
+    options = ("-S", ROOT, "-B", tmp_path / "build", "-DFEEDER_PYTHON=OFF", "-DFEEDER_CUDA=ON")
+    path = os.environ["PATH"]
+    assert CMAKE is not None
+    done = subprocess.run([CMAKE, *options], env={**os.environ, "PATH": f"{old}/bin:{path}"}, capture_output=True, text=True)
+    assert "found is 12.8" in done.stderr
+    said = cmake(*options, PATH=f"{new}/bin:{path}", CUDA_HOME=str(old))
+    assert 'The backend "cuda" is built by nvcc 13.0' in said
