@@ -66,8 +66,30 @@ def test_kernels_compile_for_every_architecture_without_spills(tmp_path: Path) -
     assert check_wheel.wrong_with_fatbin(fatbin.read_bytes()) is None
 
 
-@pytest.mark.parametrize("wanted", ["OFF", "AUTO"])
-def test_a_build_without_the_kernels_leaves_none_of_an_earlier_build(tmp_path: Path, wanted: str) -> None:
+def nvcc(folder: Path, version: str) -> Path:
+    """Makes an nvcc that says its version and compiles nothing, in a toolkit's folder; returns that folder."""
+    path = folder / "bin" / "nvcc"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    release = f"Cuda compilation tools, release {version}, V{version}.93"
+    path.write_text(
+        f"#!/bin/sh\n[ $1 = --version ] || {{ echo unsupported GNU version >&2; exit 1; }}\necho '{release}'\n"
+    )
+    path.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "why"),
+    [
+        ("OFF", "13.0", None),
+        ("AUTO", "12.8", "needs nvcc 13.0 or later to be built, and found is 12.8"),
+        ("AUTO", "13.0", "can't be built, as nvcc 13.0 compiles nothing here"),
+    ],
+    ids=["left out", "too old", "without a compiler that it takes"],
+)
+def test_a_build_without_the_kernels_leaves_none_of_an_earlier_build(
+    tmp_path: Path, wanted: str, version: str, why: str | None
+) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "CMakeLists.txt").symlink_to(ROOT / "CMakeLists.txt")
@@ -75,22 +97,12 @@ def test_a_build_without_the_kernels_leaves_none_of_an_earlier_build(tmp_path: P
     stale = source / "feeder" / "_native.fatbin"
     stale.parent.mkdir()
     stale.write_bytes(b"of an earlier build")
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.93'\n")
-    nvcc.chmod(0o755)
-    options = (f"-DFEEDER_CUDA={wanted}", f"-DFEEDER_NVCC={nvcc}", f"-DPython_EXECUTABLE={sys.executable}")
+    found = nvcc(tmp_path / "toolkit", version) / "bin" / "nvcc"
+    options = (f"-DFEEDER_CUDA={wanted}", f"-DFEEDER_NVCC={found}", f"-DPython_EXECUTABLE={sys.executable}")
     said = cmake("-S", source, "-B", tmp_path / "build", *options)
     assert not stale.exists()
-    assert ("found is 12.8: this build is without that backend" in said) == (wanted == "AUTO")
-
-
-def nvcc(folder: Path, version: str) -> Path:
-    """Makes an nvcc that only says its version, in a toolkit's folder; returns that folder."""
-    path = folder / "bin" / "nvcc"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {version}, V{version}.93'\n")
-    path.chmod(0o755)
-    return folder
+    assert ("this build is without that backend" in said) == (why is not None)
+    assert why is None or f'The backend "cuda" {why}' in said
 
 
 def test_nvcc_on_the_path_is_taken_also_if_cuda_home_has_another_or_an_earlier_run_found_none(tmp_path: Path) -> None:
@@ -98,7 +110,9 @@ def test_nvcc_on_the_path_is_taken_also_if_cuda_home_has_another_or_an_earlier_r
     options = ("-S", ROOT, "-B", tmp_path / "build", "-DFEEDER_PYTHON=OFF", "-DFEEDER_CUDA=ON")
     path = os.environ["PATH"]
     assert CMAKE is not None
-    done = subprocess.run([CMAKE, *options], env={**os.environ, "PATH": f"{old}/bin:{path}"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [CMAKE, *options], env={**os.environ, "PATH": f"{old}/bin:{path}"}, capture_output=True, text=True
+    )
     assert "found is 12.8" in done.stderr
     said = cmake(*options, PATH=f"{new}/bin:{path}", CUDA_HOME=str(old))
     assert 'The backend "cuda" is built by nvcc 13.0' in said
