@@ -22,7 +22,7 @@ from feeder.decoders.staged.staged import Kind, Staged
 from feeder.errors import ArgumentError, BackendError
 from tests.support import conformance, cuda_driver, jpegs
 from tests.support.conformance import MEAN, STD
-from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures
+from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures, decoder_on_gpu
 from tests.support.cuda_driver import FakeDriver
 from tests.support.dali_batches import finish
 from tests.support.packed import packed
@@ -218,6 +218,16 @@ def test_a_gpu_without_code_in_the_build_is_named_with_the_remedy(fake: FakeDriv
     fake.refuse_loads(code)
     with pytest.raises(BackendError, match=rf"cuModuleLoadData failed with error {code}.*{why}\): use backend='dali'"):
         get_decoder("cuda")
+
+
+def test_tests_on_a_gpu_fail_where_kernels_do_not_load_and_are_skipped_on_what_is_too_old(fake: FakeDriver) -> None:
+    fake.refuse_loads(200)
+    with pytest.raises((BackendError, pytest.skip.Exception)) as failed:
+        decoder_on_gpu()
+    assert failed.type is BackendError
+    fake.describe(version=12080)
+    with pytest.raises(pytest.skip.Exception, match="driver 580 or newer"):
+        decoder_on_gpu()
 
 
 def test_kernels_are_loaded_once_and_a_launch_that_fails_is_an_error(fake: FakeDriver) -> None:

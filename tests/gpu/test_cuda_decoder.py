@@ -17,12 +17,11 @@ from feeder import transforms as T
 from feeder.decoders.cuda.decoder import CudaDecoder
 from feeder.decoders.native import CpuDecoder
 from feeder.decoders.staged.staged import Staged
-from feeder.errors import BackendError
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support import jpegs
 from tests.support.conformance import MEAN, STD
-from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures
+from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures, decoder_on_gpu
 from tests.support.dali_batches import finish
 from tests.support.packed import packed
 
@@ -38,10 +37,7 @@ HALF = T.Recipe.of([*BASE, T.Normalize(MEAN, STD), T.ToDtype("float16")])
 
 @pytest.fixture(scope="module")
 def decoder() -> CudaDecoder:
-    try:
-        return CudaDecoder(device="cuda")
-    except BackendError as error:
-        pytest.skip(str(error))
+    return decoder_on_gpu()
 
 
 def buffers(count: int) -> list[bytes]:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+import pytest
 
 from feeder import _native as native
 from feeder import transforms as T
 from feeder.decoders.cuda.decoder import CudaDecoder
 from feeder.decoders.native import CpuDecoder
+from feeder.errors import BackendError
 from tests.support import jpeg_corpus, jpegs
 from tests.support.packed import packed
 
-__all__ = ["check_corpus", "check_damaged", "check_fixtures"]
+__all__ = ["check_corpus", "check_damaged", "check_fixtures", "decoder_on_gpu"]
 
 _CHUNK = 256  # files of a batch
 _FEW_PIXELS = 1024  # up to which the CPU decodes a box
+
+
+def decoder_on_gpu() -> CudaDecoder:
+    """Returns a decoder; skips where feeder was built without the kernels, or the driver or the GPU is too old."""
+    try:
+        return CudaDecoder(device="cuda")
+    except BackendError as error:
+        if re.search(r"left out when this feeder was built|needs NVIDIA's driver|needs a GPU", str(error)):
+            pytest.skip(str(error))
+        raise
 
 
 def check_damaged(decoder: CudaDecoder, step: int) -> None:
