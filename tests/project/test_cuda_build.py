@@ -116,3 +116,20 @@ def test_nvcc_on_the_path_is_taken_also_if_cuda_home_has_another_or_an_earlier_r
     assert "found is 12.8" in done.stderr
     said = cmake(*options, PATH=f"{new}/bin:{path}", CUDA_HOME=str(old))
     assert 'The backend "cuda" is built by nvcc 13.0' in said
+
+
+def test_ci_takes_nvcc_13_0_also_where_another_is_on_the_path(tmp_path: Path) -> None:
+    old, new = nvcc(tmp_path / "old", "12.8"), nvcc(tmp_path / "new", "13.0")
+    lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if "scripts/nvcc.sh" in line]
+    script = tmp_path / "scripts" / "nvcc.sh"
+    script.parent.mkdir()
+    script.write_text(f"#!/bin/sh\necho '{new}/bin'\n")
+    script.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", "\n".join([*lines, "nvcc --version"])],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{old}/bin:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+    )
+    assert "release 13.0" in done.stdout
