@@ -4,7 +4,8 @@
 // A kernel is a struct: kThreads, kPhases, Shared (a block's shared memory), Local (what a thread keeps from phase to
 // phase), and run<phase>(batch, place, shared, local). A phase is what one thread does between two barriers. On a GPU
 // kernels.cu runs the phases with __syncthreads() between them. On a CPU emulate.h runs a phase for one thread after the
-// other, in any order: as no barrier lies inside, a difference between two orders is a race.
+// other, in any order: as no barrier lies inside, a difference between two orders is a race, and so are two threads that
+// change the same shared memory.
 //
 // Integers and floats are those of the CPU kernels to the bit: kernels.cu is compiled with --fmad=false.
 #pragma once

@@ -25,11 +25,11 @@ thread_local int contexts = 0;  // pushed by this thread
 struct Kernel {
     const char* name;
     uint32_t threads;
-    void (*run)(const Batch&, uint32_t, Order);
+    bool (*run)(const Batch&, uint32_t, Order);  // false: a race
 };
 template <typename K>
 constexpr Kernel kernel_of(const char* name) {
-    return {name, K::kThreads, [](const Batch& batch, uint32_t blocks, Order order) { emulate<K>(batch, blocks, order); }};
+    return {name, K::kThreads, [](const Batch& batch, uint32_t blocks, Order order) { return emulate<K>(batch, blocks, order); }};
 }
 constexpr Kernel kKernels[] = {kernel_of<Huffman>("feeder_huffman"), kernel_of<Unpack>("feeder_unpack"),
                                kernel_of<InverseDct>("feeder_idct"), kernel_of<Filters>("feeder_filters"),
@@ -109,7 +109,7 @@ int cuLaunchKernel(const void* function, unsigned blocks, unsigned y, unsigned z
     }
     Batch batch;
     std::memcpy(&batch, arguments[0], sizeof(batch));
-    kernel->run(batch, blocks, driver.order);
+    if (!kernel->run(batch, blocks, driver.order)) return kLaunchFailed;
     ++driver.launches;
     return 0;
 }

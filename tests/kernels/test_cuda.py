@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,37 @@ LEFT_BY_THE_HOST = 0
 @pytest.fixture(scope="module", autouse=True)
 def known_codebook() -> None:
     cuda_emulator.add_codebook(codebook())
+
+
+SUMS = """
+#include "cuda/emulate.h"
+using namespace feeder::cuda;
+template <uint32_t kPlaces> struct Sums {
+    static constexpr int kThreads = 4, kPhases = 1;
+    struct Shared { uint32_t sum[kPlaces]; };
+    using Local = Nothing;
+    template <int kPhase> static void run(const Batch&, Place place, Shared& shared, Local&) {
+        uint32_t& sum = shared.sum[place.thread % kPlaces];
+        sum = 0;
+        for (uint32_t i = 0; i <= place.thread; ++i) sum += i;
+    }
+};
+extern "C" bool feeder_sums(bool shared) {
+    return shared ? emulate<Sums<2>>(Batch{}, 1, Order::forward) : emulate<Sums<4>>(Batch{}, 1, Order::forward);
+}
+"""
+
+
+def test_threads_that_share_memory_for_what_is_their_own_are_a_race(tmp_path: Path) -> None:
+    """In any order each reads what it wrote itself."""
+    source, library = tmp_path / "sums.cc", tmp_path / "sums.so"
+    source.write_text(SUMS)
+    command = [os.environ.get("CXX", "g++"), "-std=c++20", "-fPIC", "-shared", "-I", str(ROOT / "kernels")]
+    subprocess.run([*command, str(source), "-o", str(library)], check=True, timeout=300)
+    sums = ctypes.CDLL(str(library)).feeder_sums
+    sums.restype = ctypes.c_bool
+    assert sums(False)
+    assert not sums(True)
 
 
 def forms(data: bytes) -> dict[str, bytes]:
