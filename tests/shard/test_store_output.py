@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,27 @@ def test_an_interrupted_run_goes_on_with_the_shards_in_the_store(
     assert all(half[name] == expected[name] for name in finished)
     assert shard(str(tree), f"{bucket.url}/set", OPTIONS).written_shards == 4 - len(finished)
     assert _contents(bucket) == expected
+
+
+@pytest.mark.parametrize("kind", ["manifest", "compressed tar"])
+def test_an_interrupted_run_over_what_is_unpacked_to_disk_goes_on(
+    kind: str, tree: Path, tmp_path: Path, bucket: Bucket
+) -> None:
+    images = sorted(tree.rglob("*.jpg"))
+    if kind == "manifest":
+        source = tmp_path / "rows.csv"
+        source.write_text("path,note\n" + "".join(f"{path},{k}\n" for k, path in enumerate(images)))
+    else:
+        source = tmp_path / "images.tar.gz"
+        with tarfile.open(source, "w:gz") as tar:
+            for k, path in enumerate(images):
+                tar.add(path, f"{k}.jpg")
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(source), f"{bucket.url}/set", OPTIONS, progress=StopAfter(40))
+    finished = [name for name in _contents(bucket) if name.endswith(".tar")]
+    assert finished
+    summary = shard(str(source), f"{bucket.url}/set", OPTIONS)
+    assert (summary.samples, summary.written_shards) == (60, 4 - len(finished))
 
 
 _KILLED = """

@@ -44,11 +44,15 @@ class Rejection(NamedTuple):
 
 
 class Container(NamedTuple):
-    """A file that holds many samples, with its size and modification time when the source was listed."""
+    """A file that holds many samples, with its size and modification time when the source was listed.
+
+    Of a scratch file these are its original's, or zeros; its folder may be another one in each run.
+    """
 
     path: str
     size_bytes: int
     mtime_ns: int
+    is_scratch: bool = False
 
 
 class Source:

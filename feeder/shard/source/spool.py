@@ -26,7 +26,7 @@ class Spool:
         self._size = 0
         self._container = len(source.containers)
         self._writing = atomic_file(path)
-        source.containers.append(Container(path, 0, 0))  # a scratch file is not compared when a run resumes
+        source.containers.append(Container(path, 0, 0, is_scratch=True))
 
     def __enter__(self) -> Spool:
         self._file = self._writing.__enter__()

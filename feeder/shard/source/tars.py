@@ -255,7 +255,7 @@ def _list_tar(
     if plain != original:  # a resumed run compares the user's file, not the unpacked copy
         status = os.stat(original)
         source.containers[container] = source.containers[container]._replace(
-            size_bytes=status.st_size, mtime_ns=status.st_mtime_ns
+            size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, is_scratch=True
         )
     with open(plain, "rb") as file:
         pread = functools.partial(os.pread, file.fileno())

@@ -23,7 +23,9 @@ def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
         "settings": settings,
         "kind": source.kind,
         "image_field": ";".join(source.image_fields) or None,
-        "containers": [[c.path, c.size_bytes, c.mtime_ns] for c in source.containers],
+        "containers": [
+            [os.path.basename(c.path) if c.is_scratch else c.path, c.size_bytes, c.mtime_ns] for c in source.containers
+        ],
         "rejected": sorted([r.path, r.reason] for r in source.rejected),
         "targets": list(source.table.targets),
     }
