@@ -215,6 +215,62 @@ def test_a_source_that_was_added_is_added_again_only_once_it_has_changed(folder:
     assert append(str(folder), str(more), ShardOptions()).samples == 18
 
 
+def test_another_folder_with_the_same_names_sizes_and_times_is_added(folder: Path, tmp_path: Path) -> None:
+    for k in range(2):
+        tree = tmp_path / f"day{k}" / "b"
+        tree.mkdir(parents=True)
+        (tree / "0.bmp").write_bytes(encode(pixels(50 + k), "bmp"))
+        os.utime(tree / "0.bmp", ns=(0, 0))
+    for _ in range(2):
+        for k in range(2):
+            append(str(folder), str(tmp_path / f"day{k}"), ShardOptions())
+    assert len(ShardDataset(folder)) == 12
+
+
+def test_rejected_inputs_are_listed_once_however_often_a_run_is_killed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = images(tmp_path / "more" / "b", 20, 9)
+    (more / "b" / "bad.jpg").write_bytes(b"\xff\xd8\xff")
+    options = ShardOptions(workers=1, max_bad=0.5)
+
+    def stop(_: OutputFolder, *paths: str) -> None:
+        if any(path.endswith("rejected.jsonl") for path in paths):
+            raise KeyboardInterrupt
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(OutputFolder, "publish", stop)
+            with pytest.raises(KeyboardInterrupt):
+                append(str(folder), str(more), options)
+    append(str(folder), str(more), options)
+    assert [json.loads(line)["path"] for line in (folder / "rejected.jsonl").read_text().splitlines()] == ["b/bad.jpg"]
+
+
+def test_what_another_run_has_left_goes_where_nothing_is_added(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more, other = images(tmp_path / "more" / "b", 20, 15), images(tmp_path / "other" / "b", 50, 2)
+    append(str(folder), str(other), ShardOptions())
+    before = contents(folder)
+    interrupt(monkeypatch, folder, more)
+    append(str(folder), str(other), ShardOptions())
+    assert contents(folder) == before
+
+
+def test_rows_are_added_to_a_set_in_a_store_once(tmp_path: Path, bucket: Bucket) -> None:
+    images(tmp_path / "images", 0, 4)
+    columns = ManifestColumns(label="label")
+    for name, numbers in (("one", (0, 1)), ("two", (2, 3))):
+        (tmp_path / f"{name}.csv").write_text(
+            "path,label,note\n" + "".join(f"images/{k}.jpg,7,x{k}\n" for k in numbers)
+        )
+    out = f"{bucket.url}/set"
+    shard(str(tmp_path / "one.csv"), out, kept(columns=columns))
+    for _ in range(2):
+        assert append(out, str(tmp_path / "two.csv"), ShardOptions(columns=columns)).samples == 4
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_any_request_is_repeated_to_the_same_set(
     folder: Path, tmp_path: Path, bucket: Bucket

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -124,6 +125,7 @@ class _Append:
         digest = plan_digest(self._options.settings(), source)
         if digest in manifest.source.get(_APPENDED, ()):
             self._progress.note(f"these samples are part of {folder.shown} already: nothing is added")
+            folder.remove_after(shards)
             folder.finish()
             return self._summary(manifest, [], {}, classes)
         is_resumed = folder.begin_append(self._options.settings(), source, version, shards)
@@ -210,7 +212,7 @@ class _Append:
             open(folder.file(REJECTED_NAME), "rb", opener=open_regular) as lines,
             atomic_file(folder.file(REJECTED_NAME)) as file,
         ):
-            file.write(lines.read())
+            file.writelines(itertools.islice(lines, before.rejected))  # a killed run may have added further ones
             file.writelines(json.dumps(r._asdict()).encode() + b"\n" for r in rejected)
         manifest.write(folder.work)
         os.replace(folder.part(MANIFEST_NAME), folder.part(_NEXT_MANIFEST))

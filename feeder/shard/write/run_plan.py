@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.shard.source.source import Source
+from feeder.shard.store.url import is_remote
 
 __all__ = ["first_difference", "load_inputs", "plan_digest", "plan_of", "save_inputs"]
 
@@ -33,7 +34,8 @@ def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def plan_digest(settings: dict[str, Any], source: Source) -> str:
     """Returns a digest that only runs over the same inputs have, unchanged since: the SHA-256, hexadecimal."""
-    digest = hashlib.sha256(json.dumps([plan_of(settings, source), source.digest()], sort_keys=True).encode())
+    root = source.root if is_remote(source.root) else os.path.abspath(source.root)
+    digest = hashlib.sha256(json.dumps([plan_of(settings, source), root, source.digest()], sort_keys=True).encode())
     digest.update(np.ascontiguousarray(source.table.columns()["mtimes"]).data)
     return digest.hexdigest()
 
