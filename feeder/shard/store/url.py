@@ -91,7 +91,9 @@ class Url:
         shown = f"{scheme}://{place}"
         if not (_HOST if scheme in ("http", "https") else _BUCKET).fullmatch(place):
             expected = "a host" if scheme in ("http", "https") else "a bucket"
-            raise ArgumentError(f"{shown}: expected {expected} after {scheme}://")
+            # It may be a name and a password: those of AWS have slashes, which end the place.
+            start = f"{scheme}://..." if ":" in place or "@" in rest else shown
+            raise ArgumentError(f"{start}: expected {expected} after {scheme}://, and no name or password")
         if scheme in ("http", "https"):
             place = place.lower()
         path = path.strip("/")
