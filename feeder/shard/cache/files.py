@@ -15,11 +15,12 @@ from feeder._native import crc32c
 from feeder.errors import StoreError
 from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.presence import BLOCK_BYTES, Presence, blocks_of, boot_id, record_path
-from feeder.system.files import DISK_FULL
+from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX
 
-__all__ = ["Block", "CacheFiles", "CachedFile"]
+__all__ = ["CHECKED", "Block", "CacheFiles", "CachedFile"]
 
 Block = Sequence[memoryview]  # the bytes of a block, in pieces
+CHECKED = ".checked."  # the start of the names of files that are checked before they count
 
 _FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
@@ -288,14 +289,19 @@ class CacheFiles:
         self.used_bytes += size_bytes
 
     def _load(self) -> None:
-        """Takes over what an earlier fetcher has left."""
+        """Takes over what an earlier fetcher has left, but for what it was just writing."""
         records = record_path(self.folder, "")
         times: dict[str, int] = {}
+        for entry in os.listdir(self.folder):
+            if entry.startswith(CHECKED) and entry.endswith(TEMPORARY_SUFFIX):
+                os.unlink(os.path.join(self.folder, entry))
         for place, _, names in os.walk(records):
             for entry in names:
                 path = os.path.join(place, entry)
                 name = os.path.relpath(path, records)
                 try:
+                    if entry.endswith(TEMPORARY_SUFFIX):
+                        raise ValueError("a record that was being made")
                     file = self.files[name] = CachedFile(name, Presence(path, writable=True))
                 except (OSError, ValueError):  # cut off when it was made
                     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.contents import Contents
-from feeder.shard.cache.files import CacheFiles
+from feeder.shard.cache.files import CHECKED, CacheFiles
 from feeder.shard.cache.presence import IDENTITY_BYTES
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.sealed_head import damaged, short_hash
@@ -191,7 +191,7 @@ class SetFiles:
             for attempt in range(1, _ATTEMPTS + 1):
                 self._refuse_unwanted(name)
                 data = bytes(self._store.get(key, start, start + size_bytes, etag or None, is_wanted=self._is_wanted))
-                path = os.path.join(self._files.folder, f".checked.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
+                path = os.path.join(self._files.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
                 try:
                     with open(path, "xb") as file:
                         file.write(data)

@@ -98,6 +98,18 @@ def test_what_stays_still_stays_with_the_next_fetcher(places: Places) -> None:
     assert places.read_all(places.fetcher(5 * SHARD)) <= 4 * SHARD
 
 
+def test_what_a_killed_fetcher_was_writing_goes_with_the_next_one(places: Places) -> None:
+    places.read_all(places.fetcher(20 * SHARD))
+    record = places.cache / ".have" / "1.tar"
+    left = [places.cache / ".checked.0011aabb.tmp", record.with_name("1.tar.0011aabb.tmp"), record.with_name("cut.tmp")]
+    for path, data in zip(left, (b"an index", record.read_bytes(), b""), strict=True):
+        path.write_bytes(data)
+    fetcher = places.fetcher(20 * SHARD)
+    assert not any(path.exists() for path in left)
+    assert fetcher.stats()["cached_bytes"] == len(places.names) * SHARD
+    assert places.read_all(fetcher) == 0
+
+
 def test_a_cache_that_holds_the_set_keeps_all_of_it(places: Places) -> None:
     fetcher = places.fetcher(8 * SHARD)
     places.read_all(fetcher)
