@@ -161,9 +161,10 @@ def test_an_interrupted_run_leaves_the_set_as_it_was_and_resumes(
     assert before.items() <= contents(folder).items()
     assert not verify(str(folder))
     kept_shards = {path: path.stat().st_mtime_ns for path in folder.glob("shard-*.tar")}
-    assert len(kept_shards) == 3 + 2
+    left = len(kept_shards) - 3
+    assert 2 <= left <= 4  # the workers may be ahead of the interrupt
     summary = append(str(folder), str(more), ShardOptions())
-    assert (summary.samples, summary.written_shards, summary.written_samples) == (25, 2, 7)
+    assert (summary.samples, summary.written_shards, summary.written_samples) == (25, 4 - left, max(0, 15 - 4 * left))
     assert kept_shards.items() <= {path: path.stat().st_mtime_ns for path in folder.glob("shard-*.tar")}.items()
     assert contents(folder) == contents(tmp_path / "whole")
 
