@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import threading
@@ -28,7 +29,7 @@ WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers ne
 _MOST_BYTES = 1 << 40  # of a file that comes in ranges and has no checksums of its own: a header of billions of shards
 _LEAST_BYTES = 1 << 20
 _ATTEMPTS = 4
-_MOST_NAMED = 1 << 20  # shards of sets with names without numbers
+MOST_NAMED = 1 << 20  # shards of sets whose names have no numbers in a row
 _KNOWN = 4096  # files whose contents are kept at hand
 
 
@@ -230,11 +231,12 @@ class SetFiles:
     def _number(self, name: str) -> int | None:
         """Returns the number of the shard that a file is, or is the index of; None if it is neither."""
         header = self._opened()
-        for digits in re.findall(r"\d+", name):
-            number = int(digits)
-            if number < header.shards and name in (header.shard_name(number), header.index_name(number)):
-                return number
-        if header.shards > _MOST_NAMED:
+        first = re.findall(r"\d+", header.shard_name(0)) if header.shards else []
+        for digits, start in zip(re.findall(r"\d+", name), itertools.chain(first, itertools.repeat("0")), strict=False):
+            for number in (int(digits), int(digits) - int(start)):
+                if 0 <= number < header.shards and name in (header.shard_name(number), header.index_name(number)):
+                    return number
+        if header.shards > MOST_NAMED:
             return None
         if self._numbers is None:
             pairs = ((header.shard_name(number), header.index_name(number)) for number in range(header.shards))

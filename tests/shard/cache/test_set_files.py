@@ -262,6 +262,22 @@ def test_a_shard_that_is_not_its_indexs_is_an_error(fetcher: Fetcher, folder: Pa
         fetcher.need([("shard-000001.tar", 0, 100)])
 
 
+def test_shards_of_a_large_set_that_are_numbered_from_one_are_checked(
+    fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.shard.cache.set_files.MOST_NAMED", 1)
+    header = SetHeader(str(folder / "index.bin"))
+    for number in (1, 0):
+        for name in (header.shard_name(number), header.index_name(number)):
+            (folder / name).rename(folder / name.replace("shard-00000", "v2-").replace(f"{number}.", f"{number + 1}."))
+    write_header(str(folder / "index.bin"), header.info, header.rows(), ["v2-1.tar", "v2-2.tar"])
+    fetcher.need([("v2-1.tar", 0, 100)])
+    path = folder / "v2-2.tar"
+    path.write_bytes(bytes(path.stat().st_size))
+    with pytest.raises(StoreError, match=r"v2-2\.tar.*the object was replaced or is damaged"):
+        fetcher.need([("v2-2.tar", 0, 100)])
+
+
 def test_a_file_that_the_header_does_not_name_comes_as_it_is(fetcher: Fetcher, folder: Path) -> None:
     (folder / "notes.txt").write_text("text")
     fetcher.need([("notes.txt", 0, 4)])
