@@ -103,7 +103,8 @@ def test_this_machine_and_private_networks_are_refused(server: _Server, tmp_path
 @pytest.mark.parametrize(
     "address",
     ["0.0.0.0", "100.64.0.1", "192.168.0.1", "172.16.0.1", "224.0.0.1", "255.255.255.255", "fe80::1", "fc00::1",
-     "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "::"],
+     "::ffff:10.0.0.1", "2002:7f00:1::", "64:ff9b::a00:1", "::", "fec0::1", "::127.0.0.1", "::ffff:0:10.0.0.1",
+     "64:ff9b:1::a00:1"],
 )  # fmt: skip
 def test_addresses_that_are_none_of_the_internets_are_refused_also_when_a_name_leads_there(
     monkeypatch: pytest.MonkeyPatch, address: str

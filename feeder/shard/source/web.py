@@ -30,6 +30,8 @@ _ATTEMPTS = 3
 _REDIRECTS = 5
 _HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Site-local ones, those of a network's own translation to IPv4, and former ways to write IPv4's.
+_LOCAL = [ipaddress.ip_network(each) for each in ("fec0::/10", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")]
 
 
 def shown_url(url: str) -> str:
@@ -224,7 +226,7 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
         inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
         if address in _NAT64:
             inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if any(each is not None and not _is_public(each) for each in inner):
+        if any(each is not None and not _is_public(each) for each in inner) or any(address in each for each in _LOCAL):
             return False
         if address.ipv4_mapped is not None:
             return True
