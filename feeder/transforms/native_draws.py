@@ -7,6 +7,7 @@ import math
 from feeder import _native
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from feeder.transforms.recipe import Recipe
+from feeder.transforms.target_ops import TargetOp
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = ["base_ops"]
@@ -32,7 +33,7 @@ def base_ops(recipe: Recipe) -> _native.BaseOps | None:
             _add_resize(ops, op)
         elif isinstance(op, RandomHorizontalFlip) and kind is RandomHorizontalFlip:
             ops.add_horizontal_flip(stream, op.p)
-        elif kind is not ToDtype and kind is not Normalize:
+        elif kind is not ToDtype and kind is not Normalize and not isinstance(op, TargetOp):
             return None
     return ops
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from feeder.transforms import (
     CenterCrop,
+    ClampBoundingBoxes,
     ColorJitter,
     Compose,
     Normalize,
@@ -21,6 +22,8 @@ from feeder.transforms import (
     RandomVerticalFlip,
     Recipe,
     Resize,
+    SanitizeBoundingBoxes,
+    SanitizeKeyPoints,
     ToDtype,
 )
 from feeder.transforms.native_draws import base_ops
@@ -38,6 +41,7 @@ RECIPES: list[list[Op]] = [
     [RandomHorizontalFlip(), Resize(40), RandomCrop(33), RandomHorizontalFlip(), CenterCrop(21)],
     [ToDtype("float32", scale=True), Normalize((0.5,) * 3, (0.5,) * 3), RandomHorizontalFlip()],
     [RandomHorizontalFlip(0.5), ColorJitter(0.4)],  # the rest is none of theirs
+    [SanitizeBoundingBoxes(), RandomResizedCrop(9), ClampBoundingBoxes(), SanitizeKeyPoints(), RandomHorizontalFlip()],
 ]
 sides = st.integers(1, 5000) | st.sampled_from([1, 2, 65_500])
 

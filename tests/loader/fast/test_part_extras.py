@@ -20,7 +20,14 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.shard.write.sharding import write_shards
-from feeder.transforms import Mask, RandomHorizontalFlip, RandomResizedCrop, Recipe
+from feeder.transforms import (
+    BoundingBoxes,
+    Mask,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Recipe,
+    SanitizeBoundingBoxes,
+)
 from tests.support import jpegs
 from tests.support.images import encode
 
@@ -53,7 +60,8 @@ def sharded(tmp_path: Path, without: int | None = None) -> str:
             "__key__": f"{k}",
             "jpg": encode(jpegs.photo(k, width, height), orientation=1 + k % 2),
         }
-        sample |= {"n.json": {"n": k}, "seg.png": png(k, width, height)}
+        boxes = [[0, 0, width, height], [9 * k, 9, 9 * k + 4, 13]]
+        sample |= {"n.json": {"n": k}, "seg.png": png(k, width, height), "boxes.json": {"boxes": boxes}}
         if k != without:
             sample["txt"] = f"caption {k}\nline {k}\nthird {k}"
         samples.append(sample)
@@ -62,9 +70,9 @@ def sharded(tmp_path: Path, without: int | None = None) -> str:
 
 
 def part(
-    index: str, extras: tuple[Extra, ...], reader: type[ShardReader], **options: Any
+    index: str, extras: tuple[Extra, ...], reader: type[ShardReader], recipe: Recipe = RECIPE, **options: Any
 ) -> tuple[SlotView, PartReport]:
-    work = Work(reader(index), RECIPE, "cpu", extras, seed=3, **options)
+    work = Work(reader(index), recipe, "cpu", extras, seed=3, **options)
     samples = Samples.of(np.arange(len(IDS)), np.array(IDS))
     samples.repeats[2] = 1
     view = SlotView.new(work.layout(len(IDS)), samples)
@@ -72,6 +80,8 @@ def part(
 
 
 def plain(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {name: plain(value) for name, value in values.items()}
     return [plain(each) for each in values] if isinstance(values, (list, tuple)) else np.asarray(values).tolist()
 
 
@@ -102,6 +112,14 @@ def check_same(index: str, extras: tuple[Extra, ...], **options: Any) -> PartRep
 @pytest.mark.parametrize("extras", [PLAIN, DRAWN], ids=["plain", "drawn"])
 def test_values_are_those_of_the_other_way(tmp_path: Path, reads: list[int], extras: tuple[Extra, ...]) -> None:
     check_same(sharded(tmp_path), extras)
+    assert reads == []
+
+
+def test_ops_on_boxes_alone_leave_the_images_to_one_call(tmp_path: Path, reads: list[int]) -> None:
+    recipe = Recipe.of([SanitizeBoundingBoxes(), *RECIPE.ops, SanitizeBoundingBoxes(min_size=5)])
+    extras = target_values({"boxes.json": BoundingBoxes(canvas="stored")}, recipe)
+    report = check_same(sharded(tmp_path), extras, recipe=recipe)
+    assert {len(found["boxes"]) for found in report.extras[0]} == {0, 1}
     assert reads == []
 
 
