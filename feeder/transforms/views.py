@@ -111,8 +111,9 @@ def _fixed(recipe: Recipe, number: int) -> Recipe:
             "T.ByEpoch"
         )
     if recipe.output_size is None:
+        ops = ", ".join(map(repr, recipe.ops)) or "it has no ops"
         raise ArgumentError(
-            f"the size of view {number} of Views depends on the image: {recipe!r}; end its geometry with "
+            f"the size of view {number} of Views depends on the image: {ops}; end its geometry with "
             "RandomResizedCrop, a crop, or Resize((height, width))"
         )
     return recipe
