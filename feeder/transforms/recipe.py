@@ -433,8 +433,9 @@ def _flatten(transform: object) -> list[Op]:
             "Views stands among other ops, or where one image of each sample is made; give it to a dataset by itself, "
             "with all ops in its recipes"
         )
+    found = " ".join(repr(transform).split())  # torchvision's Compose has a line for each op
     raise ArgumentError(
-        f"expected an op of feeder.transforms, got {transform!r}; its ops have torchvision v2's names and arguments, "
+        f"expected an op of feeder.transforms, got {found}; its ops have torchvision v2's names and arguments, "
         "and Lambda takes any function of an array [3, H, W]"
     )
 

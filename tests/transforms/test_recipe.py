@@ -155,3 +155,12 @@ def test_affine_says_what_the_value_ops_do(ops: list[Op], dtype: str, scale: flo
 def test_sample_ids_and_sizes_must_be_of_one_length() -> None:
     with pytest.raises(ArgumentError, match="got 2 and 6"):
         draw([Resize(3)], ids=[1, 2])
+
+
+def test_another_modules_compose_is_named_on_one_line() -> None:
+    class Other:
+        def __repr__(self) -> str:
+            return "Compose(\n      Resize(size=[8])\n)"
+
+    with pytest.raises(ArgumentError, match=r"got Compose\( Resize\(size=\[8\]\) \);"):
+        Recipe.of(Other())
