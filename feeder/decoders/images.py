@@ -166,6 +166,8 @@ def _headers(
 def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> npt.NDArray[np.int64]:
     if ids is None:
         return np.arange(count)
+    if isinstance(ids, (str, bytes)):
+        raise ArgumentError(f"ids must be a list of ids, got one {type(ids).__name__}; write [id]")
     numbers = np.asarray([sample_id(each) if isinstance(each, str) else each for each in ids])
     if numbers.shape != (count,):
         raise ArgumentError(f"ids must have one for each of the {count} images, got {list(numbers.shape)}")

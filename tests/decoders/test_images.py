@@ -182,7 +182,7 @@ def test_refuses_what_it_cannot_take(images: Any, options: dict[str, Any], messa
         feeder.decode(images, **{"transform": CROPS, **options})
 
 
-@pytest.mark.parametrize("ids", [[1], [1, -1], [1, 1 << 63], [1, 0.5], [True, False], [[1], [2]]])
+@pytest.mark.parametrize("ids", [[1], [1, -1], [1, 1 << 63], [1, 0.5], [True, False], [[1], [2]], "ab"])
 def test_refuses_ids_that_are_none(source: Path, ids: Any) -> None:
     image = (source / "a" / "1.jpg").read_bytes()
     with pytest.raises(feeder.ArgumentError, match="ids must"):
