@@ -19,12 +19,12 @@ set -euo pipefail
 parts=(tests tests-rest sanitizer data parity kernels cuda transfer feed-4 feed-8 feed-16 train ladder lessons)
 # Seconds after which a part's steps are ended; their results so far are kept.
 declare -A limit_s=(
-    [tests]=560 [tests-rest]=560 [sanitizer]=400 [data]=480 [parity]=560 [kernels]=200 [cuda]=360 [transfer]=120 [feed-4]=560
+    [tests]=560 [tests-rest]=560 [sanitizer]=560 [data]=480 [parity]=560 [kernels]=200 [cuda]=360 [transfer]=120 [feed-4]=560
     [feed-8]=560 [feed-16]=560 [train]=400 [ladder]=560 [lessons]=400
 )
 declare -A what=(
     [tests]="the kernels' tests, on the GPU" [tests-rest]="all other tests that need a GPU"
-    [sanitizer]="memory errors and races in the fused kernels"
+    [sanitizer]="memory errors and races in the fused kernels and the JPEG decoder"
     [data]="two shard sets, and photos to make them from" [parity]="pixels beside Pillow's, and views, masks, boxes and keypoints"
     [cuda]="feeder's own JPEG decoder: first whether it is right, then images/s beside plain DALI"
     [kernels]="the fused kernels beside a plain copy" [transfer]="copies to the GPU, and how much of them is hidden"
@@ -219,13 +219,16 @@ if wanted tests || wanted tests-rest; then
 fi
 
 # One allocation for each tensor, as what is beyond a tensor's end would else be in another one's memory.
+sanitize() { # NAME TOOL TESTS FILE ...
+    # shellcheck disable=SC2086
+    step "$1-${2%% *}" $((limit_s[sanitizer] / 4)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+        compute-sanitizer --error-exitcode 9 --tool $2 "$python" -m pytest -q -p no:cacheprovider -o addopts= -k "$3" "${@:4}"
+}
 if wanted sanitizer && [ $gpu = yes ]; then
     if command -v compute-sanitizer >/dev/null; then
         for tool in "memcheck --report-api-errors no" racecheck; do
-            # shellcheck disable=SC2086
-            step "sanitizer-${tool%% *}" $((limit_s[sanitizer] / 2)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-                compute-sanitizer --error-exitcode 9 --tool $tool "$python" -m pytest -q -p no:cacheprovider \
-                -o addopts= -k triton tests/gpu/test_normalize.py tests/gpu/test_resize.py
+            sanitize sanitizer "$tool" triton tests/gpu/test_normalize.py tests/gpu/test_resize.py
+            sanitize sanitizer-cuda "$tool" "all_kinds or damage" tests/gpu/test_cuda_decoder.py
         done
     else
         say "compute-sanitizer is not on the path: sanitizer is skipped"
@@ -317,24 +320,14 @@ bench kernels bench.gpu.kernels
 # The kernels of kernels/cuda: their tests, those of pixels and damage under the sanitizer, and then their speed.
 if wanted cuda && [ $gpu = yes ]; then
     if "$python" -c 'import pytest' 2>/dev/null; then
-        run_tests tests-cuda $((limit_s[cuda] * 2 / 9)) -m gpu tests/gpu/test_cuda_decoder.py
-        if command -v compute-sanitizer >/dev/null; then
-            for tool in "memcheck --report-api-errors no" racecheck; do
-                # shellcheck disable=SC2086
-                step "sanitizer-cuda-${tool%% *}" $((limit_s[cuda] / 5)) env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
-                    compute-sanitizer --error-exitcode 9 --tool $tool "$python" -m pytest -q -p no:cacheprovider \
-                    -o addopts= -k "all_kinds or damage" tests/gpu/test_cuda_decoder.py
-            done
-        else
-            say "compute-sanitizer is not on the path: the CUDA kernels run without it"
-        fi
+        run_tests tests-cuda $((limit_s[cuda] / 4)) -m gpu tests/gpu/test_cuda_decoder.py
     else
         say "pytest is not installed: the tests are skipped"
     fi
 fi
 if wanted cuda; then
     rm -f "$out/gpu-cuda.json"
-    step gpu-cuda $((limit_s[cuda] * 3 / 8)) "$python" -m bench.gpu.cuda --json "$out/gpu-cuda.json" --seekable "$seekable" \
+    step gpu-cuda $((limit_s[cuda] * 3 / 4)) "$python" -m bench.gpu.cuda --json "$out/gpu-cuda.json" --seekable "$seekable" \
         --packed "$packed" --keep "$keep" --workers 16 --seconds "$seconds" --repeats "$repeats"
 fi
 bench transfer bench.gpu.transfer --seekable "$seekable"
