@@ -41,7 +41,8 @@ make_keys() {
     has_python="$([ ! -x "$venv/bin/python" ] || version_of "$venv/bin/python")"
     packages_key="$has_python $(cat constraints.txt pyproject.toml scripts/env.sh | key) ${TORCH_INDEX:-}"
     python_tag="${has_python%.*}" python_tag="cp${python_tag/./}"
-    native_key="$(sources | LC_ALL=C sort | xargs -d '\n' sha256sum -- 2>/dev/null | key) $(modules | key) $packages_key"
+    # With an nvcc that was not there before, the CUDA kernels are built, too.
+    native_key="$(sources | LC_ALL=C sort | xargs -d '\n' sha256sum -- 2>/dev/null | key) $(modules | key) $(nvcc --version 2>/dev/null | tail -n 1 || true) $packages_key"
     simd_key="pillow-simd $simd $(instructions) $packages_key"
 }
 make_keys
