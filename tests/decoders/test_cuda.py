@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from feeder import _native as native
 from feeder import transforms as T
@@ -165,6 +166,17 @@ def test_batches_are_started_ahead_and_finished_in_any_order_or_dropped(fake: Fa
     decoder.drop(batches[1])
     assert np.array_equal(finish(decoder, batches[0], recipe, ())[0].numpy(), expected[0])
     assert decoder.cuda_images == 12
+
+
+def test_a_batch_that_the_gpu_has_no_memory_for_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
+    batch = staged(decoder, [jpeg()], recipe)
+    monkeypatch.setattr("feeder.decoders.cuda.decoder.PlannedImages", full)
+    with pytest.raises(torch.OutOfMemoryError, match=r"no memory for 1 images .* use a smaller batch_size"):
+        decoder.start(batch)
 
 
 def test_staged_memory_may_be_used_again_once_a_batch_was_started() -> None:

@@ -255,7 +255,14 @@ class CudaDecoder(TrainerDecoder):
             for size, here in by_size(view.rows[planned]) if len(planned) else ():
                 rows = planned[here]
                 plans = [view.payloads[row] for row in rows.tolist()]
-                begun[-1].append(PlannedImages(self._kernels, self.device, rows, size, plans))
+                try:
+                    begun[-1].append(PlannedImages(self._kernels, self.device, rows, size, plans))
+                except torch.OutOfMemoryError as error:
+                    raise torch.OutOfMemoryError(
+                        f"backend 'cuda': {self.device} has no memory for {len(plans)} images that are decoded as far as "
+                        "their crops need, 5 to 10 bytes a pixel, for two batches at a time; use a smaller batch_size, "
+                        "smaller photos, or backend='cpu'"
+                    ) from error
         return begun
 
     def _finished(
