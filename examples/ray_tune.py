@@ -159,7 +159,7 @@ def main() -> None:
         setattr(args, name, path if "://" in path else os.path.abspath(path))  # trials run in folders of their own
     results = search(args)
     table = results.get_dataframe().reindex(columns=[*COLUMNS]).rename(columns=COLUMNS)
-    table = table.sort_values("accuracy", ascending=False)
+    table = table.sort_values(["accuracy", "loss"], ascending=[False, True])
     table.to_csv(args.out / args.name / "trials.csv", index=False)
     print(table.to_string(index=False, float_format="{:.6g}".format))
     if results.num_errors:
