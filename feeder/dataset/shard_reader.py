@@ -198,8 +198,12 @@ class ShardReader(ShardFields):
         """Time since when shards must not have changed, nanoseconds; None: a mirror has checked their bytes."""
         return self.made_ns if self.mirror is None else None
 
-    def bring_images(self, ids: npt.NDArray[np.int64]) -> None:
+    def bring_images(self, ids: npt.NDArray[np.int64], *, by_rows: bool) -> None:
         """Has the images of a remote set brought into the mirror and their shards opened, for the kernels.
+
+        Args:
+            ids: int64 [N], the samples.
+            by_rows: True to bring the places of their rows, too.
 
         Raises:
             StoreError: if they can't be had.
@@ -208,7 +212,7 @@ class ShardReader(ShardFields):
             return
         rows = self.index.rows(ids)
         shards, offsets, lengths = rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist()
-        wants = self.index.missing_steps(set(shards))
+        wants = self.index.missing_steps(set(shards)) if by_rows else []
         self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths], wants)
         for shard in set(shards):
             self._open(shard)
@@ -223,12 +227,13 @@ class ShardReader(ShardFields):
         """This thread's open shards for the kernels; others are opened by :meth:`open_shards`."""
         return self._own_files().native
 
-    def open_shards(self, shards: list[int], ids: npt.NDArray[np.int64]) -> None:
+    def open_shards(self, shards: list[int], ids: npt.NDArray[np.int64], *, by_rows: bool) -> None:
         """Opens shards and their indexes for the kernels; leaves out those that can't be opened.
 
         Args:
             shards: Numbers of those that are missing.
             ids: The samples to be read, whose other shards are to stay open.
+            by_rows: True to have the places of rows in the indexes, too.
         """
         entries = self._own_files().entries
         with contextlib.suppress(FormatError, IndexError):  # reading a sample says what is wrong
@@ -236,7 +241,7 @@ class ShardReader(ShardFields):
                 entries.move_to_end(shard)
         for shard in set(shards):
             with contextlib.suppress(FormatError, IndexError):
-                self.index.hold([shard])
+                self.index.hold([shard], by_rows=by_rows)
                 self._open(shard)
 
     def _bring(

@@ -79,8 +79,9 @@ class ShardDataset(FeederDataset):
             when it is read; False fetches all of a shard ahead, in ranges of 8 MiB. True saves traffic for small crops
             of images of several MB, and costs requests. For random crops of ImageNet's photos, of 110 kB, it does not
             pay: the rows are 78 % of the bytes, at 1.37 requests a sample, 1.75 million in an epoch instead of 17,000.
-            Only ``RandomResizedCrop`` as the first op needs a part of the rows: other crops are cut from the whole
-            image, or from the whole resized one, of which all bytes are fetched.
+            Only ``RandomResizedCrop`` and ``RandomIoUCrop`` before any other op but flips need a part of the rows, with
+            views all of them: other crops are cut from the whole image, or from the whole resized one, of which all
+            bytes are fetched.
 
     Raises:
         StoreError: if a remote set can't be read; where bytes come only when they are needed, then.

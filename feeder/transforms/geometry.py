@@ -53,6 +53,7 @@ class RandomResizedCrop(Op):
     """
 
     draws_from_size = True
+    crops = True
 
     size: tuple[int, int]
     scale: tuple[float, float]
@@ -264,6 +265,7 @@ class CenterCrop(Op):
     """
 
     draws_from_size = False
+    crops = True
 
     size: tuple[int, int]
 
@@ -334,6 +336,7 @@ class RandomCrop(Op):
     """
 
     draws_from_size = True
+    crops = True
 
     size: tuple[int, int]
     padding: tuple[int, int, int, int] | None

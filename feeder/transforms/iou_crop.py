@@ -40,6 +40,7 @@ class RandomIoUCrop(Op):
     """
 
     draws_from_size = True
+    crops = True
 
     min_scale: float
     max_scale: float

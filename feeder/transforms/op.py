@@ -82,11 +82,13 @@ class Op:
         on_arrays: True if the op may stand after them, where images are floats.
         draws_from_size: True if the random parameters depend on the image's size: torchvision v2 refuses such an op for
             images of different sizes in one call. An op with a draw of its own says it.
+        crops: True if the op may leave out rows of its input.
     """
 
     on_images = True
     on_arrays = False
     draws_from_size = False
+    crops = False
 
     def _set(self, **fields: object) -> None:
         """Sets the fields of a frozen dataclass while it is made."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Compose", "Draws", "Recipe"]
 
+_ANY_BUCKET = 64, 64
+
 
 @dataclass(frozen=True, init=False, repr=False)
 class Compose(Op):
@@ -243,6 +245,16 @@ class Recipe:
         if all(op.on_arrays and (isinstance(op, (ToDtype, Normalize)) or op.fuses(extent)) for op in self.ops[fused:]):
             return len(self.ops)
         return fused
+
+    @cached_property
+    def crops_first(self) -> bool:
+        """True if the base path crops images before it resizes them, so that some of their rows may be enough."""
+        if self._variable:  # it depends on no size above a pixel
+            return any(self.at(_ANY_BUCKET, epoch).crops_first for epoch in self.phases)
+        for op in self.ops:
+            if op.crops or op.resizes or not op.fuses(Extent()):
+                return op.crops and op.fuses(Extent())
+        return False
 
     @property
     def is_base_path(self) -> bool:

@@ -48,7 +48,7 @@ class PartRunner:
         subsets: int64 [N] each: what the dataset's ids are in the set, subset by subset, outermost first.
         native: The kernels' runner.
         samples: Number of samples of the dataset.
-        size: (height, width) after the base path.
+        recipe: The ops on each image, with a fixed size after the base path.
     """
 
     def __init__(
@@ -57,10 +57,11 @@ class PartRunner:
         subsets: list[npt.NDArray[np.int64]],
         native: _native.PartRunner,
         samples: int,
-        size: tuple[int, int],
+        recipe: Recipe,
     ) -> None:
         self._reader, self._subsets, self._native, self._samples = reader, subsets, native, samples
-        self._size = size
+        assert recipe.base_size is not None
+        self._size, self._crops_first = recipe.base_size, recipe.crops_first
         self._pause = 0
 
     @classmethod
@@ -123,7 +124,7 @@ class PartRunner:
             stages=[stage_at(stage) for stage in _STAGES],
             **options,
         )
-        return cls(reader, subsets, native, samples, recipe.base_size)
+        return cls(reader, subsets, native, samples, recipe)
 
     def run(
         self, epoch: int, view: SlotView, report: PartReport, meter: Meter, beat: Callable[[], None]
@@ -192,11 +193,11 @@ class PartRunner:
         arrays = (out, labels, meter.words)
         advise_from = reader.advise_from
         started = time.perf_counter_ns()
-        reader.bring_images(ids)
+        reader.bring_images(ids, by_rows=self._crops_first)
         brought_ns = time.perf_counter_ns() - started
         found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, beat)
         if isinstance(found, list):
-            reader.open_shards(found, ids)
+            reader.open_shards(found, ids, by_rows=self._crops_first)
             found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, beat)
         if not isinstance(found, tuple):
             return None

@@ -81,7 +81,8 @@ class FastPath:
         self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
-        self.backend, self._fused, self._takes_rows = decoder.name, decoder.fused, decoder.takes_rows
+        self.backend, self._fused = decoder.name, decoder.fused
+        self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) and fixed.images else None
         mix = check_mix(fixed.mix)
         self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix, fixed.substitutes)

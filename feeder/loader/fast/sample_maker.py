@@ -425,7 +425,7 @@ class Work:
         started: int | None = None,
     ) -> Encoded:
         started = time.perf_counter_ns() if started is None else started
-        encoded = self.reader.read(ids, None if drawing is None else drawing.rows)
+        encoded = self.reader.read(ids, drawing.rows if drawing is not None and drawing.crops_first else None)
         size_bytes = sum(map(len, encoded.buffers))
         spent_ns = time.perf_counter_ns() - started - (0 if drawing is None else drawing.spent_ns)
         report.encoded_bytes += size_bytes
@@ -477,6 +477,11 @@ class _Drawing:
     extras: list[list[Any]]
     draws: tuple[Draws, ...] | None = field(default=None, init=False)
     spent_ns: int = field(default=0, init=False)
+
+    @property
+    def crops_first(self) -> bool:
+        """True if all views may need a part of the rows only."""
+        return all(recipe.crops_first for recipe in self.part.recipes[: len(self.work.recipe.views)])
 
     def draw(self, sizes: npt.NDArray[np.int32]) -> tuple[Draws, ...]:
         """Draws for images of these upright sizes, int32 [N, 2]."""

@@ -193,7 +193,7 @@ class ColumnIndex(Index):
         """See :meth:`Index.located`."""
         return Located(None, ids, 0)
 
-    def hold(self, shards: Iterable[int]) -> None:
+    def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
         """See :meth:`Index.hold`; it holds all."""
 
     def missing_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:

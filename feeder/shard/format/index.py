@@ -178,8 +178,12 @@ class Index(ABC):
         """Returns some samples as :attr:`native` finds them."""
 
     @abstractmethod
-    def hold(self, shards: Iterable[int]) -> None:
+    def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
         """Has :attr:`native` hold the samples of some shards, where it holds them by shards.
+
+        Args:
+            shards: Their numbers.
+            by_rows: False leaves out the places of rows.
 
         Raises:
             FormatError: if the index of a shard is missing or damaged.

@@ -156,9 +156,11 @@ class SetIndex(Index):
         """See :meth:`Index.located`."""
         return Located(None, ids, self.header.equal) if self.header.equal else Located(*self.header.locate(ids), 0)
 
-    def hold(self, shards: Iterable[int]) -> None:
+    def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
         """See :meth:`Index.hold`."""
         found = self._opened(set(shards))
+        if not by_rows:
+            return
         wants = self._missing(found, "steps")
         if wants:
             assert self._mirror is not None

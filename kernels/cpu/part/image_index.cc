@@ -97,8 +97,9 @@ BandExtent RecordIndex::extent(int64_t shard, const uint8_t* record, int64_t top
                   number_at<uint16_t>(record + layout_.height), top, bottom);
 }
 
-bool RecordIndex::find(int64_t shard, int64_t row, IndexedImage& image) {
-    const uint8_t* const found = layout_.has_images() && holds_steps(shard) ? record(shard, row) : nullptr;
+bool RecordIndex::find(int64_t shard, int64_t row, bool needs_places, IndexedImage& image) {
+    const bool is_held = needs_places ? holds_steps(shard) : holds(shard);
+    const uint8_t* const found = layout_.has_images() && is_held ? record(shard, row) : nullptr;
     if (found == nullptr) return false;
     image.shard = shard;
     image.offset = number_at<uint32_t>(found + layout_.offset);
@@ -121,7 +122,7 @@ bool ColumnIndex::Columns::fit() const {
            label.size() == count && orientation.size() == count && (row_start.empty() || row_start.size() == count + 1);
 }
 
-bool ColumnIndex::find(int64_t, int64_t row, IndexedImage& image) {
+bool ColumnIndex::find(int64_t, int64_t row, bool, IndexedImage& image) {
     const size_t i = static_cast<size_t>(row);
     if (row < 0 || i >= columns_.shard.size()) return false;
     image.shard = columns_.shard[i];

@@ -30,8 +30,8 @@ class ImageIndex {
     virtual ~ImageIndex() = default;
 
     // Finds a sample by its shard and its row there; by its row in the set where the index is not split by shards. False:
-    // the shard is not held, or has no such row.
-    virtual bool find(int64_t shard, int64_t row, IndexedImage& image) = 0;
+    // the shard is not held, with the places of its rows if they are needed, or has no such row.
+    virtual bool find(int64_t shard, int64_t row, bool needs_places, IndexedImage& image) = 0;
 
     // The bytes needed for some rows of pixels, see band_extent().
     virtual BandExtent extent(const IndexedImage& image, int64_t top, int64_t bottom) = 0;
@@ -65,7 +65,7 @@ class RecordIndex : public ImageIndex {
     // Of a record, whose shard's steps are held if it has any.
     BandExtent extent(int64_t shard, const uint8_t* record, int64_t top, int64_t bottom);
 
-    bool find(int64_t shard, int64_t row, IndexedImage& image) override;
+    bool find(int64_t shard, int64_t row, bool needs_places, IndexedImage& image) override;
     BandExtent extent(const IndexedImage& image, int64_t top, int64_t bottom) override;
 
   private:
@@ -108,7 +108,7 @@ class ColumnIndex : public ImageIndex {
 
     explicit ColumnIndex(const Columns& columns) : columns_(columns) {}
 
-    bool find(int64_t shard, int64_t row, IndexedImage& image) override;
+    bool find(int64_t shard, int64_t row, bool needs_places, IndexedImage& image) override;
     BandExtent extent(const IndexedImage& image, int64_t top, int64_t bottom) override;
 
   private:

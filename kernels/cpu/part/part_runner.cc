@@ -29,7 +29,16 @@ bool read_all(int descriptor, uint8_t* into, size_t count, uint64_t offset) {
     return true;
 }
 
+// True if an image may be cropped before it is resized: then some of its rows are enough.
+bool crops_first(std::span<const DrawOp> ops) {
+    const auto found = std::find_if(ops.begin(), ops.end(),
+                                    [](const DrawOp& op) { return op.kind != DrawOp::Kind::horizontal_flip; });
+    return found != ops.end() && found->kind != DrawOp::Kind::resize;
+}
+
 }  // namespace
+
+PartRunner::PartRunner(PartOptions options) : options_(std::move(options)), needs_places_(crops_first(options_.ops)) {}
 
 bool PartRunner::is_usual(const Image& image) const {
     const IndexedImage& one = image.indexed;
@@ -46,7 +55,7 @@ bool PartRunner::find(std::span<const PartSample> samples, ImageIndex& index, co
         Image& image = images_[i];
         image.is_ours = false;
         image.bytes = 0;
-        if (!index.find(samples[i].shard, samples[i].row, image.indexed)) {
+        if (!index.find(samples[i].shard, samples[i].row, needs_places_, image.indexed)) {
             missing.push_back(samples[i].shard);
             continue;
         }

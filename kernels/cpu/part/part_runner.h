@@ -64,7 +64,7 @@ struct PartOutput {
 
 class PartRunner {
   public:
-    explicit PartRunner(PartOptions options) : options_(std::move(options)) {}
+    explicit PartRunner(PartOptions options);
 
     // The steps, in this order. Each leaves out the samples that go the other way.
     // Finds the samples in the index. False if an index or shard is not held, unless `is_last`; `missing` has these shards.
@@ -112,6 +112,7 @@ class PartRunner {
     bool has_changed(const OpenShard& shard) const;
 
     PartOptions options_;
+    bool needs_places_;
     std::vector<Image> images_;
     std::vector<size_t> order_;
     std::vector<ImageJob> jobs_;

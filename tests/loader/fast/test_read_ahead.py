@@ -9,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+import feeder
+from feeder import transforms as T
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.fast.batches import Request
@@ -70,3 +72,30 @@ def test_the_places_of_rows_are_fetched_ahead_where_crops_are_read(
         wait_until(lambda: present(cache) == {f"{name}.tar" for name in names})
         assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if takes_rows}
         ahead.close()
+
+
+CROP, WHOLE = T.RandomResizedCrop(32, scale=(0.05, 0.1)), T.Resize((32, 32))
+
+
+@pytest.mark.parametrize(
+    "views",
+    [
+        pytest.param([CROP], id="crop"),
+        pytest.param([WHOLE], id="resize"),
+        pytest.param([T.CenterCrop(32)], id="center-crop"),
+        pytest.param([CROP, CROP], id="two-crops"),
+        pytest.param([CROP, WHOLE], id="crop-and-resize"),
+    ],
+)
+def test_the_places_of_rows_are_fetched_only_for_recipes_that_need_a_part_of_the_rows(
+    bucket: Bucket, tmp_path: Path, views: list[T.Op]
+) -> None:
+    url, names = upload(bucket, make_set(tmp_path / "local", shards=3)), [f"shard-00000{k}" for k in range(3)]
+    recipe = T.Views(views) if views[1:] else views[0]
+    with end_fetchers(tmp_path):
+        data = feeder.ShardDataset(url, recipe, cache_dir=tmp_path / "cache")
+        cache = Path(cast(CacheMirror, cast(ShardReader, data.reader).mirror).folder)
+        loader = feeder.DataLoader(data, batch_size=4, num_workers=0)
+        assert sum(len(labels) for *_, labels in loader) == 12
+        is_part = all(view is CROP for view in views)
+        assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if is_part}
