@@ -233,4 +233,5 @@ def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_op
     monkeypatch.setattr(CpuDecoder, "decode_views", decode_views)
     feeder.headroom(loader, lambda batch: None, seconds=0.1)
     assert made
-    assert dtypes and all(dtype == np.uint8 for dtype in dtypes)
+    assert dtypes
+    assert all(dtype == np.uint8 for dtype in dtypes)

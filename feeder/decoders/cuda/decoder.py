@@ -259,8 +259,8 @@ class CudaDecoder(TrainerDecoder):
                     begun[-1].append(PlannedImages(self._kernels, self.device, rows, size, plans))
                 except torch.OutOfMemoryError as error:
                     raise torch.OutOfMemoryError(
-                        f"backend 'cuda': {self.device} has no memory for {len(plans)} images that are decoded as far as "
-                        "their crops need, 5 to 10 bytes a pixel, for two batches at a time; use a smaller batch_size, "
+                        f"backend 'cuda': {self.device} has no memory for {len(plans)} images, of which it keeps "
+                        "what their crops need at 5 to 10 bytes a pixel, for two batches at a time; use a smaller batch_size, "
                         "smaller photos, or backend='cpu'"
                     ) from error
         return begun
