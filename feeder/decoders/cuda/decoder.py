@@ -260,8 +260,8 @@ class CudaDecoder(TrainerDecoder):
                 except torch.OutOfMemoryError as error:
                     raise torch.OutOfMemoryError(
                         f"backend 'cuda': {self.device} has no memory for {len(plans)} images, of which it keeps "
-                        "what their crops need at 5 to 10 bytes a pixel, for two batches at a time; use a smaller batch_size, "
-                        "smaller photos, or backend='cpu'"
+                        "what their crops need at 5 to 10 bytes a pixel, for two batches at a time; use a "
+                        "smaller batch_size, smaller photos, or backend='cpu'"
                     ) from error
         return begun
 
