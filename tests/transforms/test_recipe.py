@@ -163,4 +163,4 @@ def test_another_modules_compose_is_named_on_one_line() -> None:
             return "Compose(\n      Resize(size=[8])\n)"
 
     with pytest.raises(ArgumentError, match=r"got Compose\( Resize\(size=\[8\]\) \);"):
-        Recipe.of(Other())
+        Recipe.of(Other())  # type: ignore[arg-type]
