@@ -175,7 +175,7 @@ def test_a_batch_that_the_gpu_has_no_memory_for_names_the_remedy(monkeypatch: py
     recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
     batch = staged(decoder, [jpeg()], recipe)
     monkeypatch.setattr("feeder.decoders.cuda.decoder.PlannedImages", full)
-    with pytest.raises(torch.OutOfMemoryError, match=r"no memory for 1 images .* use a smaller batch_size"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"no memory for 1 images, .* use a smaller batch_size"):
         decoder.start(batch)
 
 
