@@ -105,7 +105,7 @@ class FolderContents:
                 identity,
                 blocks=np.array(blocks, np.uint32) if name.endswith(".tar") else None,
                 fetch=(lambda: bytes(data)) if name.endswith(".fidx") else None,
-                is_kept=not name.endswith(".tar"),
+                is_kept=not name.endswith((".tar", ".fidx")),
             )
         return self._known[name]
 

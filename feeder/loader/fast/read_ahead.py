@@ -51,7 +51,7 @@ class _Set:
     Attributes:
         reader: Its reader.
         mirror: Its mirror.
-        working_bytes: Size of the shards that the order reads from at a time.
+        working_bytes: Size of the shards that the order reads from at a time, and of their indexes.
         takes_rows: True if the images are read by the rows of their crops.
         link: The connection of the plan.
         sent: (shard, range) that the fetcher knows of; range -1 is for the places of its images' rows.
@@ -94,7 +94,10 @@ class _Set:
         ends = starts + np.maximum(1, np.asarray(rows.length, np.int64))
         found, back = np.unique(shards[::-1], return_index=True)
         entries = {shard: self.reader.index.shard_entry(shard) for shard in found.tolist()}
-        last_steps = [(name, int(last)) for (name, _), last in zip(entries.values(), steps[::-1][back], strict=True)]
+        last_steps = []
+        for shard, last in zip(entries, steps[::-1][back].tolist(), strict=True):
+            own = self.reader.index.index_entry(shard)
+            last_steps += [(entry.name, last) for entry in (entries[shard], own) if entry is not None]
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
             ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
@@ -192,23 +195,28 @@ class ReadAhead:
             self._thread.join(_END_S)
 
     def _working_bytes(self) -> dict[int, int]:
-        """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more."""
+        """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more; with
+        their indexes, and those of the shards that are planned after them."""
         spans: dict[tuple[int, int], list[int]] = {}
-        sizes: dict[tuple[int, int], int] = {}
+        sizes: dict[tuple[int, int], tuple[int, int]] = {}  # of shard and index
         for step, (_, ids) in enumerate(itertools.islice(self._batches(), 2 * self._ahead)):
             for leaf, own in _leaves(self._reader, ids):
                 for shard in np.unique(leaf.index.shards_of(own)).tolist():
-                    spans.setdefault((id(leaf), shard), [max(0, step - self._made), step])[1] = step
-                    sizes[id(leaf), shard] = leaf.index.shard_entry(shard).size_bytes
+                    spans.setdefault((id(leaf), shard), [step, step])[1] = step
+                    if (id(leaf), shard) not in sizes:
+                        size, index = leaf.index.shard_entry(shard).size_bytes, leaf.index.index_entry(shard)
+                        sizes[id(leaf), shard] = size, index.size_bytes if index is not None else 0
         changes: dict[int, dict[int, int]] = {}
         for (leaf_id, shard), (first, last) in spans.items():
             steps = changes.setdefault(leaf_id, {})
-            steps[first] = steps.get(first, 0) + sizes[leaf_id, shard]
-            steps[last + 1] = steps.get(last + 1, 0) - sizes[leaf_id, shard]
+            for size, before in zip(sizes[leaf_id, shard], (self._made, self._ahead), strict=True):
+                start = max(0, first - before)
+                steps[start] = steps.get(start, 0) + size
+                steps[last + 1] = steps.get(last + 1, 0) - size
         found = {}
         for leaf_id, steps in changes.items():
             most = max(itertools.accumulate(steps[step] for step in sorted(steps)))
-            found[leaf_id] = most + 2 * max(size for (owner, _), size in sizes.items() if owner == leaf_id)
+            found[leaf_id] = most + 2 * max(sum(size) for (owner, _), size in sizes.items() if owner == leaf_id)
         return found
 
     def _batches(self) -> Iterator[tuple[Int64s, Int64s]]:

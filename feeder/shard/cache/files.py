@@ -141,6 +141,7 @@ class CacheFiles:
 
     def _fill(self, file: CachedFile, data: bytes) -> None:
         while True:
+            self.make_room(file, len(data), is_urgent=True)
             try:
                 self.write(file, 0, [memoryview(data)])
                 return
@@ -202,14 +203,15 @@ class CacheFiles:
         with self.lock:
             self._pin(file)
             over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
-            self._largest = max(self._largest, file.presence.size_bytes)
+            is_kept = file.contents is not None and file.contents.is_kept
+            self._largest = max(self._largest, 0 if is_kept else file.presence.size_bytes)
             if not is_urgent and not file.presence.is_pinned:
                 over += self._largest  # for what somebody will wait for
             if over > 0:
                 over -= self.drop(over, besides=file)
             if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:  # it has become smaller
                 over -= self.drop(over, besides=file, pinned=True)
-            return over <= 0 or is_urgent or (file.contents is not None and file.contents.is_kept)
+            return over <= 0 or is_urgent or is_kept
 
     def drop(self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False) -> int:
         """Drops files that nobody needs until so many bytes are free.
@@ -256,6 +258,12 @@ class CacheFiles:
                 f"{self.folder}: the disk of the cache is full, and all that is cached is in use; make room on it, or "
                 "name another disk with cache_dir="
             ) from error
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the files that stay while the set is in use: its header, as a rule."""
+        with self.lock:
+            return sum(file.present_bytes for file in self.files.values() if file.contents and file.contents.is_kept)
 
     def set_budget(self, budget_bytes: int | None) -> None:
         """Sets the budget; None: what leaves a tenth of the disk free."""

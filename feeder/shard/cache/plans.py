@@ -22,7 +22,7 @@ class Plan:
         last_steps: By file, the last step known to need it.
         first: Ranges of its first batch, which come alone, so that they share the network with no others.
         ranges: Ranges to get ahead, in the order of need: (file, first block, end).
-        working_bytes: Size of the files that it reads from at a time.
+        working_bytes: Size of the shards that it reads from at a time, and of their indexes.
     """
 
     step: int = 0
@@ -54,19 +54,20 @@ class Plans:
             StoreError: if the cache is too small for it and the others.
         """
         files = self._files()
-        needed = working_bytes + sum(plan.working_bytes for plan in self._plans)
+        coming = working_bytes + sum(plan.working_bytes for plan in self._plans)
+        needed = coming + files.kept_bytes if coming else 0  # a plan may not know
         if needed > files.budget_bytes:
             others = f", {len(self._plans)} other readers of this set included" if self._plans else ""
             raise StoreError(
                 f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few: the shards that this order reads "
-                f"from at a time have {needed:,}{others}. Give cache_bytes={needed:,} or more, name a larger disk with "
-                "cache_dir=, or take fewer lanes or a smaller window"
+                f"from at a time have {needed:,} with their indexes{others}. Give cache_bytes={needed:,} or more, name "
+                "a larger disk with cache_dir=, or take fewer lanes or a smaller window"
             )
         plan = Plan(working_bytes=working_bytes)
         self._plans.append(plan)
         for file in files.files.values():
             file.is_done = False
-        files.ring_bytes = needed or None  # a plan may not know
+        files.ring_bytes = coming or None
         return plan
 
     def extend(self, plan: Plan, step: int, last_steps: Sequence[Sequence[Any]]) -> None:

@@ -21,7 +21,7 @@ from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror, group_name
 from feeder.shard.store.store import Store
-from feeder.system.files import TEMPORARY_SUFFIX
+from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 
 __all__ = ["SetFiles"]
 
@@ -150,8 +150,17 @@ class SetFiles:
 
     def _shard_index(self, index_name: str, shard: IndexedShard) -> ShardIndex:
         """Opens the index of a shard, which is fetched first."""
-        self._files.brought(index_name, self.of(index_name))
-        return ShardIndex(os.path.join(self._files.folder, index_name), shard=shard)
+        contents, path = self.of(index_name), os.path.join(self._files.folder, index_name)
+        while True:
+            file = self._files.brought(index_name, contents)
+            descriptor = -1
+            with self._files.lock, contextlib.suppress(FileNotFoundError):  # it may have left the cache already
+                descriptor = open_regular(path) if file.is_complete else -1
+            if descriptor >= 0:
+                try:
+                    return ShardIndex(path, shard=shard, descriptor=descriptor)
+                finally:
+                    os.close(descriptor)
 
     def _plain(self, name: str) -> Contents:
         """Returns the contents of a header, or of a file that the header does not name."""
@@ -159,7 +168,7 @@ class SetFiles:
         identity = hashlib.sha256(f"{entry.size_bytes} {entry.etag} {entry.modified_ns}".encode()).digest()
         identity = identity[:IDENTITY_BYTES]
         if _is_header(name, self._index) and entry.size_bytes <= WHOLE_HEADER_BYTES:
-            return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag)
+            return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag, is_kept=True)
         if entry.size_bytes > _MOST_BYTES:
             raise FormatError(f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes: too many for its kind")
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
@@ -174,6 +183,7 @@ class SetFiles:
         key: str = "",
         start: int = 0,
         etag: str = "",
+        is_kept: bool = False,
     ) -> Contents:
         """Returns the contents of a small file, which comes as a whole.
 
@@ -185,6 +195,7 @@ class SetFiles:
             key: The object that has it, if that has another name.
             start: Its first byte in the object.
             etag: The object's; empty for any.
+            is_kept: See :class:`Contents`.
         """
         key = key or name
 
@@ -212,7 +223,7 @@ class SetFiles:
                         os.unlink(path)
             raise AssertionError
 
-        return Contents(size_bytes, identity, fetch=fetch, is_kept=True)
+        return Contents(size_bytes, identity, fetch=fetch, is_kept=is_kept)
 
     def _refuse_unwanted(self, name: str) -> None:
         if not self._is_wanted():

@@ -147,6 +147,9 @@ class ColumnIndex(Index):
         """See :meth:`Index.shard_entry`."""
         return self._named(self.shards, shard, "shard")
 
+    def index_entry(self, shard: int) -> None:
+        """See :meth:`Index.index_entry`; one index has all shards."""
+
     def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
         """See :meth:`Index.shard_ids`."""
         return np.flatnonzero(self.shard == shard)

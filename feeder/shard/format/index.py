@@ -149,6 +149,10 @@ class Index(ABC):
         """
 
     @abstractmethod
+    def index_entry(self, shard: int) -> ShardEntry | None:
+        """Name and size, without the optional groups, of the index of a shard; None if no shard has one of its own."""
+
+    @abstractmethod
     def shard_counts(self) -> ShardSizes:
         """Number of samples in each shard.
 

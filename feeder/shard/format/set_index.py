@@ -17,7 +17,7 @@ from feeder.order.shard_sizes import ShardSizes
 from feeder.shard.format.index import FieldPlaces, Index, Located
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry
 from feeder.shard.format.set_header import SetHeader
-from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, ShardIndex
+from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror, group_file
 from feeder.system.mapping import map_file
 
@@ -28,6 +28,7 @@ __all__ = ["SetIndex"]
 
 # Shards whose index is mapped at a time. One takes 2 kB besides the shared page cache; opening it again takes 0.2 ms.
 _OPEN_INDEXES = 4096
+_ASKED_INDEXES = 256  # that a mirror is asked for at a time
 _DTYPES = COLUMNS | OPTIONAL_COLUMNS
 
 
@@ -90,6 +91,10 @@ class SetIndex(Index):
         """See :meth:`Index.shard_entry`."""
         found = self.header.shard(shard)
         return ShardEntry(found.name, found.size_bytes)
+
+    def index_entry(self, shard: int) -> ShardEntry:
+        """See :meth:`Index.index_entry`."""
+        return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
 
     def shard_name(self, shard: int) -> str:
         """See :meth:`Index.shard_name`."""
@@ -305,18 +310,12 @@ class SetIndex(Index):
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""
-        for first in range(0, self.shard_count, _OPEN_INDEXES):
-            numbers = range(first, min(first + _OPEN_INDEXES, self.shard_count))
-            self._bring([number for number in numbers if number not in self._open])
+        for first in range(0, self.shard_count, _ASKED_INDEXES):
+            numbers = range(first, min(first + _ASKED_INDEXES, self.shard_count))
+            found = {number: index for number in numbers if (index := self._open.get(number))}
+            found |= self._read([number for number in numbers if number not in found])
             for number in numbers:
-                yield number, self._open.get(number) or self._read(number)
-
-    def _bring(self, shards: Sequence[int]) -> None:
-        """Has the indexes of some shards in the folder, if the set is in a store."""
-        if shards and self._mirror is not None:
-            header = self.header
-            header.open_pages(shards)
-            self._mirror.need([(header.index_name(n), 0, header.shard(n).index_bytes) for n in shards])
+                yield number, found[number]
 
     def _one(self, i: int) -> tuple[ShardIndex, int]:
         shards, rows = self.header.locate(np.array([i]))
@@ -324,11 +323,9 @@ class SetIndex(Index):
 
     def _opened(self, shards: set[int]) -> dict[int, ShardIndex]:
         """Returns the indexes of some shards."""
-        found = {number: self._open[number] for number in shards if number in self._open}
+        found = {number: index for number in shards if (index := self._open.get(number))}
         missing = sorted(shards - found.keys())
-        self._bring(missing)
-        for number in missing:
-            found[number] = self._read(number)
+        found |= self._read(missing)
         with self._lock:
             for number in missing:
                 self._open[number] = index = found[number]
@@ -341,10 +338,29 @@ class SetIndex(Index):
                     self._table.remove(oldest)
         return found
 
-    def _read(self, number: int) -> ShardIndex:
-        shard, name = self.header.shard(number), self.header.index_name(number)
-        fetch = None if self._mirror is None else functools.partial(self._fetch_group, name)
-        return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets, fetch=fetch)
+    def _read(self, shards: Sequence[int]) -> dict[int, ShardIndex]:
+        """Maps the indexes of some shards. Those in a store are asked for some at a time: when others are, they may
+        leave the cache."""
+        header, found = self.header, dict[int, ShardIndex]()
+        if shards and self._mirror is not None:
+            header.open_pages(shards)
+        for first in range(0, len(shards), _ASKED_INDEXES):
+            some = [(n, header.index_name(n), header.shard(n)) for n in shards[first : first + _ASKED_INDEXES]]
+            if self._mirror is not None:
+                self._mirror.need([(name, 0, shard.index_bytes) for _, name, shard in some])
+            for number, name, shard in some:
+                found[number] = self._mapped(name, shard)
+        return found
+
+    def _mapped(self, name: str, shard: IndexedShard) -> ShardIndex:
+        path = os.path.join(self._folder, name)
+        if self._mirror is None:
+            return ShardIndex(path, shard=shard, targets=self.targets)
+        fetch, descriptor = functools.partial(self._fetch_group, name), self._mirror.open(name)
+        try:
+            return ShardIndex(path, shard=shard, targets=self.targets, fetch=fetch, descriptor=descriptor)
+        finally:
+            os.close(descriptor)
 
     def _fetch_group(self, index_name: str, group: str, size_bytes: int) -> memoryview:
         """Returns an optional group of a shard's index that is in a store."""

@@ -204,6 +204,7 @@ class ShardIndex:
         targets: Names of the targets that each sample has; None to take the file as it is.
         fetch: Returns the bytes of an optional group, by its name and size, if the file ends before it; None: such a
             file is damaged.
+        descriptor: The open file, which may be closed afterwards; None: the one at the path.
 
     Attributes:
         samples: Number of samples.
@@ -231,16 +232,18 @@ class ShardIndex:
         shard: IndexedShard | None = None,
         targets: tuple[str, ...] | None = None,
         fetch: Callable[[str, int], memoryview] | None = None,
+        descriptor: int | None = None,
     ) -> None:
         self.path, self._fetch = path, fetch
         try:
-            descriptor = open_regular(path)
+            opened = open_regular(path) if descriptor is None else descriptor
             try:
-                size = os.fstat(descriptor).st_size
+                size = os.fstat(opened).st_size
                 with explained():
-                    self._data = map_file(descriptor, size)
+                    self._data = map_file(opened, size)
             finally:
-                os.close(descriptor)
+                if descriptor is None:
+                    os.close(opened)
         except OSError as error:
             raise FormatError(
                 f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import feeder
 from feeder import transforms as T
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
+from feeder.errors import StoreError
 from feeder.loader.fast.batches import Request
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
@@ -21,6 +24,9 @@ from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.cache.presence import Presence, record_path
+from feeder.shard.format.set_index import SetIndex
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
 from tests.support.folder_store import folder_mirror
 from tests.support.processes import wait_until
 from tests.support.remote import Bucket
@@ -99,3 +105,45 @@ def test_the_places_of_rows_are_fetched_only_for_recipes_that_need_a_part_of_the
         assert sum(len(labels) for *_, labels in loader) == 12
         is_part = all(view is CROP for view in views)
         assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if is_part}
+
+
+@pytest.fixture(scope="module")
+def small_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 40 shards of 16 tiny images, whose indexes are together as large as one or two of the shards."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "images" / "class").mkdir(parents=True)
+    for number in range(640):
+        Image.new("RGB", (8, 8), (number % 256, number // 256, 0)).save(folder / "images" / "class" / f"{number}.png")
+    shard(str(folder / "images"), str(folder / "set"), ShardOptions(samples_per_shard=16))
+    return folder / "set"
+
+
+def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
+    bucket: Bucket, tmp_path: Path, small_images: Path
+) -> None:
+    url, progress = upload(bucket, small_images), EpochProgress(Place(), Split(640, 8), None)
+    tar_bytes = max(path.stat().st_size for path in small_images.glob("*.tar"))
+
+    def made(cache_bytes: int) -> tuple[ShardReader, feeder.DataLoader]:
+        data = ShardDataset(url, T.Resize((8, 8)), cache_dir=tmp_path / "cache", cache_bytes=cache_bytes)
+        return cast(ShardReader, data.reader), feeder.DataLoader(data, batch_size=8, num_workers=2)
+
+    with end_fetchers(tmp_path):
+        reader, loader = made(5 * tar_bytes)
+        with pytest.raises(StoreError, match=r"are too few: .* with their indexes\. Give cache_bytes=") as refused:
+            iter(loader)
+        (amount,) = re.findall(r"cache_bytes=([\d,]+) or more", str(refused.value))
+        needed, index = int(amount.replace(",", "")), cast(SetIndex, reader.index)
+        sizes = [index.index_entry(number).size_bytes for number in range(40)]
+        shards, further = divmod(needed - sum(sizes), tar_bytes)  # all are planned
+        assert shards >= 3
+        assert further == 2 * max(sizes) + sum(path.stat().st_size for path in small_images.glob("*.bin"))
+        reader, loader = made(needed)
+        mirror = cast(CacheMirror, reader.mirror)
+        ahead = ReadAhead(reader, Order(640, 0), Split(640, 8), progress, 1, takes_rows=False)
+        wait_until(lambda: len(present(Path(mirror.folder))) >= 3)  # the first batch is in one of them
+        ahead.close()
+        local = feeder.DataLoader(ShardDataset(small_images, T.Resize((8, 8))), batch_size=8, num_workers=0)
+        for (images, _), (expected, _) in zip(loader, local, strict=True):
+            assert images.equal(expected)
+            assert mirror.counts()["cached_bytes"] <= needed

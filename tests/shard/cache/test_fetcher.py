@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -66,7 +67,11 @@ class Places:
         return sum(end - start for _, start, end in self.store.asked) - before
 
     def cached(self) -> list[str]:
-        return sorted(path.name for path in self.cache.glob("*.tar") if path.stat().st_blocks)
+        found = []
+        for path in sorted(self.cache.glob("*.tar")):
+            with contextlib.suppress(FileNotFoundError):  # it has just left
+                found += [path.name] if path.stat().st_blocks else []
+        return found
 
     def close(self) -> None:
         for channel in self._channels:

@@ -121,6 +121,28 @@ def test_optional_groups_are_asked_for_only_when_crops_are_read(fetcher: Fetcher
     assert fetcher.stats()["bytes"] == asked(fetcher, *{name for name, _, _ in cast(FolderStore, fetcher.store).asked})
 
 
+def test_indexes_leave_a_full_cache_unless_somebody_reads_them_and_come_again(tmp_path: Path) -> None:
+    folder, cache = make_set(tmp_path / "local", shards=12, samples=1), tmp_path / "cache"
+    cache.mkdir()
+    store = cast(Any, FolderStore(str(folder)))
+    names, sizes = [f"shard-{k:06d}.fidx" for k in range(12)], [core_bytes(folder, k) for k in range(12)]
+    budget = (folder / "index.bin").stat().st_size + 4 * max(sizes)
+    made = Fetcher(str(cache), store, lambda each: SetFiles(store, each.files, "index.bin", each), budget)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with contextlib.closing(made.downloads), mine:
+        made.attend(its)
+        mine.send(json.dumps({"need": [(names[0], 0, sizes[0])], "again": False, "hits": 0}).encode())
+        assert json.loads(mine.recv(1 << 17)) == {}
+        for name, size in [*zip(names, sizes, strict=True)] * 2:
+            made.need([(name, 0, size)])
+            assert (cache / name).read_bytes() == (folder / name).read_bytes()[:size]
+            assert made.stats()["cached_bytes"] <= budget
+            assert (cache / names[0]).exists()
+            assert (cache / "index.bin").exists()
+        assert asked(made, names[0]) == sizes[0]
+        assert asked(made, *names) > sum(sizes) + 4 * max(sizes)
+
+
 def write_groups(folder: Path, name: str, order: list[str], **more: bytes) -> None:
     """Writes the index of a shard with its groups in another order and further ones, and the set's header."""
     path = folder / name
