@@ -248,5 +248,24 @@ def test_certificates_are_checked(server: _Server, tmp_path: Path, monkeypatch: 
         proxy.close()
 
 
-def test_a_shown_url_has_no_secret() -> None:
-    assert shown_url("https://user:HIDDEN@host:1/a/b.jpg?sig=HIDDEN#HIDDEN") == "https://host:1/a/b.jpg"
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://user:HIDDEN@host:1/a/b.jpg?sig=HIDDEN#HIDDEN", "https://host:1/a/b.jpg"),
+        ("https://user:HID/DEN@host/a.jpg", "https://...@host/a.jpg"),
+        ("https://user:HID?DEN@host/a.jpg", "https://..."),
+        ("https://user:HIDDEN", "https://..."),
+        ("s3:/KEY:HIDDEN@bucket/a.jpg", "s3:..."),
+        ("https://[::1]:80/@user/a@2x.jpg", "https://[::1]:80/@user/a@2x.jpg"),
+        ("https://bücher.example/a:b@c.jpg", "https://bücher.example/a:b@c.jpg"),
+        ("file:/data/a.jpg", "file:/data/a.jpg"),
+    ],
+)
+def test_a_shown_url_has_no_secret(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_a_password_with_a_slash_in_a_manifest_is_refused_and_not_shown() -> None:
+    with pytest.raises(StoreError, match=r"https://\.\.\.@host/x") as caught:
+        WebReader().get("https://user:HID/DEN@host/x")
+    assert "HID" not in str(caught.value)

@@ -13,6 +13,7 @@ import http.client
 import ipaddress
 import os
 import random
+import re
 import socket
 import ssl
 import threading
@@ -29,6 +30,7 @@ ANSWER_S = 300.0  # for a whole answer, however steadily it drips
 _ATTEMPTS = 3
 _REDIRECTS = 5
 _HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
+_PLACE = re.compile(r"(\[[^\[\]@]*\]|[^\[\]:@]*)(:[0-9]*)?")  # a host, with a port if there is one
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Site-local ones, those of a network's own translation to IPv4, and former ways to write IPv4's.
 _LOCAL = [ipaddress.ip_network(each) for each in ("fec0::/10", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")]
@@ -36,9 +38,17 @@ _LOCAL = [ipaddress.ip_network(each) for each in ("fec0::/10", "64:ff9b:1::/48",
 
 def shown_url(url: str) -> str:
     """Returns a URL to show and to store: without userinfo, query and fragment, which may hold secrets."""
-    scheme, _, rest = url.partition("://")
-    place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        scheme = url.partition(":")[0]
+        return url if scheme.lower() == "file" else f"{scheme}:..."
+    rest = rest.partition("?")[0].partition("#")[0]
+    place, slash, path = rest.partition("/")
+    host = place.rpartition("@")[2]
+    if not _PLACE.fullmatch(host):  # a name and a password with a slash, for example, which end the place
+        before, at, place = rest.rpartition("@")
+        return f"{scheme}://...{at}{place if before else ''}"
+    return f"{scheme}://{host}{slash}{path}"
 
 
 class WebReader:

@@ -13,6 +13,7 @@ __all__ = ["Url", "check_key", "is_remote", "local_path"]
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_MISTYPED = re.compile(rf"({'|'.join(_SCHEMES)}):/", re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -26,8 +27,9 @@ _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 
 
 def is_remote(text: str) -> bool:
-    """Returns whether a text is a URL of something that is not a local file."""
-    match = _SCHEME.match(text)
+    """Returns whether a text is a URL of something that is not a local file, or is meant to be: s3:/bucket is refused
+    by :meth:`Url.parse`, which shows no secret of it."""
+    match = _SCHEME.match(text) or _MISTYPED.match(text)
     return match is not None and match[1].lower() != "file"
 
 
@@ -77,9 +79,12 @@ class Url:
         scheme, separator, rest = text.partition("://")
         scheme = scheme.lower()
         if not separator or scheme not in _SCHEMES:
+            shown = scheme[:20] + "://" if separator else repr(text)
+            if not separator and (":" in text or "@" in text):  # it may hold a name and a password
+                start = scheme.partition(":")[0]
+                shown = f"{start}:..." if start in _SCHEMES else "..."
             raise ArgumentError(
-                f"{scheme[:20] + '://' if separator else text!r}: expected a URL that starts with s3://, gs://, az:// "
-                "or https://, or a local path"
+                f"{shown}: expected a URL that starts with s3://, gs://, az:// or https://, or a local path"
             )
         rest, _, query = rest.partition("?")
         place, _, path = rest.partition("/")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
-from feeder.errors import ArgumentError
+import feeder
+from feeder.errors import ArgumentError, FeederError
 from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.shard.write.set_copy import SetCopy
+from feeder.shard.write.sharding import shard
 
 
 def test_a_url_is_read_into_its_parts() -> None:
@@ -26,6 +30,9 @@ def test_a_url_is_read_into_its_parts() -> None:
         "s3://KEY:HIDDEN",
         "https://user:HIDDEN/@host/set",
         "https://HIDDEN@host/set",
+        "s3:/KEY:HIDDEN@bucket",
+        "s3:KEY:HIDDEN@bucket",
+        "KEY:HIDDEN@bucket",
         "s3://bucket/set?X-Amz-Signature=HIDDEN",
         "s3://bucket/set?region=eu-west-1&token=HIDDEN",
         "https://host/set?sig=HIDDEN",
@@ -42,6 +49,17 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(text: str) -> None:
         Url.parse(text)
     assert "HID" not in str(caught.value)
     assert "://" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [feeder.ShardDataset, lambda path: shard(path, "out"), lambda path: SetCopy.of(path).__enter__()],
+    ids=["dataset", "source", "command"],
+)
+def test_a_mistyped_url_with_a_secret_is_no_local_path_and_not_shown(opened: Callable[[str], object]) -> None:
+    with pytest.raises(FeederError, match=r"s3:\.\.\.: expected a URL that starts with s3://") as caught:
+        opened("s3:/KEY:HIDDEN@bucket/set")
+    assert "HID" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
