@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines in a pipe or log."""
+"""Progress of a run: a bar on a terminal or in a notebook, plain lines in a pipe or log."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-from feeder.system.bar import make_bar
+from feeder.system.bar import in_notebook, make_bar
 from feeder.system.text import printable, say
 
 __all__ = ["BarProgress", "LineProgress", "Progress", "terminal_progress"]
@@ -98,4 +98,4 @@ def terminal_progress(quiet: bool, stream: TextIO | None = None) -> Progress:
     stream = stream or sys.stderr
     if quiet:
         return Progress()
-    return BarProgress(stream) if stream.isatty() else LineProgress(stream)
+    return BarProgress(stream) if stream.isatty() or in_notebook() else LineProgress(stream)

@@ -1,4 +1,10 @@
-"""A live view of a loader: a bar on a terminal or in a notebook, plain lines in a pipe or log."""
+"""A live view of a loader: a bar on a terminal or in a notebook, plain lines in a pipe or log.
+
+Note [Interrupted cells]
+    When a notebook's cell is interrupted, its bars go. But the iterator, and its view, may have gone by then, or may be
+    alive in the traceback. So IPython tells when a cell has ended, and the bar of an epoch that was given up is closed
+    only then, or when another bar is drawn.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO
 
-from feeder.system.bar import make_bar
+from feeder.system.bar import in_notebook, make_bar, shell
 from feeder.system.nvml import current_gpu_busy
 from feeder.system.text import count, say
 
@@ -57,6 +63,8 @@ class LiveView:
         gpu_busy: Returns the share of the time that the GPU is busy, 0-1.
     """
 
+    _is_ended = True
+
     def __init__(
         self,
         stats: Callable[[], Mapping[str, Any]],
@@ -74,27 +82,33 @@ class LiveView:
         self._started = self._seen = time.monotonic()
         self._rates: dict[str, float] | None = None
         self._bar: Any = None
+        self._is_ended = False
+        self._is_in_cell = True
         _live.add(self)
-        self._is_bar = self._stream.isatty() or _in_notebook()
+        _watch_cells()
+        self._is_bar = self._stream.isatty() or in_notebook()
         self._interval_s = _BAR_INTERVAL_S if self._is_bar else _LINE_INTERVAL_S
         if self._is_bar:
-            layout = "{desc} {percentage:3.0f}%|{bar}| {unit}" if batches else "{desc} {unit}"
-            self._bar = make_bar(self._stream, total=batches, desc=title, unit="starting", bar_format=layout)
+            self._draw("starting")
 
     def step(self) -> None:
         """Counts a batch that was handed out."""
         self._done += 1
+        self._is_in_cell = True
         now = time.monotonic()
         if now - self._seen < self._interval_s:
             return
         pace = self._pace(now)
-        if self._bar is not None:
+        if self._is_bar:
             self._draw(bar_text(pace))
         else:
             self._print(line_text(self._title, self._done, self._batches, pace))
 
     def end(self) -> None:
         """Ends the view, as the epoch is over or given up. The last line sums up the epoch."""
+        if self._is_ended:
+            return
+        self._is_ended = True
         stats, self._stats = self._stats, lambda: self._last
         self._last = stats()
         seconds = max(time.monotonic() - self._started, 1e-9)
@@ -104,11 +118,26 @@ class LiveView:
         whole = _as_pace(rates, self._last, None)._replace(slots=0, gpu_share=gpu)
         if self._bar is not None:
             self._draw(bar_text(whole))
-            self._bar.close()
+            if self._done == self._batches or shell() is None:
+                self._bar.close()
+            else:
+                _given_up.append(self._bar)  # see Note [Interrupted cells]
             self._bar = None
-        elif self._done:
+        elif self._done and not self._is_bar:
             self._print(line_text(self._title, self._done, self._batches, whole, seconds))
-        self._done = 0
+
+    def leave_cell(self, *, is_failed: bool) -> None:
+        """Takes the bar away if the cell that has just ended had a part of the epoch, and failed; the next batch brings
+        it back."""
+        if is_failed and self._is_in_cell and self._bar is not None:
+            self._bar.drop()
+            self._bar = None
+        self._is_in_cell = False
+
+    def __del__(self) -> None:
+        if not self._is_ended:
+            self._stats = lambda: self._last  # without the loader, which may be half gone
+            self.end()
 
     def _pace(self, now: float) -> Pace:
         stats, seconds = self._stats(), now - self._seen
@@ -126,6 +155,11 @@ class LiveView:
         return _as_pace(rates, stats, left)._replace(gpu_share=gpu)
 
     def _draw(self, text: str) -> None:
+        if self._bar is None:
+            layout = "{desc} {percentage:3.0f}%|{bar}| {unit}" if self._batches else "{desc} {unit}"
+            _close_given_up()
+            options = {"total": self._batches, "desc": self._title, "bar_format": layout}
+            self._bar = make_bar(self._stream, unit=text, **options)
         self._bar.unit = text
         self._bar.n = self._done
         self._bar.refresh()
@@ -142,6 +176,31 @@ def _end_all() -> None:
     """Writes the last line of epochs that the script leaves unfinished."""
     for view in list(_live):
         view.end()
+    _close_given_up()
+
+
+_watched: weakref.WeakSet[Any] = weakref.WeakSet()
+_given_up: list[Any] = []
+
+
+def _watch_cells() -> None:
+    """Has IPython tell when a cell has ended."""
+    found = shell()
+    if found is not None and found not in _watched:
+        found.events.register("post_run_cell", _after_cell)
+        _watched.add(found)
+
+
+def _after_cell(result: Any) -> None:
+    for view in list(_live):
+        view.leave_cell(is_failed=not result.success)
+    _close_given_up(is_failed=not result.success)
+
+
+def _close_given_up(*, is_failed: bool = False) -> None:
+    while _given_up:
+        bar = _given_up.pop()
+        bar.drop() if is_failed else bar.close()
 
 
 def end_view(iterator: Any) -> None:
@@ -220,10 +279,3 @@ def _clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _in_notebook() -> bool:
-    """Returns True if standard error is a notebook's, which takes a bar although it is no terminal."""
-    shell = sys.modules.get("IPython")
-    kernel = shell.get_ipython() if shell is not None else None
-    return kernel is not None and hasattr(kernel, "kernel")
