@@ -1,6 +1,6 @@
-"""The report of ``feeder --version -v``: versions of the installed packages, and of the PIL that is imported.
+"""Versions of the installed packages, and of the PIL that is imported.
 
-torch and DALI are looked up, not imported, so the report takes a fraction of a second. Pillow is imported: two
+torch and DALI are looked up, not imported, which takes a fraction of a second. Pillow is imported: two
 distributions own the package ``PIL``, and only its files show which one is there.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import feeder
 
-__all__ = ["PillowInfo", "pillow_info", "pillow_simd_command", "report", "versions"]
+__all__ = ["PillowInfo", "pillow_info", "pillow_simd_command", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 
@@ -143,18 +143,6 @@ def _torch_cuda() -> str | None:
     return match[1] if match else None
 
 
-def _kernels() -> str:
-    """Returns what is known of the native kernels, for people."""
-    if importlib.util.find_spec("feeder._native") is None:
-        return "without native kernels"
-    try:
-        from feeder import _native
-    except ImportError as error:
-        return f"with native kernels that do not load: {error}"
-    turbo, simd = _native.libjpeg_turbo()
-    return f"with native kernels at {_native.simd_level()}, libjpeg-turbo {turbo}{'' if simd else ' without SIMD'}"
-
-
 def versions() -> dict[str, Any]:
     """Returns versions by name, ready for JSON: None for what is absent, and ``pillow`` in detail."""
     pillow = pillow_info()
@@ -172,37 +160,3 @@ def versions() -> dict[str, Any]:
         "webdataset": _distribution_version("webdataset"),
         "pillow": asdict(pillow) if pillow else None,
     }
-
-
-def report() -> str:
-    """Returns the versions as text, for people."""
-    found = versions()
-    cuda = f"CUDA {found['torch_cuda']}" if found["torch_cuda"] else "CPU only"
-    rows = [
-        ("feeder", f"{found['feeder']}, {_kernels()}"),
-        ("Python", f"{found['python']} on {found['platform']}"),
-        ("torch", f"{found['torch']} ({cuda})" if found["torch"] else "absent"),
-        ("numpy", found["numpy"] or "absent"),
-        ("DALI", f"{found['dali']} ({found['dali_package']})" if found["dali"] else "absent"),
-        ("webdataset", found["webdataset"] or "absent"),
-    ]
-    pillow = PillowInfo(**found["pillow"]) if found["pillow"] else None
-    if pillow is None:
-        rows.append(("PIL", "absent, or it doesn't load"))
-    else:
-        kind = "a SIMD build" if pillow.simd else "not a SIMD build"
-        rows.append(("PIL", f"{pillow.distribution} {pillow.version}, {kind}, in {pillow.folder}"))
-        where = pillow.libjpeg_path or "linked statically"
-        rows.append(("PIL's JPEG", f"{pillow.libjpeg} ({where})" if pillow.libjpeg else "absent"))
-        if pillow.absent_codecs:
-            rows.append(("PIL lacks", ", ".join(pillow.absent_codecs)))
-        if pillow.mixed:
-            rows.append(
-                (
-                    "warning",
-                    f"pillow-simd {pillow.version} is installed over pillow {pillow.overlaid}; install it over the "
-                    f"same version: {pillow_simd_command(pillow.version)}",
-                )
-            )
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

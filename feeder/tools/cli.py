@@ -104,7 +104,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=None)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
-    parser.add_argument("-v", "--verbose", action="store_true", help="with --version: also list the installed packages")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="with --version: also the machine and the installed packages, for bug reports",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     commands_of_data = (shard, append, takedown, inspect, browse, index, export, cache, serve)
     for command in (*commands_of_data, bench, parity, doctor, profile, tune, replay):
@@ -115,6 +120,6 @@ def make_parser() -> argparse.ArgumentParser:
 def _version(verbose: bool) -> str:
     if not verbose:
         return f"feeder {feeder.__version__}"
-    from feeder.system.versions import report
+    from feeder.tools.version_report import report
 
     return report()

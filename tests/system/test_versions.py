@@ -54,7 +54,12 @@ def versions(*folders: Path) -> dict[str, Any]:
 
 
 def text(*folders: Path) -> str:
-    return run_python("from feeder.system.versions import *; print(report())", *folders)
+    """The report, each of its rows in one line."""
+    return re.sub(r"\n +", " ", report(*folders))
+
+
+def report(*folders: Path) -> str:
+    return run_python("from feeder.tools.version_report import *; print(report())", *folders)
 
 
 def test_pillow(tmp_path: Path) -> None:
@@ -112,7 +117,7 @@ def test_a_pil_that_does_not_load_is_reported(tmp_path: Path) -> None:
     (tmp_path / "PIL").mkdir()
     (tmp_path / "PIL" / "__init__.py").write_text("raise ImportError('libjpeg.so.62: cannot open shared object file')")
     assert versions(tmp_path)["pillow"] is None
-    assert "PIL         absent, or it doesn't load" in text(tmp_path)
+    assert re.search("^PIL +absent, or it doesn't load$", text(tmp_path), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("cuda", "expected"), [("'13.0'", "13.0"), ("None", None)])
@@ -124,12 +129,12 @@ def test_torch_build_is_read_from_its_version_file(tmp_path: Path, cuda: str, ex
 
 
 def test_nothing_heavy_is_imported() -> None:
-    loaded = run_python("import sys; from feeder.system.versions import *; report(); print(*sys.modules)").split()
+    loaded = run_python("import sys; from feeder.tools.version_report import *; report(); print(*sys.modules)").split()
     assert {"torch", "numpy", "nvidia.dali", "webdataset"} & set(loaded) == set()
 
 
 def test_the_command_prints_it() -> None:
-    assert run_python("import sys; from feeder.tools.cli import main; sys.exit(main(['--version', '-v']))") == text()
+    assert run_python("import sys; from feeder.tools.cli import main; sys.exit(main(['--version', '-v']))") == report()
 
 
 def test_the_report_names_the_kernels_level_and_their_libjpeg(monkeypatch: pytest.MonkeyPatch) -> None:

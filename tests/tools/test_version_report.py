@@ -1,0 +1,63 @@
+"""feeder --version -v: the machine and the packages, as a bug report needs them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from feeder import _native
+from feeder.tools import version_report
+
+CPUINFO = """processor\t: 0
+model name\t: Example CPU 9000
+flags\t\t: fpu sse4_2 avx avx2 fma bmi2 rdseed
+
+processor\t: 1
+model name\t: Another
+"""
+
+
+def rows(text: str) -> dict[str, str]:
+    """Values by name, of several lines in one."""
+    joined = re.sub(r"\n +", " ", text)
+    return dict(re.split(r"\s{2,}", line, maxsplit=1) for line in joined.splitlines())
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a GPU's driver, and without NVML."""
+    monkeypatch.setattr(version_report, "open_nvml", lambda: "not installed")
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 1\n")
+    (tmp_path / "proc/driver/nvidia/version").write_text("NVRM version: Kernel Module  580.65.06  Sun\n")
+    (tmp_path / "proc/cpuinfo").write_text(CPUINFO)
+    return tmp_path
+
+
+def test_report_names_the_machine(machine: Path) -> None:
+    found = rows(version_report.report(str(machine)))
+    assert found["CPU"] == "Example CPU 9000: sse4_2 avx avx2 fma bmi2"
+    assert found["GPU"] == "NVIDIA H200; driver 580.65.06"
+    assert f"kernels at {_native.simd_level()}" in found["feeder"]
+    assert found["system"].count(", ") == 3
+    assert re.search(r"^obstore [\d.]+$", found["extras"].replace(", ", "\n"), re.MULTILINE)
+
+
+def test_report_fits_a_terminal_but_for_long_paths() -> None:
+    lines = version_report.report().splitlines()
+    assert [line for line in lines if len(line) > 80 and " /" not in line] == []
+
+
+def test_report_does_without_what_the_machine_does_not_tell(tmp_path: Path) -> None:
+    found = rows(version_report.report(str(tmp_path)))
+    assert (found["CPU"], found["GPU"]) == ("unknown", "no NVIDIA driver")
+
+
+def test_report_has_no_users_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(Path(version_report.__file__).parents[2]))
+    text = version_report.report()
+    assert str(Path(version_report.__file__).parents[2]) + "/" not in text
+    assert "~/" in text
