@@ -104,10 +104,18 @@ class Page:
         """The text that a person sees."""
         return str(self.value("document.body.innerText"))
 
+    def wait_until(self, condition: str) -> None:
+        """Waits until an expression of JavaScript is true of the page, which changes."""
+        self.value(
+            "new Promise(done => { const look = () => { if (" + condition + ") { observer.disconnect(); done(); } }; "
+            "const observer = new MutationObserver(look); "
+            "observer.observe(document, {subtree: true, childList: true, attributes: true, characterData: true}); "
+            "look(); })"
+        )
+
     def wait_for(self, text: str) -> None:
-        """Waits until the page, which loads itself anew, shows a text."""
-        while text not in self.text():
-            self._loaded()
+        """Waits until the page, which changes, shows a text."""
+        self.wait_until(f"document.body.innerText.includes({json.dumps(text)})")
 
     def screen(self, width_px: int, height_px: int = 900, *, dark: bool = False) -> None:
         """Sets the size of the window, and the colors that the user wants."""

@@ -221,6 +221,36 @@ def test_backends_side_by_side(page: TestClient) -> None:
     assert page.get(at + "&backend=other").status_code == 400
 
 
+def test_a_batch_by_two_backends_has_each_image_three_times(page: TestClient) -> None:
+    at = {"seed": 5, "epoch": 2, "step": 1, "batch_size": 8}
+    text = page.get("/batch", params={**at, "compared": "on"}).text
+    first, *_ = ids(text)
+    assert unescape(text).count(f'"/compared/{first}?seed=5&epoch=2') == 3
+    assert "&compared" in unescape(re.findall(r'rel="next" href="([^"]*)"', text)[0])
+    assert "/step-image" not in text
+    shown = picture(page.get(f"/compared/{first}?seed=5&epoch=2&backend=cpu").content)
+    assert np.array_equal(shown, picture(page.get("/step-image", params={**at, "row": 0}).content))
+
+
+@pytest.mark.parametrize("encode_as", ["keep", "packed", "seekable"])
+def test_a_sample_has_its_exif_as_text(tmp_path: Path, encode_as: str) -> None:
+    exif = Image.Exif()
+    exif[0x010F] = HOSTILE
+    exif.get_ifd(0x8769)[0x9003] = "2026:11:24 01:02:03"
+    exif.get_ifd(0x8825)[1] = "N"
+    (tmp_path / "images/a").mkdir(parents=True)
+    pixels(0).save(tmp_path / "images/a/x.jpg", exif=exif.tobytes())
+    (tmp_path / "images/a/y.jpg").write_bytes(encode(pixels(1)))
+    assert cli.main(["shard", str(tmp_path / "images"), "--encode", encode_as, "--no-shuffle", "-q"]) == 0
+    page = client(tmp_path / "images-shards")
+    text = page.get("/sample/0").text
+    assert HOSTILE not in text
+    shown = dict(re.findall(r"<dt>(\w+)</dt><dd><bdi>(.*?)</bdi>", text))
+    assert unescape(shown["Make"]) == HOSTILE
+    assert (shown["DateTimeOriginal"], shown["GPSLatitudeRef"]) == ("2026:11:24 01:02:03", "N")
+    assert "EXIF" not in page.get("/sample/1").text
+
+
 def test_batches_of_a_saved_state(shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
     loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)

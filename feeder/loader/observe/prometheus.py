@@ -180,12 +180,14 @@ class _Collector:
             "worker_respawns": ("Workers replaced", lambda s: s["respawns"]),
             "elapsed_seconds": ("From asking for an epoch to its last batch", lambda s: s["elapsed_ns"] / 1e9),
             "waited_seconds": ("Of that, waiting for workers", lambda s: s["waited_ns"] / 1e9),
+            "busy_seconds": ("Of all workers at work, or of the caller without any", lambda s: s["busy_ns"] / 1e9),
         }
         families: dict[str, Any] = {
             name: core.CounterMetricFamily(f"feeder_{name}", text, labels=["loader"])
             for name, (text, _) in counters.items()
         }
         slots = core.GaugeMetricFamily("feeder_slots", "Batches that slots are used for", labels=["loader", "state"])
+        processes = core.GaugeMetricFamily("feeder_workers", "Worker processes", labels=["loader"])
         sizes = core.CounterMetricFamily("feeder_stage_bytes", "Bytes that a stage gave", labels=["loader", "stage"])
         spent: Any = core.HistogramMetricFamily("feeder_stage_seconds", "Runs of a stage", labels=["loader", "stage"])
         workers = core.CounterMetricFamily(
@@ -205,6 +207,7 @@ class _Collector:
             label, stats = str(number), loader.stats()
             for name, (_, value) in counters.items():
                 families[name].add_metric([label], value(stats))
+            processes.add_metric([label], len(stats["workers"]))
             for state, count in stats["slots"].items():
                 slots.add_metric([label, state], count)
             for name, family in remote.items() if "remote" in stats else ():
@@ -223,6 +226,7 @@ class _Collector:
             *families.values(),
             *(each for each in remote.values() if each.samples),
             slots,
+            processes,
             sizes,
             spent,
             workers,

@@ -18,6 +18,7 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.write.options import REJECTED_NAME
+from feeder.tools.browse.exif import exif_of
 from feeder.tools.browse.scan import SCANNED, Scan
 from feeder.tools.presets import is_shards, open_dataset
 
@@ -232,6 +233,12 @@ class SetView:
             if data is not None:
                 found.append(Member(name, len(data), _text(name, data)))
         return found
+
+    def exif(self, i: int) -> dict[str, str]:
+        """Returns the EXIF tags of a sample's image; see :func:`feeder.tools.browse.exif.exif_of`."""
+        with self.lock:
+            found = self.reader.read(np.array([i]))
+            return {} if found.errors[0] is not None else exif_of(bytes(found.buffers[0]))
 
     def numbers(self, i: int) -> dict[str, str]:
         """Returns what the set knows of a sample's image."""

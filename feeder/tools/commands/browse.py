@@ -1,8 +1,9 @@
-"""``feeder browse``: a local web page of a set, and of what training sees of it."""
+"""``feeder browse``: a local web page of a set, of what training sees of it, and of running loaders."""
 
 from __future__ import annotations
 
 import argparse
+import socket
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -14,17 +15,26 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "browse",
-        help="show a set of images, and what training sees of it, in the browser",
+        help="show a set of images, what training sees of it, and running loaders, in the browser",
         description="Shows a local web page: the samples of a set by class, name and kind, each with all its members, "
-        "and the batches that training sees. It is for this machine's user alone: the address that is printed holds a "
-        "secret.",
+        "and the batches that training sees; with --live also the throughput, stages and stalls of running loaders and "
+        "services. It is for this machine's user alone: the address that is printed holds a secret.",
         examples=(
             "feeder browse ./images-shards",
             "feeder browse s3://bucket/set --port 8000",
             "feeder browse ./images-shards --state checkpoint.pt --key loader    # batches of that run",
+            "feeder browse --live 9090      # of DataLoader(..., metrics_port=9090)",
         ),
     )
-    command.add_argument("set", metavar="SET", help="shard set, its URL, or a folder of images")
+    command.add_argument("set", metavar="SET", nargs="?", help="shard set, its URL, or a folder of images")
+    command.add_argument(
+        "--live",
+        action="append",
+        default=[],
+        metavar="PLACE",
+        help="show a running loader or service by its metrics: their port on this machine, HOST:PORT or a URL; may be "
+        "repeated",
+    )
     command.add_argument("--port", type=int, metavar="N", default=0, help="TCP port (default: a free one)")
     command.add_argument(
         "--host",
@@ -40,36 +50,56 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.set is None and not arguments.live:
+        raise ArgumentError("feeder browse: give a SET to look at, --live PLACE, or both")
+    if arguments.set is None and arguments.state is not None:
+        raise ArgumentError("--state needs the SET of its run")
     try:
+        import jinja2  # noqa: F401
+        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn
-    except ImportError:
-        raise ArgumentError("feeder browse needs starlette and uvicorn; pip install 'feeder-data[browse]'") from None
-    import socket
+    except ImportError as error:
+        raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
 
+    from feeder.tools.browse.endpoints import Endpoints
     from feeder.tools.browse.server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
     from feeder.tools.replay import read_state
 
-    state = None if arguments.state is None else read_state(arguments.state, arguments.key)
-    view = SetView(arguments.set)
-    training = Training(view, arguments.image_size, state)
+    endpoints = Endpoints(arguments.live) if arguments.live else None
+    view = training = None
+    if arguments.set is not None:
+        state = None if arguments.state is None else read_state(arguments.state, arguments.key)
+        view = SetView(arguments.set)
+        training = Training(view, arguments.image_size, state)
     is_open = arguments.host in ("0.0.0.0", "::")
-    app = make_app(view, training, hosts=["*"] if is_open else ["127.0.0.1", "localhost", arguments.host])
-    listening = socket.socket(socket.AF_INET6 if ":" in arguments.host else socket.AF_INET)
-    with listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((arguments.host, arguments.port))
-            listening.listen()  # before the address is shown
-        except OSError as error:
-            where = f"{arguments.host}:{arguments.port}"
-            raise ArgumentError(f"{where}: can't listen there: {error.strerror}; choose another --port") from error
+    hosts = ["*"] if is_open else ["127.0.0.1", "localhost", arguments.host]
+    app = make_app(view, training, hosts=hosts, endpoints=endpoints)
+    with _listening(arguments.host, arguments.port) as listening:
         name = socket.gethostname() if is_open else arguments.host
         url = f"http://{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}/?token={app.state.token}"
-        say(printable(f"{arguments.set}: open {url}"))
+        say(printable(f"{arguments.set or ', '.join(arguments.live)}: open {url}"))
         say("Ctrl-C ends it")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         server.run(sockets=[listening])
     return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Returns a socket that listens, so that the address is good once it is shown.
+
+    Raises:
+        ArgumentError: if the address can't be had.
+    """
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen()
+    except (OSError, OverflowError) as error:
+        listening.close()
+        reason = getattr(error, "strerror", None) or error
+        raise ArgumentError(f"{host}:{port}: can't listen there: {reason}; choose another --port") from error
+    return listening

@@ -10,3 +10,7 @@ document.addEventListener("keydown", (event) => {
     document.querySelector("input[type=search]").focus();
   }
 });
+// The live page says so when its figures are old.
+for (const [event, isOld] of [["htmx:sendError", true], ["htmx:responseError", true], ["htmx:timeout", true], ["htmx:afterSwap", false]]) {
+  document.addEventListener(event, () => document.getElementById("lost")?.toggleAttribute("hidden", !isOld));
+}

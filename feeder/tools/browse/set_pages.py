@@ -1,0 +1,226 @@
+"""The pages of a set: at a glance, samples, one sample, batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
+from feeder.tools.browse.pictures import Pictures, difference, png
+from feeder.tools.browse.renderer import Renderer
+from feeder.tools.browse.scan import SCANNED
+from feeder.tools.browse.set_view import KINDS, Choice, SetView
+from feeder.tools.browse.training import Batch, Step, Training
+
+__all__ = ["SetPages"]
+
+_ROWS = 60
+_EPOCHS = 8
+_MOST_BATCH = 1024
+_BACKENDS = ("cpu", "pillow")
+_NO_PICTURE = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
+    '<text x="96" y="100" text-anchor="middle" font-family="sans-serif" fill="#fff">not readable</text></svg>'
+)
+
+
+class SetPages:
+    """The answers to requests, which run in threads.
+
+    Args:
+        view: The set.
+        training: The run whose batches are shown.
+        renderer: Makes the pages.
+    """
+
+    def __init__(self, view: SetView, training: Training, renderer: Renderer) -> None:
+        self._view = view
+        self._pictures = Pictures(view)
+        self._training = training
+        self._batch = functools.lru_cache(4)(training.batch)
+        self._renderer = renderer
+        self.routes = [
+            Route("/", self.set),
+            Route("/samples", self.samples),
+            Route("/sample/{id:int}", self.sample),
+            Route("/batch", self.batch),
+            Route("/rejected", self.rejected),
+            Route("/scan", self.scan),
+            Route("/scan/{what}", self.change_scan, methods=["POST"]),
+            Route("/small/{id:int}", self.small),
+            Route("/whole/{id:int}", self.whole),
+            Route("/crop/{id:int}", self.crop),
+            Route("/compared/{id:int}", self.compared),
+            Route("/step-image", self.step_image),
+        ]
+
+    def set(self, request: Request) -> Response:
+        view = self._view
+        kinds = [(kind, words, view.kinds[kind]) for kind, words in KINDS.items()]
+        rejected = sum(len(paths) for _, paths in view.rejected)
+        return self._renderer.page(
+            "set.html",
+            facts=view.facts,
+            classes=view.classes,
+            kinds=kinds,
+            rejected=rejected,
+            **self._scan_values(),
+        )
+
+    def scan(self, request: Request) -> Response:
+        """The part of the first page that a running scan renews."""
+        return self._renderer.page("scan.html", **self._scan_values())
+
+    def _scan_values(self) -> dict[str, Any]:
+        scan = self._view.scan
+        is_running = scan.is_running  # before the counts: a scan that ends meanwhile is asked for again
+        looked_at, is_whole = scan.done
+        scanned = [(kind, SCANNED[kind], number) for kind, number in scan.counts().items()]
+        return {
+            "is_running": is_running,
+            "error": scan.error,
+            "looked_at": looked_at,
+            "is_whole": is_whole,
+            "scanned": scanned,
+        }
+
+    def change_scan(self, request: Request) -> Response:
+        """Starts or stops the scan."""
+        what = request.path_params["what"]
+        if what not in ("start", "stop"):
+            return self._renderer.page("message.html", 404, message="There is no such page.")
+        getattr(self._view.scan, what)()
+        return RedirectResponse("/", 303)
+
+    def samples(self, request: Request) -> Response:
+        label = request.query_params.get("label", "")
+        choice = Choice(
+            _number(request, "label") if label else None,
+            request.query_params.get("text", "").strip(),
+            request.query_params.get("kind", ""),
+        )
+        first = _number(request, "first")
+        rows, following = self._view.rows(choice, first, _ROWS)
+        name = "" if choice.label is None else self._view.class_name(choice.label)
+        return self._renderer.page(
+            "samples.html",
+            rows=rows,
+            following=following,
+            first=first,
+            choice=choice,
+            kinds=KINDS | SCANNED,
+            class_name=name,
+        )
+
+    def sample(self, request: Request) -> Response:
+        i = self._id(request)
+        seed = _number(request, "seed", self._training.first.seed)
+        first = _number(request, "epoch", self._training.first.epoch)
+        return self._renderer.page(
+            "sample.html",
+            row=self._view.row(i),
+            numbers=self._view.numbers(i),
+            members=self._view.members(i),
+            exif=self._view.exif(i),
+            is_drawn_over=self._pictures.can_draw_over(i),
+            last=len(self._view) - 1,
+            seed=seed,
+            epochs=range(first, first + _EPOCHS),
+            recipe=str(self._training.recipe),
+            backends=_BACKENDS,
+        )
+
+    def batch(self, request: Request) -> Response:
+        step = self._step(request)
+        found: Batch | None = None
+        error = ""
+        try:
+            found = self._batch(step)
+        except FeederError as refused:
+            error = str(refused)
+        rows = [] if found is None else [(drawn, self._view.row(there)) for drawn, there in found.ids]
+        return self._renderer.page(
+            "batch.html",
+            step=step,
+            rows=rows,
+            views=0 if found is None else len(found.images),
+            error=error,
+            is_saved=self._training.state is not None,
+            is_compared="compared" in request.query_params,
+            backends=_BACKENDS,
+            recipe=str(self._training.recipe),
+        )
+
+    def rejected(self, request: Request) -> Response:
+        return self._renderer.page("rejected.html", reasons=self._view.rejected)
+
+    def small(self, request: Request) -> Response:
+        return _picture(lambda: self._pictures.small(self._id(request)))
+
+    def whole(self, request: Request) -> Response:
+        is_drawn_over = "over" in request.query_params
+        return _picture(lambda: self._pictures.whole(self._id(request), is_drawn_over=is_drawn_over))
+
+    def crop(self, request: Request) -> Response:
+        i, seed, epoch = self._id(request), _number(request, "seed"), _number(request, "epoch")
+        return _picture(lambda: png(self._training.crop(i, seed, epoch)))
+
+    def compared(self, request: Request) -> Response:
+        """A sample by one backend, or the difference of two."""
+        i, seed, epoch = self._id(request), _number(request, "seed"), _number(request, "epoch")
+        backends = request.query_params.getlist("backend")
+
+        def picture() -> bytes:
+            images = self._training.on_backends(i, seed, epoch, backends)
+            return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
+
+        if not 1 <= len(backends) <= 2 or set(backends) - set(_BACKENDS):
+            raise ArgumentError(f"backend must be one or two of {', '.join(_BACKENDS)}")
+        return _picture(picture)
+
+    def step_image(self, request: Request) -> Response:
+        step, row, number = self._step(request), _number(request, "row"), _number(request, "view")
+        images = self._batch(step).images
+        if not (0 <= number < len(images) and 0 <= row < len(images[number])):
+            raise ArgumentError(f"the batch has no image {row} of view {number}")
+        return _picture(lambda: png(images[number][row]))
+
+    def _step(self, request: Request) -> Step:
+        first = self._training.first
+        step = Step(*(_number(request, name, default) for name, default in first._asdict().items()))
+        if not 1 <= step.batch_size <= _MOST_BATCH:
+            raise ArgumentError(f"batch_size must be 1 to {_MOST_BATCH}, got {step.batch_size}")
+        return step
+
+    def _id(self, request: Request) -> int:
+        i: int = request.path_params["id"]
+        if i >= len(self._view):
+            raise ArgumentError(f"there is no sample {i:,}: the set has {len(self._view):,}")
+        return i
+
+
+def _number(request: Request, name: str, default: int = 0) -> int:
+    """Returns a number of the query.
+
+    Raises:
+        ArgumentError: if it is none, or negative.
+    """
+    text = request.query_params.get(name) or str(default)
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        raise ArgumentError(f"{name} must be a number of 0 or more, got {text!r}")
+    return int(text)
+
+
+def _picture(make: Callable[[], bytes]) -> Response:
+    """Returns a picture; a grey one with a word, if the sample can't be decoded."""
+    try:
+        data = make()
+    except (DecodeError, BackendError):
+        return Response(_NO_PICTURE, media_type="image/svg+xml")
+    kind = "image/png" if data.startswith(b"\x89PNG") else "image/jpeg"
+    return Response(data, media_type=kind, headers={"Cache-Control": "private, max-age=600"})
