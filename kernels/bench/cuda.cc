@@ -75,6 +75,7 @@ int main(int argc, char** argv) {
     const int file = fileno(store);
     std::mt19937 random(0);
     std::vector<Image> images;
+    JpegPacker packer;
     for (const auto& path : paths) {
         const std::vector<uint8_t> original = read_file(path);
         JpegHeader header;
@@ -82,7 +83,7 @@ int main(int argc, char** argv) {
         std::vector<uint8_t> packed;
         if (!transcode_jpeg(original, TranscodeOptions(), seekable).ok() ||
             !parse_jpeg_header(seekable.span(), header).ok() ||
-            !pack_jpeg(seekable.span(), kId, *find_codebook(kId), 0, packed).ok()) {
+            !packer.pack(seekable.span(), kId, *find_codebook(kId), 0, packed).ok()) {
             continue;
         }
         Image image;

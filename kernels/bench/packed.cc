@@ -60,6 +60,7 @@ int main(int argc, char** argv) {
     std::mt19937 random(0);
     std::vector<Image> images;
     std::map<std::string, int> reasons;
+    JpegPacker packer;
     double sizes[3] = {}, pack_us = 0, transcode_us = 0;
     for (const auto& path : paths) {
         Image image;
@@ -75,7 +76,7 @@ int main(int argc, char** argv) {
         transcode_us += now_us() - started;
         image.bytes[0].assign(seekable.data(), seekable.data() + seekable.size());
         started = now_us();
-        const Outcome outcome = pack_jpeg(image.original, kId, codebook, 0, image.bytes[1]);
+        const Outcome outcome = packer.pack(image.original, kId, codebook, 0, image.bytes[1]);
         pack_us += now_us() - started;
         ++reasons[outcome.ok() ? "packed" : outcome.reason];
         if (!outcome.ok()) continue;

@@ -46,7 +46,8 @@ nb::bytes pack(nb::handle data, const nb::bytes& codebook_id, const nb::bytes& s
     Outcome outcome;
     {
         nb::gil_scoped_release release;
-        outcome = pack_jpeg(file.bytes(), id, codebook, max_pixels, out);
+        static thread_local JpegPacker packer;
+        outcome = packer.pack(file.bytes(), id, codebook, max_pixels, out);
     }
     if (!outcome.ok()) raise_unsupported(outcome);
     std::memcpy(out.data() + offsetof(PackedHead, sha256), sha256.c_str(), kDigestBytes);

@@ -150,7 +150,8 @@ std::vector<Image> images_of(const std::vector<uint8_t>& file, const uint8_t* ch
         add(Image::seekable, std::vector<uint8_t>(seekable.data(), seekable.data() + seekable.size()));
     const CodebookId id = {9};
     std::vector<uint8_t> packed = file;
-    if (pack_jpeg(file, id, codebook(id), kMaxPixels, packed).ok()) {
+    static JpegPacker packer;
+    if (packer.pack(file, id, codebook(id), kMaxPixels, packed).ok()) {
         add(Image::packed, packed);
     } else {
         packed = file;

@@ -1,8 +1,10 @@
-// Packed JPEGs. A JPEG that packs must come back to the byte, and give the JPEG's pixels at every SIMD level, at both
-// fidelities, and from the rows alone that a box needs. Then one of its bytes is changed, or its codebook, or the input itself
-// is taken for a packed file: any bytes must give a status, and the same pixels at every level.
+// Packed JPEGs. A JPEG that packs must come back to the byte, and give the JPEG's samples at every SIMD level, whole and in a
+// box. A packed file, given or with one of these bytes changed, may hold anything: it must give a status, and the same
+// samples and the same JPEG at every level. So must a codebook.
 //
-// The input's last 12 bytes choose the box, the change, fidelity and level; the rest is the file.
+// The input's last 12 bytes choose the box, the change, codebook, fidelity and level; the rest is the file. What takes long
+// and has a target of its own, the whole way to resized pixels and libjpeg's decoding, is done for one input in 8, by a hash
+// of it; most inputs end at the decoder's planes, in which no difference is averaged out.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -15,6 +17,7 @@
 #include "cpu/packed/pack.h"
 #include "cpu/packed/train.h"
 #include "cpu/simd.h"
+#include "fuzz/mutate_packed.h"
 
 using namespace feeder;
 
@@ -23,23 +26,35 @@ namespace {
 constexpr int64_t kMaxPixels = 1 << 14;
 constexpr size_t kChoiceBytes = 12;
 constexpr size_t kPixels = 3 * 24 * 16;
+constexpr int kCodebooks = 16;
 
 int little_endian16(const uint8_t* bytes) { return bytes[0] | bytes[1] << 8; }
 
-// Codebooks of few shapes, in which most numbers need a patch, and of many. Their ids are 0 and 1 in the first byte.
+uint32_t hash_of(const uint8_t* data, size_t size) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < size; ++i) hash = (hash ^ data[i]) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
+// Codebooks of few shapes, in which most numbers need a patch, and of many. Their ids are their numbers.
 const Codebook& codebook(uint8_t number) {
-    const CodebookId id = {number};
-    if (find_codebook(id) == nullptr) {
-        std::vector<Shape> shapes;
-        for (unsigned i = 0; i < (number == 0 ? 3u : 256u); ++i) {
-            Shape shape;
-            for (size_t g = 0; g < kGroups; ++g) shape[g] = static_cast<uint8_t>((i * 37 >> g) & 7);
-            shapes.push_back(shape);
-        }
-        shapes.back().fill(7);
-        if (!add_codebook(id, write_codebook(shapes, shapes))) std::abort();
+    static const Codebook* known[kCodebooks] = {};
+    if (known[number] != nullptr) return *known[number];
+    static constexpr unsigned kShapes[kCodebooks] = {3, 256, 1, 2, 8, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200, 255};
+    std::vector<Shape> shapes;
+    for (unsigned i = 0; i < kShapes[number]; ++i) {
+        Shape shape;
+        for (size_t g = 0; g < kGroups; ++g) shape[g] = static_cast<uint8_t>((i * (37u + 10u * number) >> g) & 7);
+        shapes.push_back(shape);
     }
-    return *find_codebook(id);
+    shapes.back().fill(7);
+    const CodebookId id = {number};
+    if (!add_codebook(id, write_codebook(shapes, shapes))) std::abort();
+    return *(known[number] = find_codebook(id));
+}
+
+uint8_t codebook_number(const uint8_t* choice) {
+    return static_cast<uint8_t>((choice[1] >> 3 & 3) | (choice[11] >> 4 & 12));
 }
 
 Outcome decode(ByteSpan file, int first_row, View& view, Fidelity fidelity, SimdLevel level, uint8_t* out) {
@@ -56,74 +71,198 @@ Outcome decode(ByteSpan file, int first_row, View& view, Fidelity fidelity, Simd
     return outcome;
 }
 
-}  // namespace
+// Samples of a box, in memory of their own.
+struct Samples {
+    Bytes memory;
+    Planes planes;
+    bool good = false;
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-    if (size < kChoiceBytes) return 0;
-    const uint8_t* const choice = data + size - kChoiceBytes;
-    std::vector<uint8_t> file(data, data + size - kChoiceBytes);
-    const uint8_t number = choice[1] >> 3 & 1;
-    const Codebook& book = codebook(number);
-    const CodebookId id = {number};
-    const Fidelity otherwise = (choice[1] & 0x40) != 0 ? Fidelity::draft : Fidelity::fast;
-    const Fidelity fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : otherwise;
-    const SimdLevel level = static_cast<SimdLevel>(1 + (choice[1] >> 1) % 2);
+    bool operator==(const Samples& other) const {
+        if (good != other.good || planes.count != other.planes.count) return false;
+        for (int i = 0; i < planes.count && good; ++i) {
+            const Plane &a = planes.plane[i], &b = other.planes.plane[i];
+            if (a.width != b.width || a.height != b.height) return false;
+            for (ptrdiff_t y = 0; y < a.height; ++y) {
+                const size_t bytes = static_cast<size_t>(a.width);
+                if (std::memcmp(a.data + y * a.stride_bytes, b.data + y * b.stride_bytes, bytes) != 0) return false;
+            }
+        }
+        return true;
+    }
+};
 
-    std::vector<uint8_t> packed_bytes;
-    const bool is_packed = pack_jpeg(file, id, book, kMaxPixels, packed_bytes).ok();
-    JpegHeader header;
-    PackedFile packed;
-    const bool has_size = is_packed ? parse_jpeg_header(file, header).ok() : packed.open(file, -1).ok();
-    if (has_size && !is_packed) header = packed.header();
-    const int width = has_size ? header.width : 8, height = has_size ? header.height : 8;
+void read_samples(const PackedFile& file, const Codebook& book, const PixelBox& box, int shrink, SimdLevel level,
+                  Samples& out) {
+    static PackedDecoder decoder;
+    set_simd_level(level);
+    out.good = decoder.decode(file, book, box, out.memory, out.planes, nullptr, shrink);
+}
+
+struct Choices {
+    explicit Choices(const uint8_t* choice)
+        : added(choice[0]),
+          fidelity((choice[1] & 1) != 0      ? Fidelity::exact
+                   : (choice[1] & 0x40) != 0 ? Fidelity::draft
+                                             : Fidelity::fast),
+          level(static_cast<SimdLevel>(1 + (choice[1] >> 1) % 2)),
+          shrink((choice[1] & 0x40) == 0 ? 1 : (choice[1] & 1) != 0 ? 2 : 4),
+          first_row((choice[1] & 0x80) != 0 ? 8 * (choice[0] % 4) : -1),
+          number(codebook_number(choice)),
+          at(static_cast<size_t>(choice[10]) << 8 | choice[11]) {
+        for (int i = 0; i < 4; ++i) places[i] = little_endian16(choice + 2 + 2 * i);
+    }
+
+    // A box in an image.
+    PixelBox box(int width, int height) const {
+        const int x = places[0] % width, y = places[1] % height;
+        return {x, y, x + 1 + places[2] % (width - x), y + 1 + places[3] % (height - y)};
+    }
+
+    uint8_t added;
+    Fidelity fidelity;
+    SimdLevel level;
+    int shrink, first_row;
+    uint8_t number;
+    size_t at;
+    int places[4];
+};
+
+View view_of(const PixelBox& box) {
     View view;
     view.out.height = 24;
     view.out.width = 16;
-    const int x0 = little_endian16(choice + 2) % width, y0 = little_endian16(choice + 4) % height;
-    view.support_box[0] = x0;
-    view.support_box[1] = y0;
-    view.support_box[2] = x0 + 1 + little_endian16(choice + 6) % (width - x0);
-    view.support_box[3] = y0 + 1 + little_endian16(choice + 8) % (height - y0);
-    std::copy_n(view.support_box, 4, view.source_box);
+    const int edges[4] = {box.left, box.top, box.right, box.bottom};
+    std::copy_n(edges, 4, view.support_box);
+    std::copy_n(edges, 4, view.source_box);
+    return view;
+}
 
+// A JPEG and what it was packed to.
+void check_packed(const std::vector<uint8_t>& jpeg, const JpegHeader& header, const std::vector<uint8_t>& bytes,
+                  const Choices& choices, bool thoroughly) {
+    const Codebook& book = codebook(choices.number);
+    const PixelBox box = choices.box(header.width, header.height);
+    PackedFile packed;
+    if (!packed.open(bytes, -1).ok()) std::abort();
+    static Samples expected, found;
+    ColorModel color;
+    if (has_resizable_planes(header) && color_model(header, color).ok()) {
+        static BaselineDecoder decoder;
+        set_simd_level(SimdLevel::portable);
+        expected.good = decoder.decode(jpeg, header, box, 0, expected.memory, expected.planes, nullptr, choices.shrink);
+        read_samples(packed, book, box, choices.shrink, choices.level, found);
+        if (!found.good || !(found == expected)) std::abort();
+    }
+    if (!thoroughly) return;
+    Bytes back;
+    if (!unpack_jpeg(packed, book, back).ok()) std::abort();
+    if (back.size() != jpeg.size() || std::memcmp(back.data(), jpeg.data(), jpeg.size()) != 0) std::abort();
     static uint8_t pixels[2][kPixels];
-    if (is_packed) {
-        Bytes back;
-        if (!packed.open(packed_bytes, -1).ok() || !unpack_jpeg(packed, book, back).ok()) std::abort();
-        if (back.size() != file.size() || std::memcmp(back.data(), file.data(), file.size()) != 0) std::abort();
-        const Outcome expected = decode(file, -1, view, fidelity, SimdLevel::portable, pixels[0]);
-        for (const SimdLevel each : {SimdLevel::portable, level}) {
-            const Outcome found = decode(packed_bytes, -1, view, fidelity, each, pixels[1]);
-            if (found.status != expected.status) std::abort();
-            if (found.ok() && std::memcmp(pixels[0], pixels[1], kPixels) != 0) std::abort();
-        }
-        std::vector<uint32_t> places;
-        if (!find_packed_bands(packed_bytes, places)) std::abort();
-        const BandExtent extent = band_extent(places, static_cast<int64_t>(packed_bytes.size()), view.support_box[1],
-                                              view.support_box[3], 0);
-        if (extent.first_row >= 0 && expected.ok()) {
-            std::vector<uint8_t> rows(packed_bytes.begin(), packed_bytes.begin() + extent.header);
-            rows.insert(rows.end(), packed_bytes.begin() + extent.begin, packed_bytes.begin() + extent.end);
-            if (!decode(rows, static_cast<int>(extent.first_row), view, fidelity, level, pixels[1]).ok()) std::abort();
-            if (std::memcmp(pixels[0], pixels[1], kPixels) != 0) std::abort();
-        }
-        file = packed_bytes;
-        const size_t at = (static_cast<size_t>(choice[10]) << 8 | choice[11]) % file.size();
-        file[at] = static_cast<uint8_t>(file[at] + choice[0]);
+    View view = view_of(box);
+    const Outcome outcome = decode(jpeg, -1, view, choices.fidelity, SimdLevel::portable, pixels[0]);
+    for (const SimdLevel level : {SimdLevel::portable, choices.level}) {
+        if (decode(bytes, -1, view, choices.fidelity, level, pixels[1]).status != outcome.status) std::abort();
+        if (outcome.ok() && std::memcmp(pixels[0], pixels[1], kPixels) != 0) std::abort();
     }
-    // Whatever these bytes are now.
-    const int first_row = (choice[1] & 0x80) != 0 ? 8 * (choice[0] % 4) : -1;
-    const Outcome portable = decode(file, first_row, view, fidelity, SimdLevel::portable, pixels[0]);
-    const Outcome simd = decode(file, first_row, view, fidelity, level, pixels[1]);
-    if (portable.status != simd.status || portable.reason != simd.reason) std::abort();
-    if (portable.status <= Status::damaged && std::memcmp(pixels[0], pixels[1], kPixels) != 0) std::abort();
-    if (packed.open(file, -1).ok()) {
-        Bytes back;
-        std::vector<uint32_t> places;
-        unpack_jpeg(packed, book, back);
-        find_packed_bands(file, places);
+    std::vector<uint32_t> places;
+    if (!find_packed_bands(bytes, places)) std::abort();
+    const BandExtent extent = band_extent(places, static_cast<int64_t>(bytes.size()), box.top, box.bottom, 0);
+    if (extent.first_row < 0 || !outcome.ok()) return;
+    std::vector<uint8_t> rows(bytes.begin(), bytes.begin() + extent.header);
+    rows.insert(rows.end(), bytes.begin() + extent.begin, bytes.begin() + extent.end);
+    const int first_row = static_cast<int>(extent.first_row);
+    if (!decode(rows, first_row, view, choices.fidelity, choices.level, pixels[1]).ok()) std::abort();
+    if (std::memcmp(pixels[0], pixels[1], kPixels) != 0) std::abort();
+}
+
+// Any bytes that begin as a packed file does.
+void check_bytes(const std::vector<uint8_t>& bytes, const Choices& choices, bool thoroughly) {
+    const Codebook& book = codebook(choices.number);
+    PackedFile packed;
+    const bool opened = packed.open(bytes, choices.first_row).ok();
+    PixelBox box = choices.box(opened ? packed.header().width : 8, opened ? packed.header().height : 8);
+    if (thoroughly) {
+        static uint8_t pixels[2][kPixels];
+        View view = view_of(box);
+        const Outcome portable =
+            decode(bytes, choices.first_row, view, choices.fidelity, SimdLevel::portable, pixels[0]);
+        const Outcome simd = decode(bytes, choices.first_row, view, choices.fidelity, choices.level, pixels[1]);
+        if (portable.status != simd.status || portable.reason != simd.reason) std::abort();
+        if (portable.status <= Status::damaged && std::memcmp(pixels[0], pixels[1], kPixels) != 0) std::abort();
     }
-    Codebook hostile;
+    if (!opened || static_cast<int64_t>(packed.header().width) * packed.header().height > kMaxPixels) return;
+    static Samples samples[2];
+    ColorModel color;
+    if (has_resizable_planes(packed.header()) && color_model(packed.header(), color).ok()) {
+        read_samples(packed, book, box, choices.shrink, SimdLevel::portable, samples[0]);
+        read_samples(packed, book, box, choices.shrink, choices.level, samples[1]);
+        if (!(samples[0] == samples[1])) std::abort();
+    }
+    if (choices.first_row >= 0) return;
+    static Bytes backs[2];
+    const Outcome outcome = unpack_jpeg(packed, book, backs[0]);
+    if (thoroughly) {
+        set_simd_level(SimdLevel::portable);
+        Bytes fresh;
+        if (unpack_jpeg(packed, book, fresh).status != outcome.status) std::abort();
+        if (outcome.ok() && !std::ranges::equal(fresh.span(), backs[0].span())) std::abort();
+        CutPlace place;
+        PackedCut cut;
+        cut_packed(packed, book, box, backs[1], place);
+    }
+    std::vector<uint32_t> places;
+    find_packed_bands(bytes, places);
+}
+
+void check_codebook(const std::vector<uint8_t>& bytes) {
+    std::vector<uint8_t> file = {'F', 'P', 'C', 1};
+    file.insert(file.end(), bytes.begin(), bytes.end());
+    static Codebook hostile;
     hostile.parse(file);
+    const size_t size = file.size() < 6 ? file.size() : 6 + 3 * (size_t{file[4]} + file[5] + 2);
+    if (size <= file.size()) {
+        file.resize(size);
+        if (!hostile.parse({file.data(), size})) std::abort();
+    }
+}
+
+}  // namespace
+
+// Freed memory waits for less time to be used again, and fewer callers of an allocation are noted: both take much of an
+// execution.
+extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16:malloc_context_size=4"; }
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t most, unsigned seed) {
+    const uint8_t number = size < kChoiceBytes ? 0 : codebook_number(data + size - kChoiceBytes);
+    return mutate_packed(data, size, most, seed, kChoiceBytes, {number}, codebook(number));
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    if (size < kChoiceBytes) return 0;
+    const Choices choices(data + size - kChoiceBytes);
+    std::vector<uint8_t> file(data, data + size - kChoiceBytes);
+    const uint32_t hash = hash_of(data, size);
+    const bool thoroughly = hash % 8 == 0;
+    if (hash % 64 == 1) check_codebook(file);
+    if (!looks_like_packed(file)) {
+        static JpegPacker packer;
+        static std::vector<uint8_t> packed;
+        const CodebookId id = {choices.number};
+        set_simd_level(thoroughly ? SimdLevel::portable : choices.level);
+        const Outcome outcome = packer.pack(file, id, codebook(choices.number), kMaxPixels, packed);
+        if (!outcome.ok() && outcome.reason.empty()) std::abort();
+        // The corpus gets few of these, or most inputs would be made of them.
+        if (!outcome.ok()) return hash % 16 == 2 ? 0 : -1;
+        JpegHeader header;
+        if (!parse_jpeg_header(file, header).ok()) std::abort();
+        const std::vector<uint8_t> bytes = packed;  // of its own size, so that a read beyond its end is seen
+        check_packed(file, header, bytes, choices, thoroughly);
+        std::vector<uint8_t> changed = bytes;
+        uint8_t& byte = changed[choices.at % changed.size()];
+        byte = static_cast<uint8_t>(byte + choices.added);
+        check_bytes(changed, choices, thoroughly);
+        return 0;
+    }
+    check_bytes(file, choices, thoroughly);
     return 0;
 }

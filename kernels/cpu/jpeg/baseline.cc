@@ -105,7 +105,7 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
 }
 
 // Starts a run: MCUs of one row from lane.mcu on, all needed or all not, as many as fit into the lane's blocks.
-void BaselineDecoder::start_run(Lane& lane, const Window& window) {
+void BaselineDecoder::start_run(const EntropyKernels& kernels, Lane& lane, const Window& window) {
     const int row = lane.row, column = lane.column;
     int end = window.columns;
     lane.wanted = row >= window.first_row && column >= window.first_column && column < window.end_column;
@@ -120,7 +120,7 @@ void BaselineDecoder::start_run(Lane& lane, const Window& window) {
     stream.last = lane.last;
     stream.step = lane.wanted ? 1 : 0;
     stream.mcus_left = lane.run_mcus;
-    entropy_kernels().begin_run(stream, plan_);
+    kernels.begin_run(stream, plan_);
 }
 
 // Whole bytes left over before a restart marker mean that the segment is damaged.
@@ -137,8 +137,7 @@ bool BaselineDecoder::sane(const EntropyStream& stream) const {
 
 // Decodes the tasks, kStreams at a time, and calls take() for every run that is needed.
 template <typename Take>
-bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& lap) {
-    const EntropyKernels& kernels = entropy_kernels();
+bool BaselineDecoder::decode_tasks(const EntropyKernels& kernels, const Window& window, const Take& take, Lap& lap) {
     Lane* lanes[kStreams];
     EntropyStream* streams[kStreams];
     int active = 0;
@@ -149,7 +148,7 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
         lane.row = lane.mcu / window.columns;
         lane.column = lane.mcu % window.columns;
         lane.stream.open(unstuffed_.data() + lane.task->offset, 8 * static_cast<int64_t>(lane.task->bytes));
-        start_run(lane, window);
+        start_run(kernels, lane, window);
     };
     for (Lane& lane : lanes_) {
         if (next == tasks_.size()) break;
@@ -181,7 +180,7 @@ bool BaselineDecoder::decode_tasks(const Window& window, const Take& take, Lap& 
             ++lane.row;
         }
         if (lane.mcu < lane.task->end_mcu) {
-            start_run(lane, window);
+            start_run(kernels, lane, window);
         } else if (!at_end(lane)) {
             good = false;
         } else if (next < tasks_.size()) {
@@ -292,7 +291,7 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
         }
         clear_run(lane);
     };
-    return decode_tasks(window, take, lap);
+    return decode_tasks(entropy_kernels(CoefficientOrder::natural), window, take, lap);
 }
 
 int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& original, int16_t* coefficients) {
@@ -313,7 +312,8 @@ int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& orig
         }
         clear_run(lane);
     };
-    return decode_tasks(window, take, lap) ? window.mcus * plan_.blocks : -1;
+    const EntropyKernels& kernels = entropy_kernels(CoefficientOrder::zigzag);
+    return decode_tasks(kernels, window, take, lap) ? window.mcus * plan_.blocks : -1;
 }
 
 }  // namespace feeder

@@ -26,7 +26,7 @@ class BaselineDecoder {
                 Planes& planes, StageTimes* times = nullptr, int shrink = 1);
 
     // Only the entropy decoding of `decode`, of the whole image. `coefficients` gets 64 for each block, in the order
-    // of the file and, within a block, natural order; nullptr: they are discarded. Returns the number of blocks, -1 where
+    // of the file and, within a block, zigzag order; nullptr: they are discarded. Returns the number of blocks, -1 where
     // decode() would return false.
     int64_t read_coefficients(ByteSpan file, const JpegHeader& header, int16_t* coefficients);
 
@@ -68,8 +68,8 @@ class BaselineDecoder {
     bool build_tables(ByteSpan file, const JpegHeader& header);
     bool plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, int file_row, Lap& lap);
     template <typename Take>
-    bool decode_tasks(const Window& window, const Take& take, Lap& lap);
-    void start_run(Lane& lane, const Window& window);
+    bool decode_tasks(const EntropyKernels& kernels, const Window& window, const Take& take, Lap& lap);
+    void start_run(const EntropyKernels& kernels, Lane& lane, const Window& window);
     bool at_end(const Lane& lane) const;
     bool sane(const EntropyStream& stream) const;
     void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/jpeg/huffman.h"
+#include "cpu/jpeg/zigzag.h"
 #include "cpu/simd.h"
 
 namespace feeder {
@@ -35,7 +36,7 @@ struct McuPlan {
 struct EntropyStream {
     const uint8_t* begin = nullptr;  // of the unstuffed segment
     int64_t end_bit = 0;             // the segment's end; up to kReadAheadBytes beyond it are read
-    int16_t (*block)[64] = nullptr;  // of the block at work, natural order; all zero before
+    int16_t (*block)[64] = nullptr;  // of the block at work, in the kernels' order; all zero before
     uint8_t* last = nullptr;         // the block's entry for the zigzag index of its last coefficient, or a later one
     int step = 1;                    // to the next block's; 0 to skip blocks that are not needed
     int mcus_left = 0;               // of the run
@@ -74,17 +75,17 @@ struct EntropyKernels {
     int (*run_pairs)(EntropyStream* const* streams, const McuPlan& plan);
 };
 
-const EntropyKernels& portable_entropy();
+const EntropyKernels& portable_entropy(CoefficientOrder order);
 #if defined(__x86_64__)
-const EntropyKernels& bmi2_entropy();
+const EntropyKernels& bmi2_entropy(CoefficientOrder order);
 #endif
 
-// The kernels of simd_level().
-inline const EntropyKernels& entropy_kernels() {
+// The kernels of simd_level(), for blocks in that order.
+inline const EntropyKernels& entropy_kernels(CoefficientOrder order) {
 #if defined(__x86_64__)
-    if (simd_level() != SimdLevel::portable) return bmi2_entropy();  // which come with AVX2
+    if (simd_level() != SimdLevel::portable) return bmi2_entropy(order);  // which come with AVX2
 #endif
-    return portable_entropy();
+    return portable_entropy(order);
 }
 
 }  // namespace feeder

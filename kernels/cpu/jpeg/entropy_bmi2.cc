@@ -4,7 +4,7 @@
 
 namespace feeder {
 
-const EntropyKernels& bmi2_entropy() { return kKernels; }
+const EntropyKernels& bmi2_entropy(CoefficientOrder order) { return kernels_of(order); }
 
 }  // namespace feeder
 #endif

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/jpeg/entropy.h"
+#include "cpu/jpeg/zigzag.h"
 
 namespace feeder {
 namespace {
@@ -15,19 +16,20 @@ struct Places {
 
 // Index in a block of the coefficient that moves the place to k. From 65 on it is the last one, which gets zeros, or a
 // value that is corrected at once.
-constexpr Places make_places() {
-    constexpr uint8_t natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
-                                     12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
-                                     35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
-                                     58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+constexpr Places make_places(CoefficientOrder order) {
     Places places{};
-    for (unsigned k = 0; k < AcTable::kPlaces; ++k) places.at[k] = k == 0 ? 0 : natural[k <= 64 ? k - 1 : 63];
+    for (unsigned k = 1; k < AcTable::kPlaces; ++k) {
+        const unsigned index = k <= 64 ? k - 1 : 63;
+        places.at[k] = order == CoefficientOrder::zigzag ? static_cast<uint8_t>(index) : kNaturalOrder[index];
+    }
     return places;
 }
-constexpr Places kPlaces = make_places();
+template <CoefficientOrder kOrder>
+constexpr Places kPlaces = make_places(kOrder);
 
 constexpr uint32_t kStop = 0xC000;  // the bits of a state whose place is 64 or more
 
+template <CoefficientOrder kOrder>
 struct Hot {
     const uint8_t* next;
     uint64_t bits;
@@ -71,12 +73,12 @@ struct Hot {
         bits <<= entry & 63;
         if constexpr (kPairs) {
             const auto* const values = reinterpret_cast<const int8_t*>(at) + 2;
-            block[(kPlaces.at + 1)[place()]] = values[0];
+            block[(kPlaces<kOrder>.at + 1)[place()]] = values[0];
             state += entry;
-            block[kPlaces.at[place()]] = values[1];
+            block[kPlaces<kOrder>.at[place()]] = values[1];
         } else {
             state += entry;
-            block[kPlaces.at[place()]] = static_cast<int16_t>(entry >> 16);
+            block[kPlaces<kOrder>.at[place()]] = static_cast<int16_t>(entry >> 16);
         }
         return entry;
     }
@@ -89,15 +91,17 @@ FEEDER_INLINE int signed_value(uint64_t bits, uint32_t size) {
     return value + (negative & (1 - (1 << size)));
 }
 
-FEEDER_INLINE void read_coefficient(Hot& h, uint32_t length, uint32_t symbol) {
+template <CoefficientOrder kOrder>
+FEEDER_INLINE void read_coefficient(Hot<kOrder>& h, uint32_t length, uint32_t symbol) {
     const uint32_t size = symbol & 15, run = symbol >> 4;
     const int value = signed_value(h.bits << length, size);
     h.drop(length + size);
     h.state += (size != 0 || run == 15 ? run + 1 : AcTable::kEnd) << 8;
-    h.block[kPlaces.at[h.place()]] = static_cast<int16_t>(value);
+    h.block[kPlaces<kOrder>.at[h.place()]] = static_cast<int16_t>(value);
 }
 
-FEEDER_INLINE bool read_by_length(Hot& h, const HuffmanCodes& codes) {
+template <CoefficientOrder kOrder>
+FEEDER_INLINE bool read_by_length(Hot<kOrder>& h, const HuffmanCodes& codes) {
     int length = 0;
     const int symbol = codes.find(static_cast<uint32_t>(h.bits >> 48), length);
     if (symbol < 0) return false;
@@ -106,9 +110,10 @@ FEEDER_INLINE bool read_by_length(Hot& h, const HuffmanCodes& codes) {
 }
 
 // A symbol that is not wholly in the lookup table. False: there is no such code.
-FEEDER_INLINE bool read_unusual(Hot& h, const HuffmanCodes& codes) {
+template <CoefficientOrder kOrder>
+FEEDER_INLINE bool read_unusual(Hot<kOrder>& h, const HuffmanCodes& codes) {
     h.state -= AcTable::kUnusual << 8;
-    h.block[kPlaces.at[h.place() + 1]] = h.block[63] = 0;
+    h.block[kPlaces<kOrder>.at[h.place() + 1]] = h.block[63] = 0;
     h.refill();
     const uint32_t entry = h.lookup[h.bits >> (64 - AcTable::kLookupBits)] >> 16;
     if (entry == 0) [[unlikely]] return read_by_length(h, codes);
@@ -117,7 +122,8 @@ FEEDER_INLINE bool read_unusual(Hot& h, const HuffmanCodes& codes) {
 }
 
 // Takes back an entry of which the first symbol filled the block, or more, and reads that symbol alone.
-FEEDER_INLINE bool read_first_again(Hot& h, const EntropyStream& s, const HuffmanCodes& codes, uint32_t entry) {
+template <CoefficientOrder kOrder>
+FEEDER_INLINE bool read_first_again(Hot<kOrder>& h, const EntropyStream& s, const HuffmanCodes& codes, uint32_t entry) {
     h.block[63] = 0;
     h.state -= entry & 0xFFFF;
     const int64_t position = 8 * static_cast<int64_t>(h.next - s.begin) - EntropyStream::kEmpty + (h.state & 0xFF);
@@ -129,7 +135,8 @@ FEEDER_INLINE bool read_first_again(Hot& h, const EntropyStream& s, const Huffma
     return read_by_length(h, codes);
 }
 
-FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
+template <CoefficientOrder kOrder>
+FEEDER_INLINE bool read_dc(Hot<kOrder>& h, EntropyStream& s, const McuPlan& plan) {
     const McuPlan::Block& block = plan.block[s.block_in_mcu];
     h.refill();
     const uint32_t entry = block.dc->lookup[h.bits >> (64 - DcTable::kLookupBits)];
@@ -152,8 +159,8 @@ FEEDER_INLINE bool read_dc(Hot& h, EntropyStream& s, const McuPlan& plan) {
 }
 
 // Handles a place of 64 or more, after this entry. False: the stream's run is over, or it is bad.
-template <bool kPairs>
-FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan, uint32_t entry) {
+template <bool kPairs, CoefficientOrder kOrder>
+FEEDER_INLINE bool pass(Hot<kOrder>& h, EntropyStream& s, const McuPlan& plan, uint32_t entry) {
     // Keeps the compiler from computing anything below before the branch, for every symbol.
     asm("" : "+r"(h.state));
     uint32_t place = static_cast<uint32_t>(h.place());
@@ -189,17 +196,17 @@ FEEDER_INLINE bool pass(Hot& h, EntropyStream& s, const McuPlan& plan, uint32_t 
 }
 
 void begin_run(EntropyStream& s, const McuPlan& plan) {
-    Hot h;
+    Hot<CoefficientOrder::natural> h;  // its place is the first one in any order
     h.load(s);
     s.bad = !read_dc(h, s, plan);
     h.save(s);
 }
 
-template <int kStreams, bool kPairs>
+template <int kStreams, bool kPairs, CoefficientOrder kOrder>
 int run(EntropyStream* const* streams, const McuPlan& plan) {
     // Symbols between two refills: as many as the bits are sure to hold.
     constexpr int kRounds = 56 / AcTable::kLookupBits;
-    Hot hot[kStreams];
+    Hot<kOrder> hot[kStreams];
 #pragma GCC unroll 3
     for (int i = 0; i < kStreams; ++i) hot[i].load(*streams[i]);
     uint32_t entry;
@@ -240,7 +247,14 @@ int run(EntropyStream* const* streams, const McuPlan& plan) {
     }
 }
 
-constexpr EntropyKernels kKernels = {begin_run, {run<1, false>, run<2, false>, run<3, false>}, run<1, true>};
+template <CoefficientOrder kOrder>
+constexpr EntropyKernels kKernelsOf = {begin_run,
+                                       {run<1, false, kOrder>, run<2, false, kOrder>, run<3, false, kOrder>},
+                                       run<1, true, kOrder>};
+
+const EntropyKernels& kernels_of(CoefficientOrder order) {
+    return order == CoefficientOrder::natural ? kKernelsOf<CoefficientOrder::natural> : kKernelsOf<CoefficientOrder::zigzag>;
+}
 
 }  // namespace
 }  // namespace feeder

@@ -3,6 +3,6 @@
 
 namespace feeder {
 
-const EntropyKernels& portable_entropy() { return kKernels; }
+const EntropyKernels& portable_entropy(CoefficientOrder order) { return kernels_of(order); }
 
 }  // namespace feeder

@@ -1,9 +1,11 @@
-// The zigzag order of a block's coefficients.
+// The orders of a block's coefficients.
 #pragma once
 
 #include <cstdint>
 
 namespace feeder {
+
+enum class CoefficientOrder : uint8_t { natural, zigzag };
 
 #ifdef __CUDACC__  // where no inline variable may be in the device's memory
 __device__

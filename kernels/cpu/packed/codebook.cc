@@ -42,8 +42,12 @@ void ShapeTable::fill(const std::vector<Shape>& shapes) {
         const Kind kind = bytes[i] == 0 ? flat : rest == 0 ? corner : full;
         kind_and_bytes[i] = static_cast<uint16_t>(kind << 8 | bytes[i]);
     }
-    for (int i = 0; i < kMostShapes; ++i)
-        for (size_t g = 0; g < kGroups; ++g) by_group[g][i] = codes[std::min(i, count - 1)][g];
+    for (int i = 0; i < kMostShapes; ++i) {
+        const Shape& shape = codes[std::min(i, count - 1)];
+        for (size_t g = 0; g < kGroups; ++g) by_group[g][i] = shape[g];
+        for (size_t p = 0; p < kGroups / 2; ++p)
+            by_pair[p][i] = static_cast<uint8_t>(shape[2 * p] | shape[2 * p + 1] << 3);
+    }
 }
 
 bool Codebook::parse(ByteSpan data) {

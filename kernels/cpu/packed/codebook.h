@@ -29,6 +29,8 @@ struct ShapeTable {
     int count = 0;
     Shape codes[kMostShapes] = {};
     alignas(32) uint8_t by_group[kGroups][kMostShapes] = {};  // the same codes; the last shape's behind it
+    // Of groups 2p and 2p + 1: the first one's code | the second one's << 3.
+    alignas(64) uint8_t by_pair[kGroups / 2][kMostShapes] = {};
     uint8_t bytes[kMostShapes] = {};  // of a block's payload
     uint16_t kind_and_bytes[kMostShapes] = {};  // the kind << 8 | the same
     alignas(64) uint64_t byte_mask[kMostShapes] = {};  // the bytes of a block of 8-byte groups that are in the payload

@@ -5,10 +5,12 @@
 #endif
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 #include <new>
 
 #include "cpu/jpeg/zigzag.h"
+#include "cpu/simd.h"
 #include "cpu/transcode/bit_writer.h"
 
 namespace feeder {
@@ -45,13 +47,13 @@ struct CodeTable {
     }
 };
 
-int size_of(int value) {
+FEEDER_INLINE int size_of(int value) {
     const unsigned magnitude = static_cast<unsigned>(value < 0 ? -value : value);
     return magnitude == 0 ? 0 : 32 - __builtin_clz(magnitude);
 }
 
 // Bit k: coefficient k is not zero. Aligned to 16 bytes.
-uint64_t nonzero(const int16_t* coefficients) {
+FEEDER_INLINE uint64_t nonzero(const int16_t* coefficients) {
     uint64_t bits = 0;
 #if defined(__SSE2__)
     const __m128i* const eight = reinterpret_cast<const __m128i*>(coefficients);
@@ -76,19 +78,33 @@ class ScanWriter {
     CodeTable& ac_table(int component) { return ac_[component]; }
 
     // Coefficients in zigzag order. False: there is no code for a symbol.
-    bool block(int component, const int16_t* coefficients) {
+    FEEDER_INLINE bool block(int component, const int16_t* coefficients) {
         PlainBitWriter bits = bits_;
         const int difference = coefficients[0] - prediction_[component];
         prediction_[component] = coefficients[0];
-        bool good = put(bits, dc_[component], 0, difference);
+        bool good = put(bits, coded(dc_[component], 0, difference));
         const CodeTable& ac = ac_[component];
         uint64_t left = nonzero(coefficients) & ~uint64_t{1};  // bit k: the coefficient with index k is not zero
         int last = 0;
-        for (; left != 0; left &= left - 1) {
+        // Two coefficients at a time: what takes most of the time is to join bits with those before them.
+        while ((left & (left - 1)) != 0) {
+            const int first = __builtin_ctzll(left);
+            left &= left - 1;
+            const int second = __builtin_ctzll(left);
+            left &= left - 1;
+            const int runs[2] = {first - last - 1, second - first - 1};
+            last = second;
+            if ((runs[0] | runs[1]) >= 16) [[unlikely]] {
+                good &= put_run(bits, ac, runs[0], coefficients[first]) && put_run(bits, ac, runs[1], coefficients[second]);
+                continue;
+            }
+            const Coded a = coded(ac, runs[0], coefficients[first]), b = coded(ac, runs[1], coefficients[second]);
+            good &= a.count != 0 && b.count != 0;
+            put(bits, a, b);
+        }
+        if (left != 0) {
             const int k = __builtin_ctzll(left);
-            int run = k - last - 1;
-            for (; run >= 16; run -= 16) good &= put_symbol(bits, ac, 0xF0);
-            good &= put(bits, ac, run, coefficients[k]);
+            good &= put_run(bits, ac, k - last - 1, coefficients[k]);
             last = k;
         }
         if (last != 63) good &= put_symbol(bits, ac, 0x00);
@@ -120,19 +136,43 @@ class ScanWriter {
     void move_to(uint8_t* out) { out_ = out; }
 
   private:
-    static bool put_symbol(PlainBitWriter& bits, const CodeTable& table, int symbol) {
-        const CodeTable::Entry entry = table.entry[symbol];
-        bits.put(entry.bits, static_cast<int>(entry.count));
-        return entry.count != 0;
-    }
+    // The bits of a coefficient, with its code; no bits if there is none.
+    struct Coded {
+        uint64_t bits;
+        int count;
+    };
 
-    static bool put(PlainBitWriter& bits, const CodeTable& table, int run, int value) {
+    FEEDER_INLINE static Coded coded(const CodeTable& table, int run, int value) {
         const int size = size_of(value);
-        if (size > kMostSize) return false;
+        if (size > kMostSize) return {0, 0};
         const CodeTable::Entry entry = table.entry[run << 4 | size];
         const uint32_t extra = static_cast<uint32_t>(value + (value >> 31)) & ((1u << size) - 1);
-        bits.put(entry.bits | extra, static_cast<int>(entry.count));
-        return entry.count != 0;
+        return {entry.bits | extra, static_cast<int>(entry.count)};
+    }
+
+    FEEDER_INLINE static void put(PlainBitWriter& bits, const Coded& a, const Coded& b) {
+        if (a.count + b.count <= PlainBitWriter::kMostBits) [[likely]] {
+            bits.put(a.bits << b.count | b.bits, a.count + b.count);
+        } else {
+            bits.put(a.bits, a.count);
+            bits.put(b.bits, b.count);
+        }
+    }
+
+    FEEDER_INLINE static bool put(PlainBitWriter& bits, const Coded& one) {
+        bits.put(one.bits, one.count);
+        return one.count != 0;
+    }
+
+    FEEDER_INLINE static bool put_symbol(PlainBitWriter& bits, const CodeTable& table, int symbol) {
+        const CodeTable::Entry entry = table.entry[symbol];
+        return put(bits, {entry.bits, static_cast<int>(entry.count)});
+    }
+
+    FEEDER_INLINE static bool put_run(PlainBitWriter& bits, const CodeTable& table, int run, int value) {
+        bool good = true;
+        for (; run >= 16; run -= 16) good &= put_symbol(bits, table, 0xF0);
+        return put(bits, coded(table, run, value)) && good;
     }
 
     uint8_t* out_;
@@ -149,10 +189,33 @@ size_t most_bytes(const RowBlocks& row) {
     return kMostBlockBytes * row.block_count() + kMostMcuBytes * static_cast<size_t>(row.columns());
 }
 
-bool write_mcu(const RowBlocks& row, const JpegHeader& header, int column, ScanWriter& writer) {
-    return row.each_block(header, column, [&](int component, const int16_t* coefficients) {
+// Writes the MCUs of a row from column `first` up to `end`. False: there is no code for a symbol.
+FEEDER_INLINE bool write_columns(const RowBlocks& row, const JpegHeader& header, int first, int end, ScanWriter& writer) {
+    const auto write = [&](int component, const int16_t* coefficients) __attribute__((always_inline)) {
         return writer.block(component, coefficients);
-    });
+    };
+    for (int column = first; column < end; ++column)
+        if (!row.each_block(header, column, write)) return false;
+    return true;
+}
+
+bool write_mcus_portable(const RowBlocks& row, const JpegHeader& header, int first, int end, ScanWriter& writer) {
+    return write_columns(row, header, first, end, writer);
+}
+
+#if defined(__x86_64__)
+// Shifts by a variable count are three operations without BMI2, and one with it.
+__attribute__((target("bmi,bmi2"))) bool write_mcus_bmi2(const RowBlocks& row, const JpegHeader& header, int first, int end,
+                                                         ScanWriter& writer) {
+    return write_columns(row, header, first, end, writer);
+}
+#endif
+
+bool write_mcus(const RowBlocks& row, const JpegHeader& header, int first, int end, ScanWriter& writer) {
+#if defined(__x86_64__)
+    if (simd_level() != SimdLevel::portable) return write_mcus_bmi2(row, header, first, end, writer);
+#endif
+    return write_mcus_portable(row, header, first, end, writer);
 }
 
 // Huffman tables in which every symbol has a code, as DHT payloads.
@@ -208,16 +271,20 @@ Outcome unpack_scan(const PackedFile& file, const Codebook& codebook, Bytes& out
         }
     }
     const bool ones = head.ones != 0;
-    int until_restart = header.restart_interval_mcus;
+    const int interval = header.restart_interval_mcus > 0 ? header.restart_interval_mcus : INT_MAX;
+    int until_restart = interval;
     for (int row = 0; row < grid.rows; ++row) {
         if (!row_blocks.read(file, codebook, row, 0)) return corrupt("damaged row");
         if (static_cast<size_t>(writer.end() - out.data()) > wanted) return corrupt("longer than its JPEG");
-        for (int column = 0; column < grid.columns; ++column) {
-            if (header.restart_interval_mcus > 0 && until_restart-- == 0) {
+        for (int column = 0; column < grid.columns;) {
+            if (until_restart == 0) {
                 writer.restart(ones);
-                until_restart = header.restart_interval_mcus - 1;
+                until_restart = interval;
             }
-            if (!write_mcu(row_blocks, header, column, writer)) return corrupt("a symbol without a Huffman code");
+            const int end = column + std::min(grid.columns - column, until_restart);
+            if (!write_mcus(row_blocks, header, column, end, writer)) return corrupt("a symbol without a Huffman code");
+            until_restart -= end - column;
+            column = end;
         }
         writer.finish_row();
     }
@@ -347,8 +414,7 @@ Outcome cut_packed(const PackedFile& file, const Codebook& codebook, const Pixel
             if (!out.reserve(2 * size + most_bytes(row_blocks) + 16)) return corrupt("out of memory");
             writer.move_to(out.data() + size);
         }
-        for (int column = 0; column < columns; ++column)
-            if (!write_mcu(row_blocks, header, column, writer)) return corrupt("a coefficient out of range");
+        if (!write_mcus(row_blocks, header, 0, columns, writer)) return corrupt("a coefficient out of range");
         writer.finish_row();
     }
     writer.end_segment(true, 0xD9);

@@ -12,29 +12,19 @@
 
 namespace feeder {
 
-class BaselineDecoder;
-
-// The coefficients of a JPEG.
-class JpegBlocks {
+// Keeps tables and buffers; one per thread.
+class JpegPacker {
   public:
-    JpegBlocks();
-    ~JpegBlocks();
-    // Returns the number of blocks; -1: damaged, or of a kind that BaselineDecoder does not read.
-    int64_t read(ByteSpan file, const JpegHeader& header);
-    // 64 for each block in natural order; blocks in the order of the file.
-    const int16_t (*data() const)[64] { return reinterpret_cast<const int16_t(*)[64]>(storage_.data()); }
+    JpegPacker();
+    ~JpegPacker();
+    // Packs a JPEG, and unpacks it again to see that the same bytes come out. `unsupported`: the reason why it should be kept
+    // as it is. The digest in the head is left zero. max_pixels 0: no limit.
+    Outcome pack(ByteSpan file, const CodebookId& id, const Codebook& codebook, int64_t max_pixels,
+                 std::vector<uint8_t>& out);
 
   private:
-    std::unique_ptr<BaselineDecoder> decoder_;
-    Bytes storage_;
+    struct Buffers;
+    std::unique_ptr<Buffers> buffers_;
 };
-
-// Reads the header of a JPEG of a kind that is packed. `unsupported`: the reason why it is not. max_pixels 0: no limit.
-Outcome packable(ByteSpan file, int64_t max_pixels, JpegHeader& header);
-
-// Packs a JPEG, and unpacks it again to see that the same bytes come out. `unsupported`: the reason why it should be kept as
-// it is. The digest in the head is left zero.
-Outcome pack_jpeg(ByteSpan file, const CodebookId& id, const Codebook& codebook, int64_t max_pixels,
-                  std::vector<uint8_t>& out);
 
 }  // namespace feeder

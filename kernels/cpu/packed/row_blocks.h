@@ -41,7 +41,7 @@ class RowBlocks {
     // Calls take(component, coefficients in zigzag order) for the blocks of MCU number `column` of those that were read, in the
     // order of a scan, until it returns false.
     template <typename Take>
-    bool each_block(const JpegHeader& header, int column, const Take& take) const {
+    FEEDER_INLINE bool each_block(const JpegHeader& header, int column, const Take& take) const {
         const Block* line = blocks_.data();
         for (int i = 0; i < header.components; ++i) {
             const JpegComponent& component = header.component[i];

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/jpeg/zigzag.h"
 #include "cpu/simd.h"
 
 namespace feeder {
@@ -43,11 +42,6 @@ constexpr uint64_t make_width_bytes() {
 
 }  // namespace
 
-void OrderedBlock::set(const int16_t* natural) {
-    coefficients[0] = 0;
-    for (int k = 1; k < 64; ++k) coefficients[k] = natural[kNaturalOrder[k]];
-}
-
 void BlockCosts::set_group(const OrderedBlock& block, size_t group) {
     uint64_t sum = make_width_bytes();
     for (size_t i = 0; i < 8; ++i) {
@@ -60,7 +54,8 @@ void BlockCosts::set_group(const OrderedBlock& block, size_t group) {
 
 void BlockCosts::set(const OrderedBlock& block) {
 #if defined(__x86_64__)
-    if (simd_level() != SimdLevel::portable) return set_costs_avx2(block, *this);
+    if (simd_level() == SimdLevel::avx512) return set_costs_avx512(block, *this);
+    if (simd_level() == SimdLevel::avx2) return set_costs_avx2(block, *this);
 #endif
     for (size_t g = 0; g < kGroups; ++g) set_group(block, g);
 }
@@ -72,7 +67,7 @@ Shape BlockCosts::best() const {
     return shape;
 }
 
-int choose_shape_portable(const ShapeTable& table, const BlockCosts& costs) {
+ShapeChoice choose_shape_portable(const ShapeTable& table, const BlockCosts& costs) {
     int best = 0;
     unsigned least = ~0u;
     for (int i = 0; i < table.count; ++i) {
@@ -84,7 +79,7 @@ int choose_shape_portable(const ShapeTable& table, const BlockCosts& costs) {
             best = i;
         }
     }
-    return best;
+    return {best, static_cast<int>(least)};
 }
 
 uint8_t* write_payload(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to) {
@@ -106,11 +101,24 @@ uint8_t* write_payload(const ShapeTable& table, int shape, const OrderedBlock& b
     return to;
 }
 
-int choose_shape(const ShapeTable& table, const BlockCosts& costs) {
+ShapeChoice choose_shape(const ShapeTable& table, const BlockCosts& costs) {
 #if defined(__x86_64__)
-    if (simd_level() != SimdLevel::portable) return choose_shape_avx2(table, costs);
+    if (simd_level() == SimdLevel::avx512) return choose_shape_avx512(table, costs);
+    if (simd_level() == SimdLevel::avx2) return choose_shape_avx2(table, costs);
 #endif
     return choose_shape_portable(table, costs);
+}
+
+void choose_shapes(const ShapeTable& table, const OrderedBlock* const* blocks, int count, ShapeChoice* out) {
+#if defined(__x86_64__)
+    if (simd_level() == SimdLevel::avx512) return choose_shapes_avx512(table, blocks, count, out);
+    if (simd_level() == SimdLevel::avx2) return choose_shapes_avx2(table, blocks, count, out);
+#endif
+    for (int i = 0; i < count; ++i) {
+        BlockCosts costs;
+        costs.set(*blocks[i]);
+        out[i] = choose_shape_portable(table, costs);
+    }
 }
 
 }  // namespace feeder

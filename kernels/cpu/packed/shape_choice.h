@@ -11,8 +11,6 @@ namespace feeder {
 // A block's coefficients in zigzag order, with 0 in the place of DC.
 struct alignas(64) OrderedBlock {
     int16_t coefficients[64];
-
-    void set(const int16_t* natural);
 };
 
 // What each code costs for the groups of a block, in bytes: the group's own, and those of a patch for each number that it is
@@ -44,18 +42,29 @@ inline bool holds(int width, int number) {
     return high >= kLeastHigh && high <= kMostHigh;
 }
 
-// The number of a block's cheapest shape, the first one of equals. Costs of more than 255 count as 255.
-int choose_shape(const ShapeTable& table, const BlockCosts& costs);
+struct ShapeChoice {
+    int shape, bytes;
+};
 
-int choose_shape_portable(const ShapeTable& table, const BlockCosts& costs);
+// A block's cheapest shape, the first one of equals, and what it costs. Costs of more than 255 count as 255.
+ShapeChoice choose_shape(const ShapeTable& table, const BlockCosts& costs);
+
+// The choices for blocks.
+void choose_shapes(const ShapeTable& table, const OrderedBlock* const* blocks, int count, ShapeChoice* out);
+
+ShapeChoice choose_shape_portable(const ShapeTable& table, const BlockCosts& costs);
 
 // Writes a block's payload: of each number the bits that its field holds, see low_part(). Up to 8 bytes more are overwritten.
 // Returns its end.
 uint8_t* write_payload(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to);
 
 #if defined(__x86_64__)
+void set_costs_avx512(const OrderedBlock& block, BlockCosts& costs);
+ShapeChoice choose_shape_avx512(const ShapeTable& table, const BlockCosts& costs);
 void set_costs_avx2(const OrderedBlock& block, BlockCosts& costs);
-int choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs);
+ShapeChoice choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs);
+void choose_shapes_avx2(const ShapeTable& table, const OrderedBlock* const* blocks, int count, ShapeChoice* out);
+void choose_shapes_avx512(const ShapeTable& table, const OrderedBlock* const* blocks, int count, ShapeChoice* out);
 uint8_t* write_payload_bmi2(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to);
 #endif
 

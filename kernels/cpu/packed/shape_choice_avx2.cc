@@ -30,9 +30,7 @@ __m256i add_cost(__m256i costs, __m256i numbers, __m256i is_zero, int code, int 
     return _mm256_add_epi8(costs, _mm256_slli_epi64(sums, 8 * code));
 }
 
-}  // namespace
-
-void set_costs_avx2(const OrderedBlock& block, BlockCosts& costs) {
+FEEDER_INLINE void set_costs(const OrderedBlock& block, BlockCosts& costs) {
     const __m256i* const from = reinterpret_cast<const __m256i*>(block.coefficients);
     __m256i widths = _mm256_setzero_si256();
     for (int code = 0; code < 8; ++code)
@@ -58,28 +56,7 @@ void set_costs_avx2(const OrderedBlock& block, BlockCosts& costs) {
     }
 }
 
-uint8_t* write_payload_bmi2(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to) {
-    const __m256i* const from = reinterpret_cast<const __m256i*>(block.coefficients);
-    const __m256i low_byte = _mm256_set1_epi16(0xFF);
-    alignas(32) uint64_t groups[kGroups];
-    for (int half = 0; half < 2; ++half) {
-        const __m256i a = _mm256_and_si256(_mm256_load_si256(from + 2 * half), low_byte);
-        const __m256i b = _mm256_and_si256(_mm256_load_si256(from + 2 * half + 1), low_byte);
-        const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0b11011000);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(groups + 4 * half), bytes);
-    }
-    // Modulo 2^w, adding 2^(w-1) changes the highest bit.
-    const uint64_t* const masks = table.mask[shape];
-    const uint64_t* const biases = table.bias[shape];
-    for (int g = 0; g < kGroups; ++g) {
-        const uint64_t word = _pext_u64(groups[g] ^ biases[g], masks[g]);
-        std::memcpy(to, &word, sizeof(word));
-        to += kWidths[table.codes[shape][static_cast<size_t>(g)]];
-    }
-    return to;
-}
-
-int choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs) {
+FEEDER_INLINE ShapeChoice choose(const ShapeTable& table, const BlockCosts& costs) {
     __m256i of_code[kGroups];
     for (int g = 0; g < kGroups; ++g) {
         const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(costs.of_code[g]));
@@ -103,9 +80,44 @@ int choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs) {
     const __m256i wanted = _mm256_set1_epi8(static_cast<char>(found));
     for (int n = 0; n < vectors; ++n) {
         const unsigned equal = static_cast<unsigned>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(totals[n], wanted)));
-        if (equal != 0) return 32 * n + __builtin_ctz(equal);
+        if (equal != 0) return {32 * n + __builtin_ctz(equal), found};
     }
-    return 0;
+    return {0, found};
+}
+
+}  // namespace
+
+void set_costs_avx2(const OrderedBlock& block, BlockCosts& costs) { set_costs(block, costs); }
+
+ShapeChoice choose_shape_avx2(const ShapeTable& table, const BlockCosts& costs) { return choose(table, costs); }
+
+void choose_shapes_avx2(const ShapeTable& table, const OrderedBlock* const* blocks, int count, ShapeChoice* out) {
+    for (int i = 0; i < count; ++i) {
+        BlockCosts costs;
+        set_costs(*blocks[i], costs);
+        out[i] = choose(table, costs);
+    }
+}
+
+uint8_t* write_payload_bmi2(const ShapeTable& table, int shape, const OrderedBlock& block, uint8_t* to) {
+    const __m256i* const from = reinterpret_cast<const __m256i*>(block.coefficients);
+    const __m256i low_byte = _mm256_set1_epi16(0xFF);
+    alignas(32) uint64_t groups[kGroups];
+    for (int half = 0; half < 2; ++half) {
+        const __m256i a = _mm256_and_si256(_mm256_load_si256(from + 2 * half), low_byte);
+        const __m256i b = _mm256_and_si256(_mm256_load_si256(from + 2 * half + 1), low_byte);
+        const __m256i bytes = _mm256_permute4x64_epi64(_mm256_packus_epi16(a, b), 0b11011000);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(groups + 4 * half), bytes);
+    }
+    // Modulo 2^w, adding 2^(w-1) changes the highest bit.
+    const uint64_t* const masks = table.mask[shape];
+    const uint64_t* const biases = table.bias[shape];
+    for (int g = 0; g < kGroups; ++g) {
+        const uint64_t word = _pext_u64(groups[g] ^ biases[g], masks[g]);
+        std::memcpy(to, &word, sizeof(word));
+        to += kWidths[table.codes[shape][static_cast<size_t>(g)]];
+    }
+    return to;
 }
 
 }  // namespace feeder

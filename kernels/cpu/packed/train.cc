@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "cpu/packed/codebook.h"
-#include "cpu/packed/pack.h"
 
 namespace feeder {
 namespace {
@@ -108,7 +107,7 @@ void fit(const std::vector<BlockCosts>& blocks, std::vector<Shape>& shapes) {
         table.fill(shapes);
         std::vector<Total> totals(shapes.size());
         for (const BlockCosts& block : blocks) {
-            Total& total = totals[static_cast<size_t>(choose_shape(table, block))];
+            Total& total = totals[static_cast<size_t>(choose_shape(table, block).shape)];
             ++total.blocks;
             for (int g = 0; g < kGroups; ++g)
                 for (int code = 0; code < 8; ++code) total.cost[g][code] += block.of_code[g][code];
@@ -137,9 +136,8 @@ std::vector<Shape> trained(const std::vector<BlockCosts>& blocks) {
 
 bool CodebookTrainer::add(ByteSpan file, int64_t max_pixels) {
     JpegHeader header;
-    JpegBlocks blocks;
     if (!packable(file, max_pixels, header).ok()) return false;
-    const int64_t count = blocks.read(file, header);
+    const int64_t count = blocks_.read(file, header);
     if (count < 0) return false;
     int luma = 1, all = 1;  // blocks of an MCU
     if (header.components > 1) {
@@ -153,8 +151,8 @@ bool CodebookTrainer::add(ByteSpan file, int64_t max_pixels) {
         const int64_t total = mcus * per_mcu, wanted = std::min(total, kBlocksPerImage);
         for (int64_t n = 0; n < wanted; ++n) {
             const int64_t place = n * total / wanted;  // evenly over the image
-            OrderedBlock block;
-            block.set(blocks.data()[place / per_mcu * all + first + place % per_mcu]);
+            OrderedBlock block = blocks_.data()[place / per_mcu * all + first + place % per_mcu];
+            block.coefficients[0] = 0;
             seen_[t].emplace_back().set(block);
         }
     }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/bytes.h"
+#include "cpu/packed/jpeg_blocks.h"
 #include "cpu/packed/shape_choice.h"
 
 namespace feeder {
@@ -18,6 +19,7 @@ class CodebookTrainer {
     std::vector<uint8_t> train() const;
 
   private:
+    JpegBlocks blocks_;
     std::vector<BlockCosts> seen_[2];  // of luma, of chroma
 };
 

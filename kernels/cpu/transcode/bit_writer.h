@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/bytes.h"
+
 namespace feeder {
 
 // Writes bits, most significant first, with a zero stuffed after every 0xFF. The caller has reserved the memory.
@@ -72,7 +74,7 @@ class PlainBitWriter {
 
     explicit PlainBitWriter(uint8_t* out) : out_(out) {}
 
-    void put(uint64_t bits, int count) {
+    FEEDER_INLINE void put(uint64_t bits, int count) {
         buffer_ = buffer_ << count | bits;
         count_ += count;
         const uint64_t word = __builtin_bswap64(buffer_ << 1 << (63 - count_));
