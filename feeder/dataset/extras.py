@@ -32,10 +32,34 @@ class Column(NamedTuple):
     Attributes:
         shape: Shape for one sample.
         dtype: numpy dtype name.
+        image: Number of the sample's image or view whose (height, width) is the shape, in each batch another one where
+            batches differ in size; None: the shape is always this one.
+        fill: Value of what a smaller array leaves of its row, right and below; None: arrays have the row's shape.
     """
 
     shape: tuple[int, ...]
     dtype: str
+    image: int | None = None
+    fill: int | None = None
+
+    def at(self, sizes: Sequence[tuple[int, int] | None]) -> Column:
+        """Returns the column for a batch with images of these (height, width), of which those that a column follows
+        are known."""
+        if self.image is None:
+            return self
+        size = sizes[self.image]
+        assert size is not None
+        return self._replace(shape=size)
+
+    def put(self, value: Any, array: npt.NDArray[Any], row: int) -> None:
+        """Writes a sample's value into its row of the slot's array."""
+        if self.fill is None:
+            array[row] = value
+            return
+        height, width = value.shape
+        array[row, height:] = self.fill
+        array[row, :height, width:] = self.fill
+        array[row, :height, :width] = value
 
 
 class Extra:

@@ -12,7 +12,7 @@ import feeder.fields as fields
 from feeder.dataset.drawn_fields import CropBox, ImageSizes, OriginalSize
 from feeder.dataset.extras import Extra, MemberField, NamedField, fields_of
 from feeder.dataset.further_images import FurtherImage
-from feeder.dataset.targets import TargetValue, target_values
+from feeder.dataset.targets import TargetValue, in_padded_batches, target_values
 from feeder.dataset.view_targets import ViewsTarget
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field
@@ -92,7 +92,7 @@ def extras_from_json(
         raise
     except (TypeError, KeyError, ValueError) as error:
         raise ArgumentError(f"these are no targets and fields of this version of feeder: {error}") from None
-    return (ImageSizes(), *made) if value["sizes"] is True else made
+    return in_padded_batches(made) if value["sizes"] is True else made
 
 
 def _pairs(value: Any) -> list[tuple[str, Any]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.drawn_fields import ImageSizes
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_image
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, check_fields
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["TargetValue", "boxes_of", "target_values", "targets_in"]
+__all__ = ["TargetValue", "boxes_of", "in_padded_batches", "target_values", "targets_in"]
 
 
 class _Given(NamedTuple):
@@ -83,16 +85,25 @@ class TargetValue(Extra):
         return itertools.chain(upright(given.orientation, _stored(given.orientation, (height, width))), moves)
 
 
+@dataclass(frozen=True)
 class MaskValue(TargetValue):
-    """A mask: an array in the slot, if all are of one size."""
+    """A mask: an array of the image's size in the slot, if the images of a batch have one.
+
+    Args:
+        name, target, recipe: See :class:`TargetValue`.
+        is_padded: True if batches are padded to one size, and masks with them.
+    """
 
     target: Mask
+    is_padded: bool = False
 
-    @property
-    def columns(self) -> tuple[Column, ...]:
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:  # asked for once a sample
         size = self.recipe.output_size
-        # A size that changes from epoch to epoch is no shape of a slot.
-        return () if size is None or len(self.recipe.phases) > 1 else (Column(size, self.target.dtype),)
+        if size is None and not (self.recipe.has_bucket or self.is_padded):
+            return ()
+        fill = self.target.fill if self.is_padded else None
+        return (Column(size or (0, 0), self.target.dtype, 0, fill),)  # the loader knows the size
 
     def _decode(self, data: bytes) -> MaskArray:
         return decode_mask(data, self.target.dtype)
@@ -240,6 +251,11 @@ def target_values(
 def targets_in(extras: Sequence[Extra]) -> tuple[TargetExtra, ...]:
     """Returns the targets among a dataset's extras."""
     return tuple(extra for extra in extras if isinstance(extra, (TargetValue, ViewsTarget, FurtherImage)))
+
+
+def in_padded_batches(extras: Sequence[Extra]) -> tuple[Extra, ...]:
+    """Returns the extras of batches that are padded to one size: the images' own sizes, and masks padded as they are."""
+    return (ImageSizes(), *(replace(e, is_padded=True) if isinstance(e, MaskValue) else e for e in extras))
 
 
 def boxes_of(

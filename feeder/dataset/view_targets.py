@@ -35,7 +35,13 @@ class ViewsTarget(Extra):
     @cached_property
     def columns(self) -> tuple[Column, ...]:  # asked for once a sample
         found = [view.columns for view in self.views]
-        return tuple(itertools.chain(*found)) if all(found) else ()
+        if not all(found):
+            return ()
+        return tuple(
+            column if column.image is None else column._replace(image=number)
+            for number, columns in enumerate(found)
+            for column in columns
+        )
 
     def read(self, reader: Reader, i: int) -> Any:
         return self.views[0].read(reader, i)

@@ -78,11 +78,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in replacement for torch's DataLoader.
 
     Feeder datasets take the fast path, if their recipe has a fixed output size or there are a ``collate_fn``,
-    ``buckets`` or ``pad``, and samples come in batches. It yields ``(images, labels, *fields)``, or what
-    ``collate_fn`` returns:
+    ``buckets`` or ``pad``, and samples come in batches. It yields ``(images, labels, *targets, *fields)``, or
+    what ``collate_fn`` returns:
 
-    - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for;
-    - labels: int64 [N], or float32 [N] or [N, K] for numeric targets;
+    - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for; with
+      :class:`feeder.transforms.Views` a list of these, one for each view;
+    - labels: int64 [N], or float32 [N] or [N, K] for numeric targets; with ``pad`` the images' sizes follow;
+    - targets: masks [N, H, W], lists of N dicts of boxes or keypoints, further images; with views a list for each;
     - fields: lists of N values; int64 [N] for "index" and other numbers; for kinds of :mod:`feeder.fields` as they say.
 
     Order and augmentation are functions of (seed, epoch, position or sample), whatever the number of workers or ranks.
@@ -191,8 +193,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service: Name of an input service, whose servers on other nodes make parts of batches, too: see
             :mod:`feeder.service`. ``NAME@HOST:PORT`` names another Ray cluster than the one that Ray finds by itself;
             ``file:PATH`` takes the servers from the file that ``feeder serve --file`` keeps. Batches, order, states and
-            counts stay the same. Local workers go first; what no server answers they make, too. For images, labels and
-            plain fields of feeder's datasets, by a recipe without functions, in batches of one size.
+            counts stay the same. Local workers go first; what no server answers they make, too. For feeder's datasets
+            without a ``collate_fn``; functions in recipes and fields must be of modules that the servers allow.
         service_only: True leaves all work to the service. ``timeout`` is then the longest wait for a server, by default
             120 s, after which a :class:`feeder.ServiceError` follows.
         images: False gives ``(ids, labels, *fields)`` and reads no images: the samples' ids, int64 [N], as the field

@@ -127,7 +127,7 @@ class _Maker:
             height, width = message["size"]
             sizes = work.image_sizes(message["epoch"], (height, width))
             _check_sizes(work, message["epoch"], sizes)
-            layout = dataclasses.replace(layout, images=layout.images_of(sizes))
+            layout = dataclasses.replace(layout, images=layout.images_of(sizes), further=layout.further_of(sizes))
         memory = region.array(np.uint8, (region.size_bytes,))
         view = SlotView.of(layout, memory, Samples(*numbers), sizes)
         work.meter = Meter()
@@ -149,12 +149,18 @@ def _size(work: Work) -> WorkSize:
     """Returns the memory that parts take; images of a batch's size count by the pixel."""
     varies = work.pad is not None or any(recipe.is_variable for recipe in work.recipes)
     row_bytes, pixel_bytes = _COLUMNS_BYTES + work.reader.label_dtype.itemsize, 0
-    for number, (recipe, column) in enumerate(zip(work.recipes, work.image_columns, strict=True)):
-        if varies and (not number or recipe.has_bucket):
+    # Images of the batch's size, and what has their size.
+    follow = [varies and (not number or recipe.has_bucket) for number, recipe in enumerate(work.recipes)]
+    for is_followed, column in zip(follow, work.image_columns, strict=True):
+        if is_followed:
             pixel_bytes += column.shape[0] * np.dtype(column.dtype).itemsize
         else:
             row_bytes += _bytes(column)
-    row_bytes += sum(map(_bytes, work.further_columns))
+    for column in work.further_columns:
+        if column.image is not None and follow[column.image]:
+            pixel_bytes += np.dtype(column.dtype).itemsize
+        else:
+            row_bytes += _bytes(column)
     arrays = 1 + len(work.image_columns) + len(work.further_columns)
     return WorkSize(row_bytes, pixel_bytes, 2 * _PAGE + _LINE * arrays)
 

@@ -18,7 +18,7 @@ class PadToBatch:
 
     The images stand top left; what is left over on the right and below has one value. The tensor's sides are those of
     the highest and the widest image, rounded up. An entry follows the labels in the batch: the images' own sizes, int64
-    [N, 2], (height, width).
+    [N, 2], (height, width). Masks among the targets are padded alike, each with its ``fill``.
 
     Args:
         multiple: The tensor's sides are multiples of it, 1 or more.

@@ -49,10 +49,10 @@ class Mask(Target):
 
     An 8-bit grayscale, bilevel or palette PNG gives its numbers or indices; one of 16 bits needs ``dtype=torch.int32``.
     Resizes take the nearest pixel, as torchvision's ``resize_mask``; ops on colors and RandomErasing leave it alone. A
-    batch has it as a tensor [N, H, W].
+    batch has it as a tensor [N, H, W], of the size of its images.
 
     Args:
-        fill: Class number of area that an op brings in from outside the image.
+        fill: Class number of area that an op brings in from outside the image, and of the padding of ``pad=``.
         dtype: uint8 or int32, as a torch or numpy dtype or by name.
         canvas: See :class:`Target`.
 

@@ -166,27 +166,96 @@ def test_a_repeated_sample_has_targets_of_its_own_draws(shards: Path) -> None:
         assert len({tuple(mask.flatten().tolist()) for mask in masks}) > 1
 
 
-def test_masks_of_a_buckets_batch_are_a_tensor_of_its_size(shards: Path) -> None:
-    recipe = T.Compose([T.Resize(T.BUCKET, "nearest", cover=True), T.RandomCrop(T.BUCKET)])
-    sizes = set()
-    for images, _, masks, *_ in loader_of(shards, recipe, buckets=Buckets(sizes=[(16, 24), (24, 16)])):
+def bucketed(size: Any) -> T.Compose:
+    return T.Compose([T.Resize(size, cover=True), T.RandomCrop(size), T.RandomHorizontalFlip()])
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"backend": "dali", "num_workers": 1}], ids=str)
+def test_masks_of_a_bucket_are_those_of_its_size(shards: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    fixed = ShardDataset(shards, bucketed((16, 24)), targets=TARGETS)
+    seen: list[int] = []
+    # No image has the aspect ratio of the largest bucket, which slots are made for.
+    loader = loader_of(shards, bucketed(T.BUCKET), buckets=Buckets(sizes=[(16, 24), (48, 16)]), **options)
+    for images, _, masks, _, _, index in loader:
+        assert (images.shape[2:], masks.shape) == ((16, 24), (len(images), 16, 24))
+        for mask, (_, _, expected, *_) in zip(masks, drawn_samples(fixed, SEED, 0, index.tolist()), strict=True):
+            assert torch.equal(mask, expected)
+        seen += index.tolist()
+    assert sorted(seen[:24]) == list(range(24))
+
+
+PADDED = T.RandomShortestSize([12, 18])
+
+
+@pytest.mark.parametrize("options", [*WAYS, {"backend": "dali", "num_workers": 1}], ids=str)
+def test_masks_of_a_padded_batch_have_fill_where_images_are_padded(tmp_path: Path, options: dict[str, Any]) -> None:
+    if options.get("backend") == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    path = write_target_shards(tmp_path, 24, replaced={(5, "seg.png"): b"none"})
+    dataset = ShardDataset(path, PADDED, ["index"], targets={"seg.png": T.Mask(fill=9)})
+    loader = DataLoader(dataset, 5, shuffle=True, seed=SEED, pad=PadToBatch(8), on_error="skip", **options)
+    padded = 0
+    for images, _, sizes, masks, index in loader:
         assert masks.shape == (len(images), *images.shape[2:])
-        sizes.add(tuple(masks.shape[1:]))
-    assert sizes == {(16, 24)}
+        expected = [mask for _, _, mask, _ in drawn_samples(dataset, SEED, 0, index.tolist())]
+        for mask, (height, width), own in zip(masks, sizes.tolist(), expected, strict=True):
+            assert torch.equal(mask[:height, :width], own)
+            assert (mask[height:] == 9).all()
+            assert (mask[:height, width:] == 9).all()
+            padded += mask.numel() - own.numel()
+    assert padded
 
 
-def test_masks_of_a_padded_batch_are_a_list_of_their_own_sizes(shards: Path) -> None:
-    recipe = T.RandomShortestSize([12, 18])
-    for _, _, sizes, masks, *_ in loader_of(shards, recipe, pad=PadToBatch(8)):
-        assert [list(mask.shape) for mask in masks] == sizes.tolist()
+def test_padding_needs_sizes_that_no_boxes_decide(shards: Path) -> None:
     with pytest.raises(ArgumentError, match=r"pad= needs each image's size .*RandomIoUCrop"):
         loader_of(shards, T.RandomIoUCrop(), pad=PadToBatch(8))
 
 
 def test_masks_have_the_size_of_the_epoch(shards: Path) -> None:
-    loader = loader_of(shards, T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), num_workers=1)
-    for size in (12, 20):
-        assert {tuple(batch[2].shape[1:]) for batch in loader} == {(size, size)}
+    loader = loader_of(shards, T.RandomResizedCrop(T.ByEpoch({0: (24, 10), 1: 20, 2: (10, 24)})), num_workers=1)
+    for epoch, size in enumerate([(24, 10), (20, 20), (10, 24)]):
+        fixed = ShardDataset(shards, T.RandomResizedCrop(size), targets=TARGETS)
+        for _, _, masks, _, _, index in loader:
+            expected = [mask for _, _, mask, *_ in drawn_samples(fixed, SEED, epoch, index.tolist())]
+            assert torch.equal(masks, torch.stack(expected))
+
+
+def test_a_collate_fn_gets_masks_of_the_epochs_size(shards: Path) -> None:
+    collate: Any = lambda samples: [tuple(sample[2].shape) for sample in samples]  # noqa: E731
+    loader = loader_of(shards, T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), collate_fn=collate)
+    assert [{shape for shapes in loader for shape in shapes} for _ in range(2)] == [{(12, 12)}, {(20, 20)}]
+
+
+VARIABLE: list[tuple[Any, dict[str, Any]]] = [
+    (bucketed(T.BUCKET), {"buckets": Buckets(sizes=[(16, 24), (24, 16)])}),
+    (T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), {}),
+    (T.Views([T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), T.CenterCrop(8)]), {}),
+    (PADDED, {"pad": PadToBatch(8)}),
+]
+
+
+@pytest.mark.parametrize(("recipe", "options"), VARIABLE, ids=["buckets", "epochs", "views", "padded"])
+def test_masks_of_any_size_lie_in_the_slot(shards: Path, recipe: Any, options: dict[str, Any]) -> None:
+    """A mask that came in a message would hold no slot."""
+    iterator = iter(loader_of(shards, recipe, num_workers=1, prefetch_factor=2, **options))
+    for _ in range(2):
+        batch = next(iterator)
+        masks = batch[3] if "pad" in options else batch[2]
+        del batch
+        assert iterator.slots()["held"] == 1
+        del masks
+        assert iterator.slots()["held"] == 0
+
+
+@pytest.mark.parametrize(("recipe", "options"), VARIABLE, ids=["buckets", "epochs", "views", "padded"])
+def test_masks_count_against_the_memory_limit(shards: Path, recipe: Any, options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"batch_size": 24, "num_workers": 1, "memory_limit_bytes": 100_000, **options}
+    assert len(list(DataLoader(ShardDataset(shards, recipe), **given))) == 1
+    dataset = ShardDataset(shards, recipe, targets={"seg.png": T.Mask(dtype="int32")})
+    with pytest.raises(ArgumentError, match=r"two batches of 24 images .* memory_limit_bytes is 100000"):
+        list(DataLoader(dataset, **given))
 
 
 VIEWS = T.Views(

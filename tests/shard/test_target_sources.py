@@ -114,6 +114,35 @@ def test_cocos_instances_become_a_mask(tmp_path: Path) -> None:
     assert (empty.size, empty.getextrema()) == ((24, 16), (0, 0))
 
 
+@pytest.mark.parametrize("bare", [{"segmentation": []}, {"segmentation": None}, {}], ids=str)
+def test_an_object_without_a_segmentation_keeps_its_box(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bare: dict[str, Any]
+) -> None:
+    pytest.importorskip("pycocotools")
+    rows = [{"image_id": 10, **bare}, {"image_id": 10, "segmentation": [SQUARE]}, {"image_id": 11, **bare}]
+    place = str(coco(tmp_path, rows))
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg")
+    args = ["shard", str(folder), "--out", str(tmp_path / "out"), "--annotations", place, "--instance-masks"]
+    assert main(args) == 0
+    assert "instances.json: 2 objects without a segmentation: in boxes.json, not in instances.png" in (
+        capsys.readouterr().err
+    )
+    out = tmp_path / "out"
+    assert rejected(out) == {}
+    found = np.asarray(Image.open(io.BytesIO(member(out, "a.jpg", "instances.png") or b"")))
+    assert np.unique(found).tolist() == [0, 2]
+    assert (boxes_of(out, "a.jpg")["boxes"], boxes_of(out, "a.jpg")["instance"]) == ([[1, 2, 4, 6]] * 2, [1, 2])
+    assert boxes_of(out, "b.jpg")["boxes"] == [[1, 2, 4, 6]]
+    assert Image.open(io.BytesIO(member(out, "b.jpg", "instances.png") or b"")).getextrema() == (0, 0)
+
+
+def test_masks_of_a_file_without_segmentations_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    place = str(coco(tmp_path, [{"image_id": 10}, {"image_id": 11, "segmentation": []}]))
+    with pytest.raises(SourceError, match=r"no annotation has a segmentation to make masks of; leave the masks out"):
+        run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=place, instance_masks=True)
+
+
 def test_a_dataset_has_the_boxes_and_the_masks_in_them(tmp_path: Path) -> None:
     pytest.importorskip("pycocotools")
     rows = [{"image_id": 10 + i, "bbox": [2, 3, 6, 6], "segmentation": [SQUARE]} for i in range(2)]
@@ -207,8 +236,8 @@ def test_compressed_rle_is_pycocotools(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        (None, "expected polygons or RLE, got None"),
-        ([], "expected polygons or RLE"),
+        (0, "expected polygons or RLE, got 0"),
+        ([[]], r"expected polygons \[x, y, "),
         ([[1, 2, 3, 4]], r"expected polygons \[x, y, "),
         ([[1, 2, 3, 4, 5]], r"expected polygons \[x, y, "),
         ([["a"] * 6], r"expected polygons \[x, y, "),
@@ -224,7 +253,8 @@ def test_compressed_rle_is_pycocotools(tmp_path: Path) -> None:
 )
 def test_a_bad_segmentation_rejects_its_image(tmp_path: Path, segmentation: Any, message: str) -> None:
     pytest.importorskip("pycocotools")
-    place = str(coco(tmp_path, [{"image_id": 10, "segmentation": segmentation}]))
+    rows = [{"image_id": 10, "segmentation": segmentation}, {"image_id": 11, "segmentation": [SQUARE]}]
+    place = str(coco(tmp_path, rows))
     out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=place, instance_masks=True)
     found = rejected(out)
     assert list(found) == ["a.jpg"]

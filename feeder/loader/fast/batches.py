@@ -57,10 +57,15 @@ class Finished:
     clipped: int = 0
     slow: int = 0
 
-    def let_go(self) -> None:
-        """Copies all but the images to ordinary memory and drops the slot; the images are gone from here."""
+    def let_go(self, *, is_taken: bool = False) -> None:
+        """Copies all but the images to ordinary memory and drops the slot; the images are gone from here.
+
+        Args:
+            is_taken: True if the caller has the targets and further fields; they are not copied then.
+        """
         arrays = self.arrays
-        self.arrays = SlotView(arrays.samples, arrays.labels, (), arrays.further, arrays.sizes).copy()
+        further = () if is_taken else arrays.further
+        self.arrays = SlotView(arrays.samples, arrays.labels, (), further, arrays.sizes).copy()
 
     def made(self) -> Samples:
         """Returns the samples whose images are in the batch: those of the request, or their substitutes."""

@@ -133,7 +133,9 @@ class CollatedWork(Work):
         count, samples = rows.stop - rows.start, view.samples.part(rows)
         sized = [(recipe.output_size, recipe.storage_dtype.name) for recipe in self.recipes_at(None, epoch)]
         columns = tuple(Column((3, *size), dtype) for size, dtype in sized if size is not None)
-        made = SlotView.new(Layout(count, columns, self.reader.label_dtype, super().further_columns), samples)
+        sizes = [size for size, _ in sized]
+        further = tuple(column.at(sizes) for extra in self.values for column in extra.columns)
+        made = SlotView.new(Layout(count, columns, self.reader.label_dtype, further), samples)
         arrays = iter(made.images)
         images = tuple(np.empty(count, object) if size is None else next(arrays) for size, _ in sized)
         return dataclasses.replace(made, images=images)

@@ -84,7 +84,7 @@ class HostBatches:
         else:
             batch = self._epoch.finishing.host_batch(finished)
         if self._epoch.options.device.target is not None and not isinstance(finished, Decoded):
-            finished.let_go()  # the tensors alone say how long the slot is needed
+            finished.let_go(is_taken=True)  # the tensors alone say how long the slot is needed
         return finished, batch
 
     def ready(self) -> bool:

@@ -259,10 +259,10 @@ def put_extras(
         draws: The K samples' drawn parameters for each view; may be empty if no extra follows them.
         errors: K entries; samples that have an error already are left out.
     """
-    have_columns = [bool(extra.columns) for extra in extras]
+    columns = [extra.columns for extra in extras]
     for k, row in enumerate(rows.tolist()):
         further, lists = iter(view.further), iter(report.extras)
-        for extra, of_extra, has_columns in zip(extras, values, have_columns, strict=True):
+        for extra, of_extra, own in zip(extras, values, columns, strict=True):
             if errors[k] is not None:
                 break
             value = of_extra[k]
@@ -274,8 +274,8 @@ def put_extras(
             except DecodeError as error:
                 errors[k] = error
                 break
-            if not has_columns:
+            if not own:
                 next(lists)[row] = value
                 continue
-            for each in value:
-                next(further)[row] = each
+            for column, each in zip(own, value, strict=True):
+                column.put(each, next(further), row)

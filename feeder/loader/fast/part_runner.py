@@ -5,7 +5,8 @@ Note [One call]
     It is for the images and labels of one shard set, of recipes that are a base path, with the native backend; targets
     and further fields are added afterwards. The images of a remote set are brought into its mirror before. Images for
     the CUDA backend are planned in such a call, whatever follows the base path. A sample of which anything is unusual
-    is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it.
+    is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it. So are all views of
+    an image, further images, and padded batches: a call fills a tensor of one size, and padded images differ in theirs.
 """
 
 from __future__ import annotations

@@ -145,8 +145,16 @@ class Work:
 
     @property
     def further_columns(self) -> tuple[Column, ...]:
-        """The arrays of targets and further fields in a slot."""
-        return tuple(column for extra in self.values for column in extra.columns)
+        """The arrays of targets and further fields in a slot, of the size that it has space for."""
+        sizes = self._largest_sizes
+        return tuple(column.at(sizes) for extra in self.values for column in extra.columns)
+
+    @property
+    def _largest_sizes(self) -> list[tuple[int, int] | None]:
+        """(height, width) of each of :attr:`recipes` that slots have space for; None for one that is not known."""
+        first, *rest = self.recipes
+        sizes = [first.output_size if self.largest is None else self.largest]
+        return sizes + [self.largest if recipe.has_bucket else recipe.output_size for recipe in rest]
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -166,8 +174,7 @@ class Work:
         if self.stager is not None:
             return (Column((self.share_bytes,), "uint8"),) * len(self.views_of)
         columns: list[Column] = []
-        for recipe, split in zip(self.recipes, self._splits, strict=True):
-            size = recipe.output_size if self.largest is None or (columns and not recipe.has_bucket) else self.largest
+        for recipe, split, size in zip(self.recipes, self._splits, self._largest_sizes, strict=True):
             assert size is not None
             columns.append(Column((3, *size), "uint8" if split is not None else recipe.storage_dtype.name))
         return tuple(columns)

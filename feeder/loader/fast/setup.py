@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.drawn_fields import ImageSizes
 from feeder.dataset.further_images import further_recipes, images_in
+from feeder.dataset.targets import in_padded_batches
 from feeder.decoders.decoder import Decoder, TrainerDecoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
@@ -70,7 +70,7 @@ def make_work(
         source.reader,
         recipe,
         decoder.name,
-        source.extras if fixed.pad is None else (ImageSizes(), *source.extras),
+        source.extras if fixed.pad is None else in_padded_batches(source.extras),
         fixed.seed or 0,
         skip,
         options.worker_threads,

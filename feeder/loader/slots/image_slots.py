@@ -60,16 +60,22 @@ class Layout:
         return self.offsets[-1]
 
     def holds(self, size: tuple[int, int]) -> bool:
-        """Returns True if a slot has space for images of that (height, width); any, if they are not pixels."""
+        """Returns True if a slot has space for the first image of that (height, width), any if it is not pixels, and
+        for the arrays that have its size."""
         shape = self.images[0].shape
-        return len(shape) == 1 or math.prod(size) <= math.prod(shape[1:])
+        pixels = [math.prod(column.shape) for column in self.further if column.image == 0]
+        return math.prod(size) <= min(pixels if len(shape) == 1 else [math.prod(shape[1:]), *pixels], default=math.inf)
 
     def images_of(self, sizes: Sizes | None) -> tuple[Column, ...]:
         """Returns the images of a batch of other sizes, which fit in a slot; None: the layout's. Staged images have no
         sizes there."""
         if sizes is None or len(self.images[0].shape) == 1:
             return self.images
-        return tuple(Column((3, *size), dtype) for size, (_, dtype) in zip(sizes, self.images, strict=True))
+        return tuple(Column((3, *size), each.dtype) for size, each in zip(sizes, self.images, strict=True))
+
+    def further_of(self, sizes: Sizes | None) -> tuple[Column, ...]:
+        """Returns the further arrays of a batch whose images have other sizes; None: the layout's."""
+        return self.further if sizes is None else tuple(column.at(sizes) for column in self.further)
 
 
 class Samples(NamedTuple):
@@ -140,10 +146,10 @@ class SlotView:
                 *(np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
             )
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
-        columns = (*layout.images_of(sizes), *layout.further)
+        columns = (*layout.images_of(sizes), *layout.further_of(sizes))
         arrays = tuple(
-            np.ndarray((rows, *shape), dtype, memory, offset)
-            for (shape, dtype), offset in zip(columns, layout.offsets, strict=False)
+            np.ndarray((rows, *column.shape), column.dtype, memory, offset)
+            for column, offset in zip(columns, layout.offsets, strict=False)
         )
         return cls(samples, labels, arrays[: len(layout.images)], arrays[len(layout.images) :], sizes)
 
@@ -164,9 +170,9 @@ class SlotView:
             empty: Makes each array of the images and the further ones; empty: :func:`numpy.empty`.
         """
         rows = len(samples.ids)
-        columns = (*layout.images_of(sizes), *layout.further)
+        columns = (*layout.images_of(sizes), *layout.further_of(sizes))
         makers = empty or (np.empty,) * len(columns)
-        arrays = tuple(make((rows, *shape), dtype) for make, (shape, dtype) in zip(makers, columns, strict=True))
+        arrays = tuple(make((rows, *each.shape), each.dtype) for make, each in zip(makers, columns, strict=True))
         images = arrays[: len(layout.images)]
         return cls(samples, np.empty(rows, layout.label_dtype), images, arrays[len(images) :], sizes)
 
@@ -228,7 +234,7 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
         fit = min(fit, max(2, available // 2 // layout.slot_bytes))
     if fit < 2:
         source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
-        shape, dtype = layout.images[0]
+        shape, dtype = layout.images[0].shape, layout.images[0].dtype
         if len(shape) == 1:
             what, smaller = "encoded images", "lower batch_size"
         else:

@@ -21,6 +21,7 @@ from feeder.shard.source.pairs import read_names
 from feeder.shard.source.source import Source, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
+from feeder.system.text import count
 
 __all__ = ["BOXES", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "as_json", "open_coco"]
 
@@ -47,11 +48,11 @@ def open_coco(
         spool_path: Scratch file.
         names: See :func:`read_names`.
         instance_masks: True for ``instances.png``, whose pixels are the places of the objects in the lists, from 1 on,
-            and 0 where there is none; smaller objects cover larger ones. False for ``segmentation.json``, a list of
-            what the file has for each object.
+            and 0 where there is none; smaller objects cover larger ones. An object without a segmentation has its box
+            and no pixels. False for ``segmentation.json``, a list of what the file has for each object.
 
     Raises:
-        SourceError: if the file is no such JSON, or a folder is missing.
+        SourceError: if the file is no such JSON, or a folder is missing, or masks are wanted of a file without any.
         ArgumentError: if the masks need a package that is not installed.
     """
     rasterize = _rasterizer() if instance_masks else None
@@ -76,9 +77,12 @@ def open_coco(
             objects[annotation["image_id"]].append(annotation)
         else:
             source.reject(f"{shown}#{annotation.get('id')}", "is of an image that the file does not list")
+    if rasterize is not None and data["annotations"] and all(map(_is_bare, data["annotations"])):
+        raise SourceError(f"{annotations}: no annotation has a segmentation to make masks of; leave the masks out")
     further = dict.fromkeys(key for each in data["annotations"] for key in each if key not in _TAKEN)
     keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
-    count = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
+    points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
+    bare = 0
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
             path = image["file_name"]
@@ -94,7 +98,7 @@ def open_coco(
                     found["instance"] = list(range(1, len(found["boxes"]) + 1))
                     parts = [spool.add(INSTANCES, rasterize(objects[image["id"]], image))]
                 if keypoints:
-                    points = _points(objects[image["id"]], count)
+                    points = _points(objects[image["id"]], points_each)
                     same = {key: found[key] for key in ("labels", "id") if key in found}
                     parts.append(spool.add(KEYPOINTS, as_json(points | same)))
                 parts.append(spool.add(BOXES, as_json(found)))
@@ -103,6 +107,9 @@ def open_coco(
                 continue
             size = status.st_size + sum(part.length for part in parts)
             source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
+            bare += sum(map(_is_bare, objects[image["id"]]))
+    if rasterize is not None and bare:
+        source.notes.append(f"{shown}: {count(bare, 'object')} without a segmentation: in {BOXES}, not in {INSTANCES}")
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source
 
@@ -213,6 +220,11 @@ def _points(objects: Sequence[Annotation], count: int) -> dict[str, list[Any]]:
     return found
 
 
+def _is_bare(annotation: Annotation) -> bool:
+    """Returns True for an object without a segmentation."""
+    return annotation.get("segmentation") in (None, [])
+
+
 def _are_triples(values: Any) -> bool:
     return _are_numbers(values) and len(values) % 3 == 0
 
@@ -240,7 +252,11 @@ def _rasterizer() -> Any:
         masks = []
         for each in objects:
             try:
-                masks.append(_mask(coco, each.get("segmentation"), height, width))
+                masks.append(
+                    np.zeros((height, width), np.bool_)
+                    if _is_bare(each)
+                    else _mask(coco, each["segmentation"], height, width)
+                )
             except ValueError as error:
                 raise ValueError(f"annotation {each.get('id')}: its segmentation: {error}") from None
         instances = np.zeros((height, width), np.uint8 if len(masks) <= _MOST_BYTE else np.uint16)
