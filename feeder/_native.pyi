@@ -534,6 +534,26 @@ def simd_level() -> str:
 def set_simd_level(level: str) -> bool:
     """Makes all threads use another instruction set, for tests; False where this CPU lacks it."""
 
+def cut_mask(
+    mask: npt.NDArray[np.uint8] | npt.NDArray[np.int32],
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+    fill: int,
+    out: npt.NDArray[np.uint8] | npt.NDArray[np.int32],
+) -> None:
+    """Cuts a mask by the numbers of its rows and columns.
+
+    Args:
+        mask: uint8 or int32 [H, W], in any memory order.
+        rows: int64 [h], rows of the mask, or negative for one to fill.
+        columns: int64 [w], likewise.
+        fill: Value of what is filled.
+        out: [h, w] of the mask's dtype, C-contiguous; filled.
+
+    Raises:
+        ValueError: for a number outside the mask, or another shape of ``out``.
+    """
+
 def unfilter_png(rows: _Buffer, out: npt.NDArray[np.uint8], pixel_bytes: int = 1) -> None:
     """Undoes the filters of a PNG's rows.
 

@@ -16,6 +16,7 @@ void add_packed(nanobind::module_& module);
 void add_shard_rows(nanobind::module_& module);
 void add_part(nanobind::module_& module);
 void add_png(nanobind::module_& module);
+void add_mask(nanobind::module_& module);
 void add_cuda(nanobind::module_& module);
 
 }  // namespace feeder::bind

@@ -166,6 +166,11 @@ class _Cut:
     def pixels(self) -> MaskArray:
         """Cuts the mask."""
         mask: npt.NDArray[Any] = self._mask
+        if _native is not None and not (self._rows is None and self._columns is None):
+            rows, columns = _along(self._rows, mask.shape[0]), _along(self._columns, mask.shape[1])
+            cut = np.empty((len(rows), len(columns)), mask.dtype)
+            _native.cut_mask(mask, np.ascontiguousarray(rows), np.ascontiguousarray(columns), self._fill, cut)
+            return cast(MaskArray, cut)
         # An outside number takes the last row or column, which is then filled.
         for axis, places in ((0, self._rows), (1, self._columns)):
             if places is not None:
