@@ -81,6 +81,11 @@ class Extra:
         """True if the value depends on its sample's drawn parameters."""
         return True
 
+    @property
+    def is_ragged(self) -> bool:
+        """True if a value is made of tensors whose number or shapes are the sample's own."""
+        return False
+
     def read(self, reader: Reader, i: int) -> Any:
         """Reads the value of sample ``i``, before any draw.
 
@@ -166,6 +171,10 @@ class MemberField(Extra):
     def follows_draws(self) -> bool:
         return self.kind.is_drawn
 
+    @property
+    def is_ragged(self) -> bool:
+        return self.kind.is_ragged
+
     def read(self, reader: Reader, i: int) -> bytes | None:
         data = reader.member(i, self.name)
         if data is None and not self.kind.optional:
@@ -220,8 +229,8 @@ class MemberField(Extra):
                 raise reader.at(error, i) from None
         if len(self.columns) != 1:
             return [self.sample(value) for value in values]
-        (shape, dtype), *_ = self.columns
-        found = np.empty((len(values), *shape), dtype)
+        column, *_ = self.columns
+        found = np.empty((len(values), *column.shape), column.dtype)
         for row, (value,) in enumerate(values):
             found[row] = value
         return found

@@ -140,6 +140,10 @@ class _AnnotationsValue(TargetValue):
 
     _key: str
 
+    @property
+    def is_ragged(self) -> bool:
+        return True
+
     def finish(self, value: _Given, draws: Draws, row: int) -> dict[str, Any]:
         found: Annotations = value.value
         moved = found.keep(*self._moved(found.values, self._moves(value, draws, row)))
@@ -254,7 +258,7 @@ def targets_in(extras: Sequence[Extra]) -> tuple[TargetExtra, ...]:
 
 
 def in_padded_batches(extras: Sequence[Extra]) -> tuple[Extra, ...]:
-    """Returns the extras of batches that are padded to one size: the images' own sizes, and masks padded as they are."""
+    """Returns the extras of batches that are padded to one size: the images' own sizes, and masks padded alike."""
     return (ImageSizes(), *(replace(e, is_padded=True) if isinstance(e, MaskValue) else e for e in extras))
 
 

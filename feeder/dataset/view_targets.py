@@ -43,6 +43,10 @@ class ViewsTarget(Extra):
             for column in columns
         )
 
+    @property
+    def is_ragged(self) -> bool:
+        return any(view.is_ragged for view in self.views)
+
     def read(self, reader: Reader, i: int) -> Any:
         return self.views[0].read(reader, i)
 

@@ -84,6 +84,10 @@ class Array(Field):
     def columns(self) -> tuple[tuple[tuple[int, ...], str], ...]:
         return () if self.shape is None or (self.optional and self.fill is None) else ((self.shape, self.dtype),)
 
+    @property
+    def is_ragged(self) -> bool:
+        return not self.columns
+
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         array = npy_array(data)
         if self.shape is not None and array.shape != self.shape:

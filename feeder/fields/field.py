@@ -50,6 +50,11 @@ class Field:
         """True if the value depends on a number that is drawn for each sample and epoch."""
         return False
 
+    @property
+    def is_ragged(self) -> bool:
+        """True if values are tensors of shapes of their own."""
+        return False
+
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         """Returns the value: a tuple of one for each of :attr:`columns`, or any object if there are none.
 

@@ -142,9 +142,8 @@ def choose_path(
     reason = None
     if source is None:
         reason = _foreign(dataset)
-    elif not (in_batches and collates) and (which := _sizeless(source, sizes)) is not None:
-        way_out = "end the geometry of the recipe with a crop, or Resize((height, width)), or give a collate_fn"
-        reason = _Reason(f"{which} have sizes of their own", way_out)
+    elif not (in_batches and collates) and (sizeless := _sizeless(source, sizes)) is not None:
+        reason = sizeless
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
     held = _wrapped(dataset, _DEEPEST) if source is None else source
@@ -156,18 +155,24 @@ def choose_path(
     return PathChoice(source, own_order, is_feeders(dataset), reason)
 
 
-def _sizeless(source: FeederDataset, sizes: bool) -> str | None:
-    """Returns the images that have no fixed size, in words; None if all have one.
+def _sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:
+    """Returns the reason that some images have no fixed size; None if all have one.
 
     Args:
         source: The dataset.
         sizes: True if the loader gives the samples' images one size.
     """
+    crop = "a crop, or Resize((height, width))"
     if source.recipe.views[0].output_size is None and not sizes:
-        return "images"
+        return _Reason(
+            "images have sizes of their own", f"end the geometry of the recipe with {crop}, or give a collate_fn"
+        )
     for image in images_in(source.extras):
         if any(view.output_size is None and not (sizes and view.has_bucket) for view in image.recipe.views):
-            return f"the images of target {image.name!r}"
+            why = f"the images of target {image.name!r} have sizes of their own"
+            if sizes:
+                return _Reason(why, f"give it T.Image(transform=...) whose geometry ends with {crop}")
+            return _Reason(why, f"end the geometry of its recipe with {crop}, or give a collate_fn")
     return None
 
 

@@ -208,6 +208,20 @@ def test_masks_of_a_padded_batch_have_fill_where_images_are_padded(tmp_path: Pat
     assert padded
 
 
+@pytest.mark.parametrize("recipe", [DETECTION, T.Views([WHOLE_PIXELS] * 2)], ids=["image", "views"])
+def test_boxes_have_no_place_in_static_buffers(shards: Path, recipe: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"static_buffers=True .* each sample has 'boxes\.json' of another"):
+        loader_of(shards, recipe, device="cpu", static_buffers=True)
+    dataset = ShardDataset(
+        shards, recipe if isinstance(recipe, T.Views) else WHOLE_PIXELS, targets={"seg.png": T.Mask()}
+    )
+    masks = [
+        batch[2][0] if isinstance(recipe, T.Views) else batch[2]
+        for batch in DataLoader(dataset, 6, device="cpu", static_buffers=True)
+    ]
+    assert len({each.data_ptr() for each in masks}) == 1
+
+
 def test_padding_needs_sizes_that_no_boxes_decide(shards: Path) -> None:
     with pytest.raises(ArgumentError, match=r"pad= needs each image's size .*RandomIoUCrop"):
         loader_of(shards, T.RandomIoUCrop(), pad=PadToBatch(8))

@@ -65,6 +65,12 @@ def make_work(
         hw_decoder_load=fixed.hw_decoder_load,
     )
     _check_sizes(fixed, options, sizes)
+    ragged = next((extra.name for extra in source.extras if extra.is_ragged), None)
+    if options.device.put is not None and collate_fn is None and ragged is not None:
+        raise ArgumentError(
+            f"static_buffers=True keeps tensors of one shape at their addresses, and each sample has {ragged!r} of "
+            "another: leave one of them out, or give a collate_fn that pads to one shape"
+        )
     skip = fixed.on_error == "skip"
     what = (
         source.reader,
