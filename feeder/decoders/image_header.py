@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import threading
 import warnings
 import zlib
@@ -355,9 +356,14 @@ def quiet_pillow() -> Iterator[None]:
     """Silences Pillow's warnings about odd files, for all threads inside at the same time.
 
     ``warnings.catch_warnings`` restores the filters that it found, so of overlapping threads only the first may enter
-    it, and only the last may leave it.
+    it, and only the last may leave it; but on a free-threaded Python, where each thread has filters of its own.
     """
     global _quiet_context, _quiet_depth
+    if getattr(sys.flags, "context_aware_warnings", False):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"PIL\.")
+            yield
+        return
     with _quiet_lock:
         _quiet_depth += 1
         if _quiet_depth == 1:

@@ -44,6 +44,7 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
     std::vector<BufferView> files;
     files.reserve(count);
     for (nb::handle buffer : buffers) files.emplace_back(buffer);
+    if (files.size() != count) bad("buffers changed meanwhile");
     Plans plans(count);
     {
         nb::gil_scoped_release release;
@@ -179,7 +180,7 @@ void add_cuda(nb::module_& module) {
         .def_prop_ro("zeroed_bytes", &CudaBatch::zeroed_bytes, "Bytes of it, from its start on, that must be zeros.")
         .def_prop_ro("faults_at", &CudaBatch::faults_at,
                      "Offset in it of a uint32 for each image; not 0: the image is left to the CPU.")
-        .def("write", &CudaBatch::write, nb::arg("memory").noconvert(),
+        .def("write", &CudaBatch::write, nb::lock_self(), nb::arg("memory").noconvert(),
              "Writes the batch, without the GIL; once.\n\n"
              "Args:\n"
              "    memory: uint8, at least upload_bytes, aligned to 16 bytes.")

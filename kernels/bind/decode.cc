@@ -143,6 +143,7 @@ nb::tuple decode_views(nb::sequence buffers, const std::vector<ViewArrays>& arra
     std::vector<BufferView> files;
     files.reserve(count);
     for (nb::handle buffer : buffers) files.emplace_back(buffer);
+    if (files.size() != count) bad("buffers changed meanwhile");
     std::vector<View> views;
     views.reserve(count * arrays.size());
     for (size_t i = 0; i < count; ++i)

@@ -1,4 +1,9 @@
 // The topics of feeder._native, one file each.
+//
+// Note [without the GIL]
+// On a free-threaded Python methods that change an object are bound with nb::lock_self(), or their argument with lock():
+// nanobind then holds the object's lock for them as the GIL is held elsewhere, and lets go of it where they let go of the
+// GIL. Other objects are used by one thread at a time, or do not change.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -236,7 +236,7 @@ class Runner {
     struct Spent {
         int64_t read_ns, draw_ns;
     };
-    // The runner is in use by this thread, unless another one uses it, which has given the GIL away.
+    // The runner is in use by this thread, unless another one uses it, which has given the GIL away, or this object's lock.
     struct Running {
         bool& flag;
         const bool is_ours;
@@ -329,7 +329,7 @@ class Runner {
     }
 
     PartRunner runner_;
-    bool is_running_ = false;  // by another thread, while this one has the GIL
+    bool is_running_ = false;  // by another thread, while this one has the GIL, or this object's lock
     int64_t max_pixels_;
     Dtype dtype_;
     bool has_affine_;
@@ -370,12 +370,12 @@ void add_part(nb::module_& module) {
                       const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>>(),
              "ops"_a, nb::kw_only(), "seed"_a, "exif"_a, "large_bytes"_a, "made_ns"_a.none(), "max_pixels"_a, "fidelity"_a,
              "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a)
-        .def("run", &Runner::run, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
-             "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
+        .def("run", &Runner::run, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
+             "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
              "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.")
-        .def("plan", &Runner::plan, "index"_a, "open_shards"_a, "shards"_a.none(), "per_shard"_a, "rows"_a, "ids"_a,
-             "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),
+        .def("plan", &Runner::plan, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
+             "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
              "Plans N samples for the CUDA kernels, most of the time without the GIL; see feeder/_native.pyi.");
 }

@@ -91,13 +91,13 @@ void add_shard_rows(nb::module_& module) {
              },
              "record_bytes"_a, "length_at"_a, "steps_at"_a, "height_at"_a, nb::kw_only(), "offset_at"_a = nb::none(),
              "label_at"_a = nb::none(), "width_at"_a = nb::none(), "orientation_at"_a = nb::none())
-        .def("add", &ShardRows::add, "shard"_a, "records"_a, "Takes a shard's records.")
-        .def("add_steps", &ShardRows::add_steps, "shard"_a, "steps"_a,
+        .def("add", &ShardRows::add, nb::lock_self(), "shard"_a, "records"_a, "Takes a shard's records.")
+        .def("add_steps", &ShardRows::add_steps, nb::lock_self(), "shard"_a, "steps"_a,
              "Takes the places of rows of a shard's images.")
-        .def("remove", &ShardRows::remove, "shard"_a, "Drops a shard.")
-        .def("gather", &gather, "shards"_a, "rows"_a,
+        .def("remove", &ShardRows::remove, nb::lock_self(), "shard"_a, "Drops a shard.")
+        .def("gather", &gather, nb::lock_self(), "shards"_a, "rows"_a,
              "Returns N records, one after the other; None if a shard is not held.")
-        .def("extents", &extents, "shards"_a, "records"_a, "rows"_a,
+        .def("extents", &extents, nb::lock_self(), "shards"_a, "records"_a, "rows"_a,
              "Does what row_extents() does; None if a shard's steps are not held.");
 }
 

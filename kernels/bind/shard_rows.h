@@ -10,7 +10,7 @@
 
 namespace feeder::bind {
 
-// An index that a PartRunner reads, with the GIL held.
+// An index that a PartRunner reads, with the GIL or its lock held; see Note [without the GIL].
 struct HeldIndex {
     virtual ~HeldIndex() = default;
     virtual ImageIndex& index() = 0;
