@@ -21,8 +21,10 @@ from feeder.loader.fast.path import FastPath
 from feeder.loader.fast.position import Place
 from feeder.loader.fast.rerun import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.generic.path import GenericPath
+from feeder.loader.generic.position import SKIP_KEY
 from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
+from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
 from feeder.loader.observe.remote import remote_counts
@@ -144,8 +146,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. The rest
             keeps its order and its augmentation and moves up, so batches and their number change. States have it, and
             it may change from run to run, and with ``loader.skip = ...`` from epoch to epoch, in the middle of an epoch
-            too: what was not consumed by then comes once. None: what a loaded state says; ``[]``: nothing. For feeder's
-            own order on the fast path.
+            too: what was not consumed by then comes once. None: what a loaded state says; ``[]``: nothing. Of any other
+            map-style dataset the ids are its indices, and there are no spans. Not together with a sampler.
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
             of the partners, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
@@ -353,7 +355,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             else:
                 make_resumable(self.sampler, self.batch_sampler)
             path.check(fixed, self._epoch_options().ranks)
-            self._refuse_skip()
+            self._check_skip(self.skip)
         self._serve_metrics()
 
     def _epoch_options(self) -> EpochOptions:
@@ -499,6 +501,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.batch_size,
             self.drop_last,
             self._epoch_options().ranks,
+            self.skip,
         )
 
     def _aim(self, epoch: int) -> None:
@@ -511,8 +514,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def _index_sampler(self) -> Any:
         """The sampler that torch's iterators take indices from."""
-        order = self._generic.order
-        return super()._index_sampler if order is None else order
+        order, sampler = self._generic.order, super()._index_sampler
+        if order is not None:
+            return order
+        return Kept(sampler, frozenset(skipped_indices(self.skip, self.dataset).tolist())) if self.skip else sampler
 
     @functools.cached_property
     def _stream(self) -> CopyStream:
@@ -532,15 +537,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             path: FastPath | None = self.__dict__.get("_fast_path")
             if path is not None:
                 path.skip = value
-            elif value and "_generic_path" in self.__dict__:
-                self._refuse_skip(value)
+            elif "_generic_path" in self.__dict__ and not self._path_choice.is_fast:
+                self._check_skip(value)
+                if self._generic_path.order is not None:
+                    self._generic_path.order.skip = value
         super().__setattr__(name, value)
 
-    def _refuse_skip(self, skip: Skip | None = None) -> None:
-        """Raises ArgumentError if the loader, on torch's path, is to leave something out."""
-        if (self.skip if skip is None else skip) and not self._path_choice.is_fast:
-            reason = self._path_choice.reason or "the dataset is not feeder's"
-            raise ArgumentError(f"skip= is for the fast path, and this loader goes without it: {reason}")
+    def _check_skip(self, skip: Skip | None) -> None:
+        """Raises ArgumentError if the loader, on torch's path, can't leave something out."""
+        path = self._path_choice
+        check_torchs_skip(skip, self.dataset, own_order=path.own_order, has_epochs=path.is_split_generic)
 
     def _is_fixed(self, name: str) -> bool:
         """Returns True if an attribute can't be changed any more."""
@@ -617,7 +623,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             UserWarning: once, if an explicit sampler draws from a global random state, which is not saved: only the
                 current epoch can be resumed exactly.
         """
-        return self._generic.state_dict(self, self._epoch_options()) if self._fast is None else self._fast.state_dict()
+        if self._fast is not None:
+            return self._fast.state_dict()
+        state = self._generic.state_dict(self, self._epoch_options())
+        return state | {SKIP_KEY: self.skip.state()} if self.skip else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on where a state was taken; world size, batch size and number of workers may differ.
@@ -629,6 +638,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if self._fast is None:
             self._generic.load_state_dict(self, state_dict)
+            if self.skip is None:
+                self.skip = Skip.of_state(state_dict.get(SKIP_KEY))
             if self._generic.order is not None and (
                 self._fixed.follows_state or isinstance(self._fixed.shuffle, Lanes)
             ):

@@ -66,9 +66,10 @@ class Skip:
         """Returns it as JSON takes it."""
         return {"ids": self.ids.tolist(), "spans": [list(span) for span in self.spans]}
 
-    def digest(self) -> str:
-        """Returns a digest, by which ranks compare what they skip."""
-        return hashlib.blake2b(repr((self.ids.tolist(), self.spans)).encode(), digest_size=8).hexdigest()
+    def summary(self) -> str:
+        """Returns its size and a digest, by which ranks compare what they skip."""
+        digest = hashlib.blake2b(repr((self.ids.tolist(), self.spans)).encode(), digest_size=8).hexdigest()
+        return f"{len(self.ids)} ids and {len(self.spans)} spans, digest {digest}"
 
     def __bool__(self) -> bool:
         return bool(len(self.ids) or self.spans)

@@ -31,7 +31,7 @@ ROOMS = (
     ("loader.observe",),
     ("loader.slots",),
     ("loader.workers",),
-    ("loader.samplers",),
+    ("loader.samplers", "loader.left_out"),
     ("loader.device",),
     ("service.frames",),
     ("loader.fast", "loader.generic"),

@@ -26,7 +26,6 @@ from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
 from feeder.loader.fast.iterator import FastIterator
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.left_out import EpochGaps, check_skip, skipped_ids
 from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
@@ -34,6 +33,7 @@ from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine, make_service, make_work
 from feeder.loader.fast.spans import Span, Spans
+from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
@@ -97,7 +97,7 @@ class FastPath:
         self._has_warned = self._has_told = False
         self._agreement = Agreement()
         self._left_after: int | None = None
-        self._gaps = EpochGaps()
+        self._gaps = EpochGaps(lambda skip: skipped_ids(skip, self.dataset.reader))
         self.skip = options.skip
 
     def _order_by(self, shuffle: Shuffle) -> Order:
@@ -120,7 +120,7 @@ class FastPath:
         assert options.batch_size is not None
         place = Place() if place is None else place
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
-        gaps = self._gaps.of(options.skip, self.order, self.dataset.reader, place.epoch)
+        gaps = self._gaps.of(options.skip, self.order, place.epoch)
         if isinstance(self.order, BucketOrder):
             return BucketSplit(self.order, place.epoch, *shares, place.by_bucket, gaps)
         return Split(len(self.dataset), *shares, place.start, gaps)
@@ -223,7 +223,7 @@ class FastPath:
         if isinstance(split, BucketSplit):
             values["consumed_by_bucket"] = split.consumed_by_bucket(0)
         if skip := self._options.skip:
-            values["skip"] = f"{len(skip.ids)} ids and {len(skip.spans)} spans, digest {skip.digest()}"
+            values["skip"] = skip.summary()
         self._agreement.begin(split.rank, values, self._left_after)
 
     def _refuse_a_changed_subset(self) -> None:

@@ -29,7 +29,13 @@ from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.batch_workers import BatchWorkers
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import Pending, PendingBatches
-from feeder.loader.generic.position import GenericProgress, counts_off, fitting_states, with_workers
+from feeder.loader.generic.position import (
+    GenericProgress,
+    check_same_skip,
+    counts_off,
+    fitting_states,
+    with_workers,
+)
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.single_process import begin_torchs
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
@@ -117,6 +123,8 @@ class WorkersIterator(_BaseDataLoaderIter):
         try:
             self._batches.start()
             self._begin(None if snapshot is None else snapshot["_main_snapshot"])
+            if state is not None and state["_steps_since_snapshot"]:
+                check_same_skip(options.skip, state)
             if state is None:
                 self._fill()  # before the workers have begun, so that the first batch waits for one round less
             self._batches.await_beginnings(self._use.check)
@@ -193,6 +201,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._begin_again()
 
     def _begin_anew(self, loader: Any, first_iter: bool) -> None:
+        self._index_sampler = loader._index_sampler  # which leaves out what the loader now does
         super()._reset(loader, first_iter)
         self._begin_again()
 

@@ -16,6 +16,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
 from feeder.loader.generic.split_order import SplitEpoch
+from feeder.loader.left_out import Kept
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 
 __all__ = [
@@ -164,10 +165,14 @@ class IndexIterator:
     """Iterates over an index sampler (of batches, or without automatic batches of samples) and keeps its place.
 
     Args:
-        sampler: The index sampler. A BatchSampler of torch's is taken apart, as its iterator has no state.
+        sampler: The index sampler. A BatchSampler of torch's is taken apart, as its iterator has no state; so is a
+            :class:`Kept`, as the place is that among all samples, with those that are left out.
     """
 
     def __init__(self, sampler: Any) -> None:
+        self._left_out: frozenset[int] = frozenset()
+        if isinstance(sampler, Kept):
+            self._left_out, sampler = sampler.left_out, sampler.sampler
         self.sampler = sampler
         self.yielded = 0
         self._samples = 0
@@ -179,15 +184,32 @@ class IndexIterator:
         return self
 
     def __next__(self) -> Any:
-        if not self._is_batches:
+        if not self._is_batches and not self._left_out:
             value = next(self._iterator)
-        else:
-            value = list(itertools.islice(self._iterator, self.sampler.batch_size))
-            if not value or (self.sampler.drop_last and len(value) < self.sampler.batch_size):
-                raise StopIteration
-            self._samples += len(value)
+            self.yielded += 1
+            return value
+        most = self.sampler.batch_size if self._is_batches else 1
+        values, passed = self._taken(most)
+        if not values or (self._is_batches and self.sampler.drop_last and len(values) < most):
+            raise StopIteration
+        if not self._is_batches:
+            self.yielded += passed
+            return values[0]
+        self._samples += passed
         self.yielded += 1
-        return value
+        return values
+
+    def _taken(self, most: int) -> tuple[list[Any], int]:
+        """Returns the next samples that are not left out, and how many were passed for them."""
+        if not self._left_out:
+            values = list(itertools.islice(self._iterator, most))
+            return values, len(values)
+        values, passed = [], 0
+        while len(values) < most and (value := next(self._iterator, None)) is not None:
+            passed += 1
+            if value not in self._left_out:
+                values.append(value)
+        return values, passed
 
     @property
     def split_epoch(self) -> SplitEpoch | None:

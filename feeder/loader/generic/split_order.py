@@ -16,6 +16,7 @@ from typing import Any
 from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
+from feeder.loader.left_out import EpochGaps, skipped_indices
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.samplers import warn_of_split
@@ -24,6 +25,7 @@ from feeder.loader.workers.seeding import seeded
 from feeder.order.random import check_range
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard
 from feeder.order.shard_sizes import ShardSizes
+from feeder.order.skip import Skip
 from feeder.order.split import Split, ordered_batches
 
 __all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
@@ -116,8 +118,10 @@ class SplitOrder:
         batch_size: Samples in a batch; None: single samples.
         drop_last: Leave out a last step that can't fill every rank's batch.
         ranks: (rank, world size) where they are given; None: those of the job.
+        skip: What epochs leave out; None: nothing.
 
     Attributes:
+        skip: The same, from the next epoch on.
         padded: Ids of the samples that were repeated to give all ranks the same number of batches.
         fixed_epoch: The next iterator's epoch, if :meth:`set_epoch` or a state fixed it; else None.
     """
@@ -131,11 +135,14 @@ class SplitOrder:
         batch_size: int | None,
         drop_last: bool,
         ranks: tuple[int, int] | None,
+        skip: Skip | None,
     ) -> None:
         self._dataset, self._order, self._shuffle, self._given = dataset, order, shuffle, ranks
         self._follows_state = follows_state
         self._batch_size, self._drop_last = batch_size or 1, drop_last
         self.seeding = Seeding(order.seed, goes_by_shard(order.shuffle))
+        self.skip = skip
+        self._gaps = EpochGaps(lambda skip: skipped_indices(skip, dataset, stored_order=self.seeding.stored_order))
         self.padded: list[int] = []
         self.fixed_epoch: int | None = None
         self._next = 0
@@ -148,13 +155,17 @@ class SplitOrder:
         return SplitEpoch(self)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, on this rank."""
-        return len(self.split(0))
+        """Batches in a whole epoch, on this rank; of the epoch that an iterator is in, or the next."""
+        latest = self._latest
+        if latest is not None and latest.is_going:
+            return len(self.split(latest.epoch, 0))
+        return len(self.split(self._next if self.fixed_epoch is None else self.fixed_epoch, 0))
 
-    def split(self, start: int) -> Split:
+    def split(self, epoch: int, start: int) -> Split:
         """Returns this rank's part of an epoch, from a position on."""
         rank, world_size = current_ranks(self._given)
-        return Split(len(self._dataset), self._batch_size, rank, world_size, self._drop_last, start)
+        gaps = self._gaps.of(self.skip, self.order(), epoch)
+        return Split(len(self._dataset), self._batch_size, rank, world_size, self._drop_last, start, gaps)
 
     def order(self) -> Order:
         """Returns the order of the dataset as it is now."""
@@ -193,6 +204,8 @@ class SplitOrder:
             self._agreement.check(steps)
             return
         values = epoch_values(self.state_dict(), split, getattr(self._dataset, "recipe", None), epoch)
+        if self.skip:
+            values["skip"] = self.skip.summary()
         self._agreement.begin(split.rank, values, left_after)
 
     def close(self) -> None:
@@ -257,7 +270,7 @@ class SplitEpoch:
 
     def _begin(self, epoch: int, start: int) -> Split:
         self.epoch, order = epoch, self._order.order()
-        self._split = split = self._order.split(start)
+        self._split = split = self._order.split(epoch, start)
         self._whole = order
         self._batches: Iterator[Any] = ordered_batches(order, epoch, split)
         self._steps = self._handed = 0
@@ -265,9 +278,14 @@ class SplitEpoch:
         return split
 
     @property
+    def is_going(self) -> bool:
+        """True from its begin until its last batch is handed out."""
+        return self._split is not None and self._handed < len(self._split)
+
+    @property
     def left_after(self) -> int | None:
         """Number of batches handed out, if there were any and the epoch has more."""
-        return self._handed if self._split is not None and 0 < self._handed < len(self._split) else None
+        return self._handed if self._handed and self.is_going else None
 
     def ask(self) -> None:
         """Notes that the caller asks for a batch: compares the first, second and last one with the other ranks'."""

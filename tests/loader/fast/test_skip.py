@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset
 
 import feeder
 from feeder import transforms as T
@@ -236,16 +236,10 @@ def test_buckets_skip_by_ids(shards: Path) -> None:
         run.span_of(0, 0, 2)
 
 
-def test_loaders_without_feeders_order_refuse_to_skip(shards: Path) -> None:
+def test_a_loader_with_a_sampler_refuses_to_skip(shards: Path) -> None:
     data = feeder.ShardDataset(shards, RECIPE)
     with pytest.raises(ArgumentError, match="has a sampler: leave them out there"):
         feeder.DataLoader(data, 4, sampler=[1, 2, 3], skip=[2])
-    other = TensorDataset(torch.arange(4))
-    with pytest.raises(ArgumentError, match=r"skip= is for the fast path"):
-        feeder.DataLoader(other, 2, skip=[1])
-    run = feeder.DataLoader(other, 2)
-    with pytest.raises(ArgumentError, match=r"skip= is for the fast path"):
-        run.skip = [1]
 
 
 def test_accelerate_is_refused_as_it_would_bring_samples_back(shards: Path) -> None:
