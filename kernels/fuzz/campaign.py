@@ -2,8 +2,8 @@
 
 The target must be built: ``kernels/fuzz/run.sh 1 TARGET`` builds it and makes the starting corpus. A campaign goes on
 with the corpus that it finds, in legs, so that one that was interrupted loses one leg at most: it counts what it has
-done in its result, by the commit of the checkout. It ends with code 1 at the first finding, whose input is beside the
-corpus.
+done in its result, by the kernels' tree (``git rev-parse HEAD:kernels/cpu``). It ends with code 1 at the first finding,
+whose input is beside the corpus.
 
     python kernels/fuzz/campaign.py packed 10000000 [--leg 250000] [--dir build/fuzz] [--json bench/results/NAME.json]
 """
@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from feeder.tools.bench.result_file import machine, save
+from feeder.tools.bench.result_file import save
 
 __all__ = ["main"]
 
@@ -42,6 +42,17 @@ def leg(target: str, folder: Path, executions: int) -> tuple[dict[str, int], int
     return {name: int(value) for name, value in _STAT.findall(done.stderr)}, done.returncode
 
 
+def tree() -> str:
+    """Returns the git tree of the kernels in this checkout, with "+changes" if they have changes."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "kernels/cpu")
+    return git("rev-parse", "HEAD:kernels/cpu") + ("+changes" if changed else "")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target")
@@ -52,16 +63,16 @@ def main() -> int:
     args = parser.parse_args()
     out = args.json or ROOT / "bench" / "results" / f"fuzz_{args.target}.json"
     (args.dir / "findings").mkdir(parents=True, exist_ok=True)
-    done: dict[str, Any] = {"executions": 0, "by_commit": {}, "findings": 0, "seconds": 0.0, "peak_rss_mb": 0}
+    done: dict[str, Any] = {"executions": 0, "by_tree": {}, "findings": 0, "seconds": 0.0, "peak_rss_mb": 0}
     if out.exists():
         done |= {name: value for name, value in json.loads(out.read_text()).items() if name in done}
-    code, commit = 0, machine()["commit"]
+    code, kernels = 0, tree()
     while done["executions"] < args.executions and not code:
         began = time.monotonic()
         stats, code = leg(args.target, args.dir, min(args.leg, args.executions - int(done["executions"])))
         executed = stats.get("number_of_executed_units", 0)
         done["executions"] += executed
-        done["by_commit"][commit] = done["by_commit"].get(commit, 0) + executed
+        done["by_tree"][kernels] = done["by_tree"].get(kernels, 0) + executed
         done["findings"] += bool(code)
         done["seconds"] = round(done["seconds"] + time.monotonic() - began, 1)
         done["peak_rss_mb"] = max(done["peak_rss_mb"], stats.get("peak_rss_mb", 0))
