@@ -228,6 +228,31 @@ def test_another_folder_with_the_same_names_sizes_and_times_is_added(folder: Pat
     assert len(ShardDataset(folder)) == 12
 
 
+def test_the_source_that_a_set_was_made_of_is_not_added_again(folder: Path, tmp_path: Path) -> None:
+    before = contents(folder)
+    with pytest.raises(SourceError, match=r"images: has the paths, sizes and labels of what .* twice.*rename one"):
+        append(str(folder), str(tmp_path / "images"), ShardOptions())
+    assert contents(folder) == before
+    (tmp_path / "images" / "b" / "0.jpg").rename(tmp_path / "images" / "b" / "renamed.jpg")
+    assert append(str(folder), str(tmp_path / "images"), ShardOptions()).samples == 20
+
+
+def test_an_interrupted_run_is_not_resumed_over_another_folder_of_the_same_names_sizes_and_times(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for k in range(2):
+        tree = tmp_path / f"day{k}" / "b"
+        tree.mkdir(parents=True)
+        for number in range(12):
+            (tree / f"{number}.bmp").write_bytes(encode(pixels(50 + 20 * k + number), "bmp"))
+            os.utime(tree / f"{number}.bmp", ns=(0, 0))
+    shutil.copytree(folder, tmp_path / "whole")
+    append(str(tmp_path / "whole"), str(tmp_path / "day1"), ShardOptions())
+    interrupt(monkeypatch, folder, tmp_path / "day0")
+    append(str(folder), str(tmp_path / "day1"), ShardOptions())
+    assert samples_of(folder) == samples_of(tmp_path / "whole")
+
+
 def test_rejected_inputs_are_listed_once_however_often_a_run_is_killed(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

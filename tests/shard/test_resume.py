@@ -102,6 +102,16 @@ def test_a_resume_on_changed_input_is_refused_with_the_first_difference(
     assert contents(out) == before
 
 
+def test_a_resume_over_another_folder_of_the_same_names_sizes_and_times_is_refused(tree: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "images", tmp_path / "out"
+    shutil.copytree(tree, source)
+    options = kept(samples_per_shard=5, workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(tree), str(out), options, progress=StopAfter(20))
+    with pytest.raises(ShardError, match=rf"can't be resumed: the source was {tree}, is {source}; .*--force"):
+        shard(str(source), str(out), options)
+
+
 def test_other_settings_on_the_same_folder_are_refused(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):

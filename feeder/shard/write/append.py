@@ -113,6 +113,7 @@ class _Append:
             self._progress.note(note)
         if not len(source.table):
             raise no_image(source, source.rejected)
+        first_digest = source.digest()  # before its labels are the set's
         classes = self._join_classes()
         run = Run(
             *(self._folder, source, self._options, self._progress, self._started),
@@ -128,6 +129,11 @@ class _Append:
             folder.remove_after(shards)
             folder.finish()
             return self._summary(manifest, [], {}, classes)
+        if (source.kind, first_digest) == (manifest.source.get("kind"), manifest.source.get("digest")):
+            raise SourceError(
+                f"{source.root}: has the paths, sizes and labels of what {folder.shown} was made of, and its samples "
+                "would be in the set twice; if its images are others, or that is meant, rename one of its files"
+            )
         is_resumed = folder.begin_append(self._options.settings(), source, version, shards)
         if is_resumed:
             self._progress.note(f"resuming the unfinished run in {folder.shown}")

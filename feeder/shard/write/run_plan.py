@@ -22,6 +22,7 @@ def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
     """Returns all that a run's result depends on, but for the columns of :func:`save_inputs`."""
     return {
         "settings": settings,
+        "root": source.root if is_remote(source.root) else os.path.abspath(source.root),
         "kind": source.kind,
         "image_field": ";".join(source.image_fields) or None,
         "containers": [
@@ -34,8 +35,9 @@ def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def plan_digest(settings: dict[str, Any], source: Source) -> str:
     """Returns a digest that only runs over the same inputs have, unchanged since: the SHA-256, hexadecimal."""
-    root = source.root if is_remote(source.root) else os.path.abspath(source.root)
-    digest = hashlib.sha256(json.dumps([plan_of(settings, source), root, source.digest()], sort_keys=True).encode())
+    plan = plan_of(settings, source)
+    root = plan.pop("root")
+    digest = hashlib.sha256(json.dumps([plan, root, source.digest()], sort_keys=True).encode())
     digest.update(np.ascontiguousarray(source.table.columns()["mtimes"]).data)
     return digest.hexdigest()
 
@@ -70,6 +72,9 @@ def first_difference(
     """Returns what differs first between two plans and their inputs; None if nothing does."""
     if old_plan["kind"] != new_plan["kind"]:
         return f"the source was {old_plan['kind']}, is {new_plan['kind']}"
+    root = old_plan.get("root", new_plan["root"])  # earlier versions kept none
+    if root != new_plan["root"]:
+        return f"the source was {root}, is {new_plan['root']}"
     before_targets, targets = (", ".join(plan.get("targets", ())) or "none" for plan in (old_plan, new_plan))
     if before_targets != targets:
         return f"the targets were {before_targets}, are {targets}"
