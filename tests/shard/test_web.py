@@ -255,6 +255,7 @@ def test_certificates_are_checked(server: _Server, tmp_path: Path, monkeypatch: 
         ("https://user:HID/DEN@host/a.jpg", "https://...@host/a.jpg"),
         ("https://user:HID?DEN@host/a.jpg", "https://..."),
         ("https://user:HIDDEN", "https://..."),
+        ("https://user:12/HIDDEN@host/a.jpg", "https://...@host/a.jpg"),
         ("s3:/KEY:HIDDEN@bucket/a.jpg", "s3:..."),
         ("https://[::1]:80/@user/a@2x.jpg", "https://[::1]:80/@user/a@2x.jpg"),
         ("https://bücher.example/a:b@c.jpg", "https://bücher.example/a:b@c.jpg"),

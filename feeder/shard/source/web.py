@@ -22,6 +22,7 @@ import urllib.parse
 
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.source.image_file import MAX_FILE_BYTES
+from feeder.shard.store.url import may_be_userinfo
 
 __all__ = ["WebReader", "shown_url"]
 
@@ -45,7 +46,8 @@ def shown_url(url: str) -> str:
     rest = rest.partition("?")[0].partition("#")[0]
     place, slash, path = rest.partition("/")
     host = place.rpartition("@")[2]
-    if not _PLACE.fullmatch(host):  # a name and a password with a slash, for example, which end the place
+    # A name and a password may have a slash, which ends the place.
+    if not _PLACE.fullmatch(host) or may_be_userinfo(host, path):
         before, at, place = rest.rpartition("@")
         return f"{scheme}://...{at}{place if before else ''}"
     return f"{scheme}://{host}{slash}{path}"

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Url", "check_key", "is_remote", "local_path"]
+__all__ = ["Url", "check_key", "is_remote", "local_path", "may_be_userinfo"]
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _MISTYPED = re.compile(rf"({'|'.join(_SCHEMES)}):/", re.IGNORECASE)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]{1,5})?")
+_ADDRESS = re.compile(r"(\[.*\]|[0-9.]+)(:[0-9]*)?")
 _BUCKET = re.compile(r"[A-Za-z0-9$][A-Za-z0-9._-]{0,254}")
 _REGION = re.compile(r"[A-Za-z0-9-]{1,64}")
 # In the order in which AWS's own tools and obstore take them.
@@ -24,6 +25,17 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+
+
+def may_be_userinfo(place: str, path: str) -> bool:
+    """Returns whether what stands as host and path in an http(s) URL may be a name or a password with a slash in it,
+    and the host after them: https://name:123/word@host, for example, has a host ``name`` and a port.
+
+    Args:
+        place: The host, with its port if there is one.
+        path: The path.
+    """
+    return "@" in path and not _ADDRESS.fullmatch(place) and (":" in place or "." not in place)
 
 
 def is_remote(text: str) -> bool:
@@ -100,6 +112,11 @@ class Url:
             start = f"{scheme}://..." if ":" in place or "@" in rest else shown
             raise ArgumentError(f"{start}: expected {expected} after {scheme}://, and no name or password")
         if scheme in ("http", "https"):
+            if may_be_userinfo(place, path):
+                raise ArgumentError(
+                    f"{scheme}://...@{path.rpartition('@')[2]}: a URL must not hold a name or a password; if the @ is "
+                    "one of the path, write it as %40"
+                )
             place = place.lower()
         path = path.strip("/")
         check_key(path, shown) if path else None

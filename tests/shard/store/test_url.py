@@ -30,6 +30,8 @@ def test_a_url_is_read_into_its_parts() -> None:
         "s3://KEY:HIDDEN",
         "https://user:HIDDEN/@host/set",
         "https://HIDDEN@host/set",
+        "https://user:12/HIDDEN@host/set",
+        "https://HID/DEN@host/set",
         "s3:/KEY:HIDDEN@bucket",
         "s3:KEY:HIDDEN@bucket",
         "KEY:HIDDEN@bucket",
@@ -70,6 +72,14 @@ def test_a_mistyped_url_with_a_secret_is_no_local_path_and_not_shown(opened: Cal
 def test_what_is_not_a_url_of_a_store_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError):
         Url.parse(text)
+
+
+def test_an_at_in_the_path_of_a_url_is_one_of_a_name_only_where_the_host_may_be_one() -> None:
+    for text in ("https://host.example/set@2", "https://127.0.0.1:80/set@2", "https://[::1]:80/set@2"):
+        assert str(Url.parse(text)) == text
+    assert Url.parse("https://localhost/set%402").prefix == "set%402"
+    with pytest.raises(ArgumentError, match=r"https://\.\.\.@2: .* write it as %40"):
+        Url.parse("https://localhost/set@2")
 
 
 def test_the_same_names_at_two_endpoints_are_two_places(monkeypatch: pytest.MonkeyPatch) -> None:
