@@ -176,8 +176,9 @@ class RemoteReader(Reader, Protocol):
     """A reader for which ``is_remote`` is True.
 
     Attributes:
-        store_bytes: Size of all shards.
-        cache_bytes: Most that the cache may hold of them.
+        store_bytes: Bytes of cache that hold all of the set: its shards with their indexes and its header, and once
+            more the largest shard, for what is on its way.
+        cache_bytes: Most that the cache may hold.
     """
 
     @property

@@ -351,7 +351,7 @@ class ShardReader(ShardFields):
     @property
     def store_bytes(self) -> int:
         """See :class:`RemoteReader`."""
-        return self.index.size_bytes
+        return self.index.size_bytes + sum(self.index.extent())
 
     @property
     def cache_bytes(self) -> int:

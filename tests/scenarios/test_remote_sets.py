@@ -192,9 +192,9 @@ def test_a_cache_that_keeps_half_of_the_set_downloads_the_other_half(url: str, l
         asked.append(asked_bytes(remote))
     assert 0.4 * total <= kept_bytes(cache) <= 0.6 * total
     first, *later = np.diff(asked).tolist()
-    assert first <= 1.1 * total  # with the indexes
-    # All in all: where a set is of few shards, one that left too early is much of an epoch.
-    assert sum(later) <= len(later) * 1.02 * (total - kept_bytes(cache))
+    # With the indexes, and one shard that came twice: on a busy machine the plan may be behind the workers.
+    assert first <= 1.1 * total
+    assert all(each <= 1.02 * (total - kept_bytes(cache)) for each in later)
 
 
 def test_a_cache_that_is_too_small_for_the_order_is_refused(url: str, cache: Path) -> None:

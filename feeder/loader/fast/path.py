@@ -189,7 +189,7 @@ class FastPath:
             functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
         )
         if split is None and reads_here and options.num_workers and self.dataset.reader.is_remote:
-            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made)
+            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made, takes_rows=self._takes_rows)
             asked = self._read_ahead.watched(asked)
         return Epoch(
             dataset=self._given_dataset,

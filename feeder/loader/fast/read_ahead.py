@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import queue
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -28,6 +29,7 @@ from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.format.index_file import ShardEntry
+from feeder.shard.store.mirror import group_file
 
 __all__ = ["DrawnAhead", "ReadAhead"]
 
@@ -40,7 +42,7 @@ _CHUNK_SAMPLES = 4096  # that are looked up together
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
-_LOOK_S = 0.1
+_LOOK_S = 0.02
 _END_S = 5.0
 
 
@@ -76,14 +78,15 @@ class _Set:
         self.link.ask({"begin": self.working_bytes})
         return self.link
 
-    def extend(self, step: int, steps: Int64s, ids: Int64s, *, is_first: bool) -> None:
+    def extend(self, step: int, steps: Int64s, ids: Int64s, *, is_first: bool, is_drawn: bool = False) -> None:
         """Plans samples.
 
         Args:
             step: The step that was reached.
             steps: int64 [N], steps that need the samples, in order.
             ids: int64 [N].
-            is_first: True for the samples of the first batch: they come before all others, and no more than they.
+            is_first: True for samples that come before all others, and no more than they.
+            is_drawn: True to have the places of their rows follow these; else workers ask for them with the samples.
 
         Raises:
             ConnectionError: if the fetcher has ended meanwhile.
@@ -96,18 +99,25 @@ class _Set:
         entries = {shard: self.reader.index.shard_entry(shard) for shard in found.tolist()}
         last_steps = []
         for shard, last in zip(entries, steps[::-1][back].tolist(), strict=True):
+            last_steps.append((entries[shard].name, last))
             own = self.reader.index.index_entry(shard)
-            last_steps += [(entry.name, last) for entry in (entries[shard], own) if entry is not None]
+            if own is not None:
+                last_steps += [(own.name, last), *([(group_file(own.name, "steps"), last)] if self.takes_rows else [])]
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
             ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
         else:
             ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
-            if self.takes_rows:  # a worker asks for those of the first batch together with its images
-                new = [shard for shard in entries if (shard, -1) not in self.sent]
-                self.sent.update((shard, -1) for shard in new)
-                ranges = self.reader.index.missing_steps(new) + ranges
+            ranges = self._new_steps(entries) + ranges
         self._send(step, last_steps, ranges, is_first=is_first)
+        if is_drawn and (places_of_rows := self._new_steps(entries)):
+            self._send(step, [], places_of_rows, is_first=False)
+
+    def _new_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
+        """Returns the places of rows that the fetcher does not know of yet, as files of their own."""
+        new = [shard for shard in shards if self.takes_rows and (shard, -1) not in self.sent]
+        self.sent.update((shard, -1) for shard in new)
+        return self.reader.index.missing_steps(new)
 
     def _new_ranges(
         self, entries: Mapping[int, ShardEntry], shards: Int64s, first: Int64s, last: Int64s
@@ -173,7 +183,9 @@ class ReadAhead:
         self._made = made
         self._ahead = -(-_looked_ahead(order) // samples) + made + 1  # steps
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
-        working = self._working_bytes() if any(leaf.store_bytes > leaf.cache_bytes for leaf in found.values()) else {}
+        per_index = self._steps_per_index() if takes_rows else {}
+        fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())
+        working = {} if fit else self._working_bytes(per_index)
         self._sets: dict[int, _Set] = {}
         for number, leaf in found.items():
             self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0), takes_rows)
@@ -194,9 +206,24 @@ class ReadAhead:
         if self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 
-    def _working_bytes(self) -> dict[int, int]:
+    def _steps_per_index(self) -> dict[int, float]:
+        """Returns the size of the places of rows relative to that of the indexes, by the reader's id: of a shard of the
+        first batch, which needs both."""
+        _, ids = next(self._batches(), (0, np.zeros(0, np.int64)))
+        found = {}
+        for leaf, own in _leaves(self._reader, ids):
+            for shard in leaf.index.shards_of(own[:1]).tolist():
+                entry = leaf.index.index_entry(shard)
+                found[id(leaf)] = leaf.index.steps_bytes(shard) / entry.size_bytes if entry is not None else 0.0
+        return found
+
+    def _working_bytes(self, per_index: Mapping[int, float]) -> dict[int, int]:
         """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more; with
-        their indexes, and those of the shards that are planned after them."""
+        their indexes, and those of the shards that are planned after them.
+
+        Args:
+            per_index: Size of the places of rows that are read, relative to that of the indexes, by the reader's id.
+        """
         spans: dict[tuple[int, int], list[int]] = {}
         sizes: dict[tuple[int, int], tuple[int, int]] = {}  # of shard and index
         for step, (_, ids) in enumerate(itertools.islice(self._batches(), 2 * self._ahead)):
@@ -205,7 +232,8 @@ class ReadAhead:
                     spans.setdefault((id(leaf), shard), [step, step])[1] = step
                     if (id(leaf), shard) not in sizes:
                         size, index = leaf.index.shard_entry(shard).size_bytes, leaf.index.index_entry(shard)
-                        sizes[id(leaf), shard] = size, index.size_bytes if index is not None else 0
+                        further = 1 + per_index.get(id(leaf), 0.0)
+                        sizes[id(leaf), shard] = size, 0 if index is None else math.ceil(index.size_bytes * further)
         changes: dict[int, dict[int, int]] = {}
         for (leaf_id, shard), (first, last) in spans.items():
             steps = changes.setdefault(leaf_id, {})
@@ -273,10 +301,11 @@ class DrawnAhead:
         reader: The samples' reader.
         progress: The iterator's progress; the thread ends with it.
         made: Number of batches that may be made before the caller asks for them.
+        takes_rows: True if images are read by the rows of their crops.
     """
 
-    def __init__(self, reader: Reader, progress: EpochProgress, made: int) -> None:
-        self._reader, self._made = reader, made
+    def __init__(self, reader: Reader, progress: EpochProgress, made: int, *, takes_rows: bool) -> None:
+        self._reader, self._made, self._takes_rows = reader, made, takes_rows
         self._progress = weakref.ref(progress)
         self._drawn: queue.SimpleQueue[tuple[int, Int64s]] = queue.SimpleQueue()
         self._is_over = threading.Event()
@@ -313,11 +342,25 @@ class DrawnAhead:
     def _fetch(self, step: int, ids: Int64s) -> None:
         for leaf, own, _ in _leaf_rows(self._reader, ids):
             if id(leaf) not in self._sets:
-                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0)
+                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0, self._takes_rows)
+            steps = np.full(len(own), step)
             try:
-                self._sets[id(leaf)].extend(step - self._made, np.full(len(own), step), own, is_first=True)
+                self._sets[id(leaf)].extend(step - self._made, steps, own, is_first=True, is_drawn=True)
             except ConnectionError:  # the fetcher has ended: another one gets what is drawn from here on
                 self._sets[id(leaf)].close()
+
+
+def _fits(leaf: ShardReader, per_index: float) -> bool:
+    """Returns True if all of a set fits its cache.
+
+    Args:
+        leaf: The set's reader.
+        per_index: Size of the places of rows that are read, relative to that of the indexes.
+    """
+    budget_bytes = leaf.cache_bytes
+    if leaf.index.size_bytes > budget_bytes:  # and the header of a large set is long
+        return False
+    return leaf.store_bytes + per_index * leaf.index.extent().indexes_bytes <= budget_bytes
 
 
 def _looked_ahead(order: Order) -> int:

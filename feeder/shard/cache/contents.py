@@ -22,7 +22,8 @@ class Contents:
         identity: 16 bytes that differ for other contents.
         etag: The ETag that each range must come with; empty: any.
         blocks: uint32 [blocks], CRC-32C of each block; None where none are known.
-        fetch: Returns all of it, fetched and checked; None for a file that comes in ranges.
+        fetch: Returns all of it, fetched and checked, or raises OSError if the disk takes no more; None for a file that
+            comes in ranges.
         is_kept: True for a file that stays in the cache while the set is in use.
         lock: Held while all of it is fetched.
     """
@@ -31,7 +32,7 @@ class Contents:
     identity: bytes
     etag: str = ""
     blocks: npt.NDArray[np.uint32] | None = None
-    fetch: Callable[[], bytes] | None = None
+    fetch: Callable[[], bytes | memoryview] | None = None
     is_kept: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 

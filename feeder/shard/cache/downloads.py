@@ -154,7 +154,8 @@ class Downloads:
                 if not self._is_coming(file, block):
                     new[file].append(block)
             for file, blocks in new.items():
-                self._files.make_room(file, len(blocks) * BLOCK_BYTES, is_urgent=True)
+                ranges_of_bytes = (file.block_range(block, block + 1) for block in blocks)
+                self._files.make_room(file, sum(end - begin for begin, end in ranges_of_bytes), is_urgent=True)
                 self._urgent.extend(self._begin(file, sorted(blocks)))
             self._wake.notify(len(self._urgent))
             return list(missing)
@@ -322,7 +323,7 @@ class Downloads:
                         raise StoreError(f"{self._shown(file)}: the set was replaced while it was read") from None
                     self._files.file(file.name, contents)
             except OSError as error:
-                self._files.disk_is_full(error, sum(map(len, data)), file)
+                self._files.disk_is_full(error, sum(map(len, data)), file.name)
 
     def _tell(self, file: CachedFile, blocks: Iterable[int], error: BaseException | None = None) -> None:
         """Tells those who wait for blocks that these have come, or why they can't be had, with the lock held."""

@@ -46,7 +46,7 @@ Want = Sequence[Any]
 
 
 class _Client:
-    """A connection, with what it asked for last."""
+    """A connection, with what it has just asked for."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
@@ -253,6 +253,9 @@ class Fetcher:
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a message asks for; returns None for one without an answer."""
         self._hits += message.get("hits", 0)
+        if client.leased and "need" not in message:  # it has opened what it asked for
+            with self.files.lock:
+                self._lease(client, set())
         if "need" in message:
             started = time.monotonic_ns()
             with self.files.lock:
@@ -333,6 +336,7 @@ class Fetcher:
             if client.plan is None:  # it has just gone
                 return {}
             self._plans.extend(client.plan, step, last_steps)
+            self.files.trim()
             if is_first:
                 self.downloads.begin(found)
                 client.plan.first.extend(found)
@@ -347,7 +351,7 @@ class Fetcher:
         client.plan = None
 
     def _lease(self, client: _Client, names: set[str]) -> None:
-        """Keeps files in the cache that a client reads, until it asks for others."""
+        """Keeps files in the cache that a client has asked for, until its next message: it has opened them by then."""
         self._leases.update(names)
         self._leases.subtract(client.leased)
         for name in client.leased:

@@ -112,8 +112,11 @@ class CacheFiles:
         """
         with self.lock:
             file = self.files.get(name)
-            if file is None or not file.is_of(contents) or not self._is_whole(file):
-                file = self._remake(name, contents)
+            while file is None or not file.is_of(contents) or not self._is_whole(file):
+                try:
+                    file = self._remake(name, contents)
+                except OSError as error:
+                    self.disk_is_full(error, BLOCK_BYTES, name)
             if file.contents is not contents:
                 file.contents = contents
                 self._check_boot(file)
@@ -134,12 +137,16 @@ class CacheFiles:
                 return file
             with contents.lock:
                 if not file.is_complete:
-                    data = contents.fetch()
+                    try:
+                        data = contents.fetch()
+                    except OSError as error:
+                        self.disk_is_full(error, contents.size_bytes, name)
+                        continue
                     with self.lock:
                         self.whole_bytes += len(data)
                     self._fill(file, data)
 
-    def _fill(self, file: CachedFile, data: bytes) -> None:
+    def _fill(self, file: CachedFile, data: bytes | memoryview) -> None:
         while True:
             self.make_room(file, len(data), is_urgent=True)
             try:
@@ -148,7 +155,7 @@ class CacheFiles:
             except FileNotFoundError:  # it was deleted meanwhile, and is made anew
                 return
             except OSError as error:
-                self.disk_is_full(error, len(data), file)
+                self.disk_is_full(error, len(data), file.name)
 
     def write(self, file: CachedFile, first: int, data: Sequence[memoryview]) -> int:
         """Writes whole blocks that were checked, and marks them as present.
@@ -213,6 +220,15 @@ class CacheFiles:
                 over -= self.drop(over, besides=file, pinned=True)
             return over <= 0 or is_urgent or is_kept
 
+    def trim(self) -> None:
+        """Drops files that nobody needs any more if there are more bytes than the budget."""
+        with self.lock:
+            over = self.used_bytes + self.coming_bytes - self.budget_bytes
+            if over > 0:
+                over -= self.drop(over)
+            if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:
+                self.drop(over, pinned=True)
+
     def drop(self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False) -> int:
         """Drops files that nobody needs until so many bytes are free.
 
@@ -240,18 +256,23 @@ class CacheFiles:
                     self._empty(file)
         return freed
 
-    def disk_is_full(self, error: OSError, size_bytes: int, file: CachedFile) -> None:
+    def disk_is_full(self, error: OSError, size_bytes: int, name: str) -> None:
         """Goes on with less room after a write has failed for want of it: drops files, so that it may be tried again.
+
+        Args:
+            error: The failure.
+            size_bytes: Size of what was to be written.
+            name: The file that it was for, which is kept.
 
         Raises:
             StoreError: if no file can be dropped, or the write has failed for another reason.
         """
         if error.errno not in DISK_FULL:
             raise StoreError(
-                f"{self.folder}/{file.name}: can't be written: {error.strerror}; name another place with cache_dir="
+                f"{self.folder}/{name}: can't be written: {error.strerror}; name another place with cache_dir="
             ) from error
         with self.lock:
-            freed = self.drop(max(size_bytes, self.used_bytes // 20), besides=file, pinned=True)
+            freed = self.drop(max(size_bytes, self.used_bytes // 20), besides=self.files.get(name), pinned=True)
             self.budget_bytes = min(self.budget_bytes, self.used_bytes + size_bytes)
         if not freed:
             raise StoreError(
@@ -334,29 +355,24 @@ class CacheFiles:
         return is_same and os.path.exists(record_path(self.folder, file.name))
 
     def _remake(self, name: str, contents: Contents) -> CachedFile:
-        """Makes a file without any block, in place of one that is there."""
+        """Makes a file without any block, in place of one that is there; raises OSError if it can't be made."""
         path, before = os.path.join(self.folder, name), self.files.pop(name, None)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-            is_same = False
-            if before is not None:
-                known = before.presence
-                is_same = before.is_of(contents) and os.path.exists(record_path(self.folder, name))
-                self._set_pinned(before, False)
-                self._count(before, -before.present_bytes)
-                known.renew(retire=not is_same)
-            if before is None or not is_same:
-                Presence.create(record_path(self.folder, name), contents.size_bytes, contents.identity)
-                before = CachedFile(name, Presence(record_path(self.folder, name), writable=True))
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.truncate(contents.size_bytes)
-                before.inode = os.fstat(file.fileno()).st_ino
-        except OSError as error:
-            raise StoreError(
-                f"{path}: can't be made in the cache: {error.strerror}; name another place with cache_dir="
-            ) from error
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        is_same = False
+        if before is not None:
+            known = before.presence
+            is_same = before.is_of(contents) and os.path.exists(record_path(self.folder, name))
+            self._set_pinned(before, False)
+            self._count(before, -before.present_bytes)
+            known.renew(retire=not is_same)
+        if before is None or not is_same:
+            Presence.create(record_path(self.folder, name), contents.size_bytes, contents.identity)
+            before = CachedFile(name, Presence(record_path(self.folder, name), writable=True))
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.truncate(contents.size_bytes)
+            before.inode = os.fstat(file.fileno()).st_ino
         self.files[name] = before
         return before
 

@@ -67,7 +67,8 @@ class Plans:
         self._plans.append(plan)
         for file in files.files.values():
             file.is_done = False
-        files.ring_bytes = coming or None
+        # It does not become smaller again: shards that were to stay would leave and come in turns.
+        files.ring_bytes = max(files.ring_bytes or 0, coming) or None
         return plan
 
     def extend(self, plan: Plan, step: int, last_steps: Sequence[Sequence[Any]]) -> None:
@@ -85,8 +86,6 @@ class Plans:
     def end(self, plan: Plan) -> None:
         """Drops a plan, whose trainer is gone."""
         self._plans.remove(plan)
-        if self._plans:  # else the next plan is likely to be as large
-            self._files().ring_bytes = sum(other.working_bytes for other in self._plans) or None
 
     def next_range(self) -> tuple[CachedFile, int, int] | None:
         """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import hashlib
@@ -20,16 +21,17 @@ from feeder.shard.format.sealed_head import damaged, short_hash
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror, group_name
-from feeder.shard.store.store import Store
+from feeder.shard.store.store import RANGE_BYTES, Store
 from feeder.system.files import TEMPORARY_SUFFIX, open_regular
+from feeder.system.mapping import map_file
 
 __all__ = ["SetFiles"]
 
 WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
-_MOST_BYTES = 1 << 40  # of a file that comes in ranges and has no checksums of its own: a header of billions of shards
+_MOST_BYTES = 1 << 40  # of a file that comes in ranges: a shard, or a header of billions of them
 _LEAST_BYTES = 1 << 20
 _ATTEMPTS = 4
-MOST_NAMED = 1 << 20  # shards of sets whose names have no numbers in a row
+MOST_NAMED = 1 << 20  # shards of sets whose names are neither numbered in a row nor sorted
 _KNOWN = 4096  # files whose contents are kept at hand
 
 
@@ -118,9 +120,11 @@ class SetFiles:
             return group
         number = self._number(name)
         if number is None:
+            self._refuse_unnamed(name)
             return self._plain(name)
         shard = self._opened().shard(number)
         if name == shard.name:
+            self._refuse_long(name, shard.size_bytes)
             blocks = self._shard_index(self._opened().index_name(number), shard).blocks().copy()
             return Contents(shard.size_bytes, shard.shard_hash, blocks=blocks)
 
@@ -143,7 +147,7 @@ class SetFiles:
 
         def check(path: str) -> None:
             with open(path, "rb") as file:
-                if short_hash(file.read()).hex() != expected:
+                if short_hash(map_file(file.fileno(), end - begin)).hex() != expected:
                     raise damaged(path, f"the bytes of {group!r} do not match their hash")
 
         return self._whole(name, bytes.fromhex(expected), check, end - begin, key=index_name, start=begin)
@@ -169,8 +173,7 @@ class SetFiles:
         identity = identity[:IDENTITY_BYTES]
         if _is_header(name, self._index) and entry.size_bytes <= WHOLE_HEADER_BYTES:
             return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag, is_kept=True)
-        if entry.size_bytes > _MOST_BYTES:
-            raise FormatError(f"{self._store.url.object(name)}: has {entry.size_bytes:,} bytes: too many for its kind")
+        self._refuse_long(name, entry.size_bytes)
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
 
     def _whole(
@@ -197,33 +200,52 @@ class SetFiles:
             etag: The object's; empty for any.
             is_kept: See :class:`Contents`.
         """
-        key = key or name
+        key, end = key or name, start + size_bytes
 
-        def fetch() -> bytes:
+        def fetch() -> memoryview:
+            budget_bytes = self._files.budget_bytes
+            if size_bytes > budget_bytes and not is_kept:
+                raise StoreError(
+                    f"{self._store.url.object(key)}: {size_bytes:,} bytes of it are needed at once, and the cache may "
+                    f"take {budget_bytes:,}; give it more with cache_bytes="
+                )
             for attempt in range(1, _ATTEMPTS + 1):
-                self._refuse_unwanted(name)
-                data = bytes(self._store.get(key, start, start + size_bytes, etag or None, is_wanted=self._is_wanted))
                 path = os.path.join(self._files.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
                 try:
-                    with open(path, "xb") as file:
-                        file.write(data)
-                    check(path)
-                    return data
+                    with open(path, "x+b") as file:  # not in memory: nothing is known of it but what the header says
+                        for begin in range(start, end, RANGE_BYTES):
+                            self._refuse_unwanted(name)
+                            stop = min(begin + RANGE_BYTES, end)
+                            file.write(self._store.get(key, begin, stop, etag or None, is_wanted=self._is_wanted))
+                        file.flush()
+                        check(path)
+                        return map_file(file.fileno(), size_bytes)
                 except FormatError as error:
                     if attempt == _ATTEMPTS:
                         reason = str(error).removeprefix(f"{path}: ")
                         raise FormatError(f"{self._store.url.object(key)}: {reason}") from None
-                except OSError as error:
-                    raise StoreError(
-                        f"{self._files.folder}: can't be written: {error.strerror}; make room there, or name another "
-                        "place with cache_dir="
-                    ) from error
                 finally:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
             raise AssertionError
 
         return Contents(size_bytes, identity, fetch=fetch, is_kept=is_kept)
+
+    def _refuse_long(self, name: str, size_bytes: int) -> None:
+        if size_bytes > _MOST_BYTES:
+            raise FormatError(f"{self._store.url.object(name)}: has {size_bytes:,} bytes: too many for its kind")
+
+    def _refuse_unnamed(self, name: str) -> None:
+        """Refuses a file that is named like a shard or its index, but is none that the header names."""
+        header = self._opened()
+        shards = {os.path.splitext(header.shard_name(0))[1]} if header.shards else set()
+        if not name.endswith((*shards, header.info.index_suffix)):
+            return
+        order = " in order" if header.shards > MOST_NAMED else ""
+        raise FormatError(
+            f"{self._store.url.object(name)}: is none of the {header.shards:,} shards that the set's header now names"
+            f"{order}, so it can't be checked; the set was replaced, or run `feeder index`, which sorts them by name"
+        )
 
     def _refuse_unwanted(self, name: str) -> None:
         if not self._is_wanted():
@@ -247,6 +269,11 @@ class SetFiles:
             for number in (int(digits), int(digits) - int(start)):
                 if 0 <= number < header.shards and name in (header.shard_name(number), header.index_name(number)):
                     return number
+        stem = name.removesuffix(header.info.index_suffix)
+        shard = stem + os.path.splitext(header.shard_name(0))[1] if header.shards and stem != name else name
+        number = bisect.bisect_left(range(header.shards), shard, key=header.shard_name)
+        if number < header.shards and name in (header.shard_name(number), header.index_name(number)):
+            return number
         if header.shards > MOST_NAMED:
             return None
         if self._numbers is None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import NUMBER_FIELDS, FieldPlaces, Index, Located
+from feeder.shard.format.index import NUMBER_FIELDS, Extent, FieldPlaces, Index, Located
 from feeder.shard.format.index_file import (
     COLUMNS,
     OPTIONAL_COLUMNS,
@@ -149,6 +149,14 @@ class ColumnIndex(Index):
 
     def index_entry(self, shard: int) -> None:
         """See :meth:`Index.index_entry`; one index has all shards."""
+
+    def steps_bytes(self, shard: int) -> int:
+        """See :meth:`Index.steps_bytes`; the index has them itself."""
+        return 0
+
+    def extent(self) -> Extent:
+        """See :meth:`Index.extent`."""
+        return Extent(0, os.stat(self.path).st_size, max((shard.size_bytes for shard in self.shards), default=0))
 
     def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
         """See :meth:`Index.shard_ids`."""

@@ -18,7 +18,7 @@ from feeder.shard.format.index_file import ImageOf, ShardEntry
 if TYPE_CHECKING:
     from feeder._native import HeldIndex
 
-__all__ = ["NUMBER_FIELDS", "FieldPlaces", "Index", "Located", "Rows"]
+__all__ = ["NUMBER_FIELDS", "Extent", "FieldPlaces", "Index", "Located", "Rows"]
 
 # Fields that are integers: "index" is the sample id; "width" and "height" are those of the image before the recipe, in
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its
@@ -98,6 +98,20 @@ class Located(NamedTuple):
     per_shard: int
 
 
+class Extent(NamedTuple):
+    """Sizes of a set's files, bytes, without the optional groups of indexes.
+
+    Attributes:
+        indexes_bytes: Of the shards' own indexes.
+        header_bytes: Of the set's header.
+        largest_bytes: Of the largest shard.
+    """
+
+    indexes_bytes: int
+    header_bytes: int
+    largest_bytes: int
+
+
 class Index(ABC):
     """The index of a shard set.
 
@@ -151,6 +165,14 @@ class Index(ABC):
     @abstractmethod
     def index_entry(self, shard: int) -> ShardEntry | None:
         """Name and size, without the optional groups, of the index of a shard; None if no shard has one of its own."""
+
+    @abstractmethod
+    def steps_bytes(self, shard: int) -> int:
+        """Size of the places of rows of a shard, where a mirror has them as a file of their own; else 0."""
+
+    @abstractmethod
+    def extent(self) -> Extent:
+        """Sizes of the set's files besides the shards; reads all of its header."""
 
     @abstractmethod
     def shard_counts(self) -> ShardSizes:

@@ -237,6 +237,11 @@ class SetHeader:
         if len(first) and (first[0] != 0 or (first[1:] < first[:-1]).any() or first[-1] > self.samples):
             raise ValueError("numbers of the pages' first samples decrease")
 
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file."""
+        return self._file.size_bytes
+
     def shard(self, number: int) -> IndexedShard:
         """A shard, by its number.
 

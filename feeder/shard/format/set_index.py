@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import FieldPlaces, Index, Located
+from feeder.shard.format.index import Extent, FieldPlaces, Index, Located
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
@@ -95,6 +95,18 @@ class SetIndex(Index):
     def index_entry(self, shard: int) -> ShardEntry:
         """See :meth:`Index.index_entry`."""
         return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
+
+    def steps_bytes(self, shard: int) -> int:
+        """See :meth:`Index.steps_bytes`."""
+        index = self.shard_index(shard)
+        begin, end, _ = index.place("steps") if "steps" in index.groups() else (0, 0, "")
+        return end - begin if end > self.header.shard(shard).index_bytes else 0
+
+    def extent(self) -> Extent:
+        """See :meth:`Index.extent`."""
+        rows = self.header.rows()
+        largest = int(rows["size_bytes"].max(initial=0))
+        return Extent(int(rows["index_bytes"].sum(dtype=np.int64)), self.header.file_bytes, largest)
 
     def shard_name(self, shard: int) -> str:
         """See :meth:`Index.shard_name`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ import feeder
 from feeder import transforms as T
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import StoreError
+from feeder.errors import ArgumentError, StoreError
 from feeder.loader.fast.batches import Request
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
@@ -53,7 +54,7 @@ def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) ->
     with end_fetchers(tmp_path):
         mirror = folder_mirror(cache, folder)
         reader = ShardReader(os.path.join(cache, "index.bin"), mirror=mirror)
-        ahead = DrawnAhead(reader, cast(Any, progress), 3)
+        ahead = DrawnAhead(reader, cast(Any, progress), 3, takes_rows=False)
         batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]
         asked = ahead.watched(iter(batches))
         assert next(asked) is batches[0]
@@ -77,6 +78,28 @@ def test_the_places_of_rows_are_fetched_ahead_where_crops_are_read(
         ahead = ReadAhead(reader, Order(20, 0), split, progress, 1, takes_rows=takes_rows)
         wait_until(lambda: present(cache) == {f"{name}.tar" for name in names})
         assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if takes_rows}
+        ahead.close()
+
+
+def has_all(cache: Path, names: set[str]) -> bool:
+    """Returns whether a cache has these shards and places of rows, and no others."""
+    return present(cache) | {path.name for path in cache.glob("*:*")} == names
+
+
+@pytest.mark.parametrize("takes_rows", [False, True])
+def test_the_places_of_rows_are_fetched_for_a_sampler_too(bucket: Bucket, tmp_path: Path, takes_rows: bool) -> None:
+    url, progress = upload(bucket, make_set(tmp_path / "local", shards=5)), Progress()
+    with end_fetchers(tmp_path):
+        reader = cast(ShardReader, ShardDataset(url, cache_dir=tmp_path / "cache").reader)
+        cache = Path(cast(CacheMirror, reader.mirror).folder)
+        ahead = DrawnAhead(reader, cast(Any, progress), 3, takes_rows=takes_rows)
+        batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]
+        asked = ahead.watched(iter(batches))
+        for batch, numbers in zip(batches, ([1], [0, 1, 4]), strict=True):
+            assert next(asked) is batch
+            expected = {f"shard-00000{k}.tar" for k in numbers}
+            expected |= {f"shard-00000{k}.fidx:steps" for k in numbers if takes_rows}
+            wait_until(functools.partial(has_all, cache, expected))
         ahead.close()
 
 
@@ -146,3 +169,39 @@ def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
         local = feeder.DataLoader(ShardDataset(small_images, T.Resize((8, 8))), batch_size=8, num_workers=0)
         for (images, _), (expected, _) in zip(loader, local, strict=True):
             assert images.equal(expected)
+
+
+def test_the_places_of_rows_count_in_what_an_order_needs(bucket: Bucket, tmp_path: Path) -> None:
+    local = make_set(tmp_path / "local", shards=24)
+    url, needed = upload(bucket, local), {}
+    with end_fetchers(tmp_path):
+        for name, view in (("crop", CROP), ("resize", WHOLE)):
+            data = ShardDataset(url, view, cache_dir=tmp_path / name, cache_bytes=500_000)
+            with pytest.raises(StoreError, match=r"Give cache_bytes=") as refused:
+                iter(feeder.DataLoader(data, batch_size=4, num_workers=2))
+            (amount,) = re.findall(r"cache_bytes=([\d,]+) or more", str(refused.value))
+            needed[name] = int(amount.replace(",", ""))
+        index = cast(SetIndex, cast(ShardReader, data.reader).index)
+        steps = [index.steps_bytes(number) for number in range(24)]
+    assert min(steps) > 0
+    assert 24 * min(steps) <= needed["crop"] - needed["resize"] <= 28 * max(steps)  # all are planned
+
+
+def test_a_cache_that_a_full_shuffle_asks_for_keeps_all_of_the_set(
+    bucket: Bucket, tmp_path: Path, small_images: Path
+) -> None:
+    url, tars = upload(bucket, small_images), [path.stat().st_size for path in small_images.glob("*.tar")]
+    options: dict[str, Any] = {"batch_size": 16, "num_workers": 1, "shuffle": "full"}
+    with end_fetchers(tmp_path):
+        data = ShardDataset(url, T.Resize((8, 8)), cache_dir=tmp_path / "cache", cache_bytes=sum(tars))
+        with pytest.raises(ArgumentError, match=r"do not fit its cache .* cache_bytes=") as refused:
+            feeder.DataLoader(data, **options)
+        (amount,) = re.findall(r"cache_bytes=([\d_]+) or more", str(refused.value))
+        data = ShardDataset(url, T.Resize((8, 8)), cache_dir=tmp_path / "cache", cache_bytes=int(amount))
+        loader = feeder.DataLoader(data, **options)
+        asked = []
+        for _ in range(2):
+            assert sum(len(labels) for _, labels in loader) == 640
+            asked.append(loader.stats()["remote"]["bytes"])
+    assert asked[1] == asked[0] >= sum(tars)
+    assert int(amount) == asked[0] + max(tars)

@@ -242,7 +242,45 @@ def test_files_that_a_plan_needs_stay_until_their_last_step(places: Places) -> N
     fetcher.need([(name, 0, SHARD) for name in names])
     fetcher.need([("5.tar", 0, SHARD)])  # somebody waits for it, so it comes all the same
     assert places.cached() == [*names, "5.tar"]
+    ask({"plan": {"step": 9, "last_steps": [["6.tar", 20]], "ranges": []}})
+    assert places.cached() == names  # no more than the budget, as soon as some may leave
     ask({"plan": {"step": 20, "last_steps": [], "ranges": []}})
+    fetcher.need([("6.tar", 0, SHARD)])
+    assert len(places.cached()) == 3
+
+
+def test_what_is_waited_for_takes_no_more_room_than_it_has_bytes(places: Places) -> None:
+    (places.set / "small.tar").write_bytes(bytes(1000))
+    fetcher = places.fetcher(2 * SHARD + BLOCK_BYTES // 2)
+    with fetcher.files.lock:
+        fetcher.files.ring_bytes = fetcher.files.budget_bytes  # none of them stays
+    fetcher.need([(name, 0, SHARD) for name in places.names[:2]])
+    fetcher.need([("small.tar", 0, 1000)])
+    assert places.cached() == [*places.names[:2], "small.tar"]
+
+
+def test_what_stays_stays_where_later_epochs_read_from_a_little_more_or_less_at_a_time(places: Places) -> None:
+    fetcher = places.fetcher(6 * SHARD)
+    ask = places.client(fetcher)
+    for working in (3, 2):
+        ask({"begin": working * SHARD})
+        places.read_all(fetcher)
+        ask({"end": True})
+    ask({"begin": 3 * SHARD})
+    ask({"plan": {"step": 0, "last_steps": [[name, 9] for name in places.names[5:]], "ranges": []}})
+    fetcher.need([(name, 0, SHARD) for name in places.names[5:]])
+    assert places.cached() == [*places.names[:3], *places.names[5:]]
+
+
+def test_what_a_client_has_read_may_leave_once_it_says_something_else(places: Places) -> None:
+    fetcher = places.fetcher(3 * SHARD)
+    with fetcher.files.lock:
+        fetcher.files.ring_bytes = fetcher.files.budget_bytes
+    ask = places.client(fetcher)
+    ask({"need": [(name, 0, SHARD) for name in places.names[:3]], "again": False})
+    fetcher.need([("5.tar", 0, SHARD)])
+    assert places.cached() == [*places.names[:3], "5.tar"]
+    assert ask({"stats": True})["cached_bytes"] == 4 * SHARD
     fetcher.need([("6.tar", 0, SHARD)])
     assert len(places.cached()) == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -27,6 +28,7 @@ from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.set_writer import HashedShard, write_set
+from feeder.system.mapping import map_file
 from tests.support.folder_store import FolderStore, fault, fetcher_pid, folder_mirror
 from tests.support.processes import wait_until
 from tests.support.remote_sets import make_set
@@ -298,6 +300,89 @@ def test_shards_of_a_large_set_that_are_numbered_from_one_are_checked(
     path.write_bytes(bytes(path.stat().st_size))
     with pytest.raises(StoreError, match=r"v2-2\.tar.*the object was replaced or is damaged"):
         fetcher.need([("v2-2.tar", 0, 100)])
+
+
+def name_shards(folder: Path, names: list[str]) -> None:
+    """Gives the two shards of a set other names."""
+    header = SetHeader(str(folder / "index.bin"))
+    for number, name in enumerate(names):
+        for old in (header.shard_name(number), header.index_name(number)):
+            (folder / old).rename(folder / (os.path.splitext(name)[0] + os.path.splitext(old)[1]))
+    write_header(str(folder / "index.bin"), header.info, header.rows(), names)
+
+
+@pytest.mark.parametrize("names", [["cat-9.tar", "cat.tar"], ["a/x-77.tar", "b/x-3.tar"], ["one.tar", "two.tar"]])
+def test_shards_of_a_large_set_whose_names_are_sorted_are_checked(
+    fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    monkeypatch.setattr("feeder.shard.cache.set_files.MOST_NAMED", 1)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+    name_shards(folder, names)
+    for name in names:
+        fetcher.need([(f"{name.removesuffix('.tar')}.fidx", 0, 100), (name, 0, 100)])
+    path = folder / names[1]
+    path.write_bytes(bytes(path.stat().st_size))
+    os.unlink(Path(fetcher.folder) / names[1])
+    with pytest.raises(StoreError, match=r"the object was replaced or is damaged"):
+        fetcher.need([(names[1], 0, 100)])
+
+
+def test_shards_of_a_large_set_that_cant_be_found_by_their_names_are_refused(
+    fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_shards(folder, ["two.tar", "one.tar"])
+    fetcher.need([("one.tar", 0, 100), ("two.fidx", 0, 100)])
+    fetcher.contents.forget()
+    monkeypatch.setattr("feeder.shard.cache.set_files.MOST_NAMED", 1)
+    for name in ("one.tar", "two.fidx"):
+        with pytest.raises(
+            FormatError, match=rf"{name}.*none of the 2 shards .* in order.*can't be checked.*feeder index"
+        ):
+            fetcher.need([(name, 0, 100)])
+
+
+def test_a_shard_that_the_header_does_not_name_is_refused(fetcher: Fetcher, folder: Path) -> None:
+    for name in ("other.tar", "shard-000007.fidx"):
+        (folder / name).write_bytes(b"unchecked")
+        with pytest.raises(
+            FormatError, match=rf"{name}.*none of the 2 shards .*can't be checked; the set was replaced"
+        ):
+            fetcher.need([(name, 0, 4)])
+        assert not (Path(fetcher.folder) / name).exists()
+
+
+def test_an_index_that_is_larger_than_the_cache_is_not_asked_for(fetcher: Fetcher, folder: Path) -> None:
+    fetcher.files.set_budget(core_bytes(folder, 1) - 1)
+    with pytest.raises(StoreError, match=r"shard-000001\.fidx.* bytes of it are needed at once.*cache_bytes="):
+        fetcher.need([("shard-000001.fidx", 0, 1)])
+    assert asked(fetcher, "shard-000001.fidx") == 0
+
+
+def test_a_header_that_names_a_shard_of_more_bytes_than_any_has_takes_no_room(fetcher: Fetcher, folder: Path) -> None:
+    header = SetHeader(str(folder / "index.bin"))
+    rows = header.rows().copy()
+    rows["size_bytes"][1] = 1 << 60
+    write_header(str(folder / "index.bin"), header.info, rows, [header.shard_name(number) for number in range(2)])
+    with pytest.raises(FormatError, match=r"shard-000001\.tar.*: has 1,152,921,504,606,846,976 bytes: too many"):
+        fetcher.need([("shard-000001.tar", 0, 1)])
+
+
+@pytest.mark.parametrize("name", ["shard-000001.fidx", "shard-000001.fidx:steps"])
+def test_an_index_for_which_the_disk_has_no_room_takes_that_of_others(
+    fetcher: Fetcher, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    fetcher.need([("shard-000000.tar", 0, 100), *([("shard-000001.fidx", 0, 1)] if name.endswith("steps") else [])])
+
+    def mapped(descriptor: int, size_bytes: int) -> memoryview:
+        if (Path(fetcher.folder) / "shard-000000.tar").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return map_file(descriptor, size_bytes)
+
+    monkeypatch.setattr("feeder.shard.cache.set_files.map_file", mapped)
+    fetcher.need([(name, 0, 1)])
+    assert not (Path(fetcher.folder) / "shard-000000.tar").exists()
+    assert (Path(fetcher.folder) / name).stat().st_size > 0
 
 
 def test_a_file_that_the_header_does_not_name_comes_as_it_is(fetcher: Fetcher, folder: Path) -> None:
