@@ -221,8 +221,8 @@ class ShardIndex:
     """
 
     __slots__ = (
-        *("_data", "_end", "_fetch", "_good", "_groups", "core_bytes", "fields", "hash", "is_wide", "path"),
-        *("records", "samples", "tar_bytes", "targets"),
+        *("_data", "_end", "_fetch", "_good", "_groups", "_last_texts", "core_bytes", "fields", "hash", "is_wide"),
+        *("path", "records", "samples", "tar_bytes", "targets"),
     )
 
     def __init__(
@@ -254,6 +254,7 @@ class ShardIndex:
             raise damaged(path, "it is not the index that the set's header means, or it was cut off")
         self._groups: dict[str, tuple[int, int, str]] | None = None
         self._good: dict[str, memoryview] = {}
+        self._last_texts: dict[str, tuple[range, list[bytes]]] = {}  # a search reads each chunk once, not 64 times
         try:
             if head["version"] != _VERSION:
                 raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
@@ -439,8 +440,11 @@ class ShardIndex:
         return data
 
     def _text(self, name: str, row: int) -> bytes:
-        group = self.group(name)
-        return self._read(lambda: chunks.texts(group, self.samples, _chunk(row)))[row % CHUNK_ROWS]
+        chunk, known = _chunk(row), self._last_texts.get(name)
+        if known is None or known[0] != chunk:
+            group = self.group(name)
+            known = self._last_texts[name] = chunk, self._read(lambda: chunks.texts(group, self.samples, chunk))
+        return known[1][row % CHUNK_ROWS]
 
     def _numbers(self, name: str, some: range) -> npt.NDArray[np.uint64]:
         group = self.group(name)

@@ -34,6 +34,7 @@ KINDS = {
 _SMALL_PX, _LARGE_PX = 64, 20_000_000
 _SHOWN_CHARS = 20_000
 SEARCHED = 20_000  # samples a request: then the page offers to search on
+_AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 _COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
@@ -139,19 +140,24 @@ class SetView:
             found["version"] = str(getattr(index, "version", 1))
         if self.classes:
             found["classes"] = f"{len(self.classes):,}"
-        for name, side in (("width", self._sizes[0]), ("height", self._sizes[1])) if len(self._sizes) else ():
+        heights, widths = self._stored[1].T
+        for name, side in (("width", widths), ("height", heights)) if len(widths) else ():
             low, median, high = np.percentile(side, (0, 50, 100), method="nearest").tolist()
             found[name] = f"{low:,} to {high:,} pixels, median {median:,}"
         found["members"] = ", ".join(name for name in self.reader.field_names() if name not in _NUMBERS)
         return {name: value for name, value in found.items() if value}
 
     @functools.cached_property
-    def _sizes(self) -> npt.NDArray[np.int64]:
-        """Widths and heights, int64 [2, N]; empty where only the files know them."""
-        if not isinstance(self.reader, ShardReader) or not 0 < len(self) <= _COUNTED:
-            return np.empty((0, 0), np.int64)
-        with self.lock:
-            return np.stack([np.asarray(self.reader.column(name), np.int64) for name in ("width", "height")])
+    def _stored(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """Orientations, uint8 [N], and upright heights and widths, int32 [N, 2]; of a folder or large set, none."""
+        if not isinstance(self.reader, ShardReader) or len(self) > _COUNTED:
+            return np.empty(0, np.uint8), np.empty((0, 2), np.int32)
+        orientations, sizes = np.empty(len(self), np.uint8), np.empty((len(self), 2), np.int32)
+        for first in range(0, len(self), _AT_ONCE):
+            part = slice(first, first + _AT_ONCE)
+            with self.lock:
+                orientations[part], sizes[part] = self.reader.stored(np.arange(*part.indices(len(self))))
+        return orientations, sizes
 
     @functools.cached_property
     def rejected(self) -> list[tuple[str, list[str]]]:
@@ -178,15 +184,12 @@ class SetView:
         if kind == "unlabelled":
             is_counted = self.labels.dtype == np.int64 and len(self) <= _COUNTED
             return np.flatnonzero(self.labels < 0) if is_counted else none
-        if not len(self._sizes):
-            return none
+        orientations, sizes = self._stored
         if kind == "turned":
-            with self.lock:
-                return np.flatnonzero(np.asarray(self.reader.column("orientation")) != 1)
-        width, height = self._sizes
+            return np.flatnonzero(orientations != 1)
         if kind == "small":
-            return np.flatnonzero(np.minimum(width, height) < _SMALL_PX)
-        return np.flatnonzero(width * height > _LARGE_PX)
+            return np.flatnonzero(np.minimum(*sizes.T) < _SMALL_PX)
+        return np.flatnonzero(np.multiply(*sizes.T, dtype=np.int64) > _LARGE_PX)
 
     def rows(self, choice: Choice, first: int, most: int) -> tuple[list[Row], int | None]:
         """Returns samples for the grid, and the id from which to go on; None at the end.
@@ -213,16 +216,18 @@ class SetView:
         for number, i in enumerate(ids):
             if len(found) == most or number == SEARCHED:
                 return found, i
-            row = self.row(i)
-            if wanted in row.key.lower() or wanted in row.path.lower() or i in captioned:
-                found.append(row._replace(notes="; ".join(self.scan.notes(i))))
+            key, path = self._names(i)
+            if wanted in key.lower() or wanted in path.lower() or i in captioned:
+                found.append(Row(i, key, path, self.label_name(i), "; ".join(self.scan.notes(i))))
         return found, None
 
     def row(self, i: int) -> Row:
         """Returns a sample's names."""
+        return Row(i, *self._names(i), self.label_name(i))
+
+    def _names(self, i: int) -> tuple[str, str]:
         with self.lock:
-            key, path = (self.reader.field(i, name) or "" for name in ("key", "path"))
-        return Row(i, key, path, self.label_name(i))
+            return self.reader.field(i, "key") or "", self.reader.field(i, "path") or ""
 
     def members(self, i: int) -> list[Member]:
         """Returns a sample's members, with those that are text as text."""
