@@ -51,7 +51,8 @@ def test_report_fits_a_terminal_but_for_long_paths() -> None:
     assert [line for line in lines if len(line) > 80 and " /" not in line] == []
 
 
-def test_report_does_without_what_the_machine_does_not_tell(tmp_path: Path) -> None:
+def test_report_does_without_what_the_machine_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_report, "open_nvml", lambda: "not installed")
     found = rows(version_report.report(str(tmp_path)))
     assert (found["CPU"], found["GPU"]) == ("unknown", "no NVIDIA driver")
 
