@@ -199,6 +199,39 @@ def test_a_set_in_a_store_gets_the_files_of_a_local_one(folder: Path, tmp_path: 
         assert not (path.is_file() and any(part in path.read_bytes() for part in gone)), path
 
 
+@pytest.mark.slow
+def test_a_takedown_in_a_store_that_is_killed_at_any_request_is_finished_by_the_next(
+    folder: Path, bucket: Bucket
+) -> None:
+    before, keys = rows(folder), [rows(folder)[i][2] for i in (1, 12)]
+    gone = payloads(folder, keys)
+    bucket.upload(folder, "whole")
+    takedown(f"{bucket.url}/whole", keys)
+    expected = _objects(bucket, "whole")
+    was_killed, recorded = True, set()
+    for step in itertools.count(0, 2):
+        place = f"{bucket.url}/killed-{step}"
+        bucket.upload(folder, f"killed-{step}")
+        was_killed = takedown_killed_at(step, keys, place)
+        found = _objects(bucket, f"killed-{step}")
+        recorded.add("takedown.json" in found)
+        takedown(place, () if "takedown.json" in found else keys)
+        after = _objects(bucket, f"killed-{step}")
+        assert after == expected
+        assert not any(part in data for part in gone for data in after.values())
+        if not was_killed:
+            break
+    assert recorded == {True, False}
+    assert step > 4
+    assert len(rows(place)) == len(before)
+
+
+def _objects(bucket: Bucket, prefix: str) -> dict[str, bytes]:
+    """The objects of a set, by their names in it, without its lock."""
+    keys = [key for key in bucket.keys() if key.startswith(f"{prefix}/") and not key.endswith(".lock")]  # noqa: SIM118
+    return {key.removeprefix(f"{prefix}/"): bucket.get(key) for key in keys}
+
+
 def test_tars_from_elsewhere_lose_long_names_too(tmp_path: Path) -> None:
     name = "person-" + "x" * 120
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
