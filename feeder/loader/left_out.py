@@ -24,27 +24,21 @@ __all__ = ["EpochGaps", "Kept", "check_skip", "check_torchs_skip", "skipped_ids"
 
 
 class EpochGaps:
-    """The positions that epochs go without; of the last ones they are kept.
+    """The positions that epochs go without; of the last ones they are kept."""
 
-    Args:
-        ids: Returns the samples that no epoch has, as the order knows them: int64 [N].
-    """
-
-    def __init__(self, ids: Callable[[Skip], npt.NDArray[np.int64]]) -> None:
-        self._ids = ids
+    def __init__(self) -> None:
         self._kept: Recent[Gaps | None] = Recent(2)
 
-    def of(self, skip: Skip | None, order: Order, epoch: int) -> Gaps | None:
+    def of(self, skip: Skip | None, order: Order, epoch: int, ids: Callable[[], npt.NDArray[np.int64]]) -> Gaps | None:
         """Returns the positions that an epoch goes without; None if it has all.
 
         Args:
             skip: What is left out; None: nothing.
             order: The order of the samples.
             epoch: The epoch.
+            ids: Returns the samples that no epoch has, as the order knows them: int64 [N].
         """
-        if not skip:
-            return None
-        return self._kept.get((order, epoch, skip), lambda: skip.gaps(order, epoch, self._ids(skip)))
+        return self._kept.get((order, epoch, skip), lambda: skip.gaps(order, epoch, ids())) if skip else None
 
 
 class Kept:

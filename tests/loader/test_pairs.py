@@ -119,7 +119,12 @@ def rows_of(batch: Any, names: set[str]) -> list[list[Any]]:
     rows: list[Any] = list(zip(*images, strict=True)) if "views" in names else list(images)
     if "pad" in names:
         sizes, *rest = rest
-        rows = [image[:, :height, :width] for image, (height, width) in zip(rows, sizes.tolist(), strict=True)]
+        planes = [k for k, each in enumerate(rest) if isinstance(each, torch.Tensor) and each.ndim == 3]
+        assert len(planes) == ("targets" in names)  # the masks
+        cut = [(..., slice(height), slice(width)) for height, width in sizes.tolist()]
+        rows = [image[place] for image, place in zip(rows, cut, strict=True)]
+        for k in planes:
+            rest[k] = [mask[place] for mask, place in zip(rest[k], cut, strict=True)]
     if "views" in names:  # a list for each view
         moved = 3 * ("targets" in names) + ("second image" in names)
         rest = [*(list(zip(*each, strict=True)) for each in rest[:moved]), *rest[moved:]]

@@ -97,7 +97,7 @@ class FastPath:
         self._has_warned = self._has_told = False
         self._agreement = Agreement()
         self._left_after: int | None = None
-        self._gaps = EpochGaps(lambda skip: skipped_ids(skip, self.dataset.reader))
+        self._gaps = EpochGaps()
         self.skip = options.skip
 
     def _order_by(self, shuffle: Shuffle) -> Order:
@@ -120,7 +120,9 @@ class FastPath:
         assert options.batch_size is not None
         place = Place() if place is None else place
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
-        gaps = self._gaps.of(options.skip, self.order, place.epoch)
+        gaps = self._gaps.of(
+            options.skip, self.order, place.epoch, lambda: skipped_ids(options.skip, self.dataset.reader)
+        )
         if isinstance(self.order, BucketOrder):
             return BucketSplit(self.order, place.epoch, *shares, place.by_bucket, gaps)
         return Split(len(self.dataset), *shares, place.start, gaps)

@@ -142,7 +142,7 @@ class SplitOrder:
         self._batch_size, self._drop_last = batch_size or 1, drop_last
         self.seeding = Seeding(order.seed, goes_by_shard(order.shuffle))
         self.skip = skip
-        self._gaps = EpochGaps(lambda skip: skipped_indices(skip, dataset, stored_order=self.seeding.stored_order))
+        self._gaps = EpochGaps()
         self.padded: list[int] = []
         self.fixed_epoch: int | None = None
         self._next = 0
@@ -164,7 +164,12 @@ class SplitOrder:
     def split(self, epoch: int, start: int) -> Split:
         """Returns this rank's part of an epoch, from a position on."""
         rank, world_size = current_ranks(self._given)
-        gaps = self._gaps.of(self.skip, self.order(), epoch)
+        gaps = self._gaps.of(
+            self.skip,
+            self.order(),
+            epoch,
+            lambda: skipped_indices(self.skip, self._dataset, stored_order=self.seeding.stored_order),
+        )
         return Split(len(self._dataset), self._batch_size, rank, world_size, self._drop_last, start, gaps)
 
     def order(self) -> Order:
