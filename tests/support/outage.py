@@ -114,7 +114,7 @@ def _loader(name: str, data: ShardDataset, batch_size: int, lanes: Lanes, option
         loader = DataLoader(_Plain(data), batch_size, num_workers=2, **options)
         assert loader.path == "generic"
         return loader
-    options |= {"shuffle": lanes, "seed": 1}
+    options = options | {"shuffle": lanes, "seed": 1}  # the caller's go to the generic loader as they are
     if name == "fast":
         return DataLoader(data, batch_size, num_workers=2, **options)
     return DataLoader(data, batch_size, num_workers=0, **options | {"hang_timeout_s": None})
