@@ -31,6 +31,19 @@ SimdLevel detect() {
 #endif
 }
 
+// AMD's families of CPUs. Zen 4 is of Zen 3's.
+constexpr unsigned kZen3 = 0x19, kZen5 = 0x1A;
+
+unsigned cpu_family() {
+#if defined(__x86_64__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid(1, &a, &b, &c, &d) == 0) return 0;
+    return (a >> 8 & 0xF) + (a >> 20 & 0xFF);
+#else
+    return 0;
+#endif
+}
+
 std::atomic<SimdLevel>& current() {
     static std::atomic<SimdLevel> level{best_simd_level()};
     return level;
@@ -57,17 +70,13 @@ bool is_amd() {
 }
 
 bool has_fast_pdep() {
-#if defined(__x86_64__)
-    static const bool fast = [] {
-        unsigned a = 0, b = 0, c = 0, d = 0;
-        if (!is_amd() || __get_cpuid(1, &a, &b, &c, &d) == 0) return true;
-        const unsigned family = (a >> 8 & 0xF) + (a >> 20 & 0xFF);
-        return family >= 0x19;
-    }();
+    static const bool fast = !is_amd() || cpu_family() >= kZen3;
     return fast;
-#else
-    return true;
-#endif
+}
+
+bool has_cheap_512_bits() {
+    static const bool cheap = is_amd() && cpu_family() >= kZen5;
+    return cheap;
 }
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }

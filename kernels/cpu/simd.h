@@ -24,6 +24,10 @@ bool set_simd_level(SimdLevel level);
 // True on CPUs of AMD, or with its cores.
 bool is_amd();
 
+// True where vectors of 512 bits pay between other code, too: on AMD's CPUs since Zen 5. Zen 4 takes two cycles for each
+// operation, and Intel's CPUs slow down.
+bool has_cheap_512_bits();
+
 // False on AMD's CPUs before Zen 3, which take hundreds of cycles for BMI2's pdep.
 bool has_fast_pdep();
 

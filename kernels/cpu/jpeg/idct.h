@@ -44,8 +44,7 @@ const IdctKernels& avx512_idct();
 inline const IdctKernels* idct_kernels() {
 #if defined(__x86_64__)
     switch (simd_level()) {
-        case SimdLevel::avx512:  // on Intel's CPUs vectors of 512 bits slow down the entropy decoding in between by more
-            return is_amd() ? &avx512_idct() : &avx2_idct();
+        case SimdLevel::avx512: return has_cheap_512_bits() ? &avx512_idct() : &avx2_idct();
         case SimdLevel::avx2: return &avx2_idct();
         case SimdLevel::portable: return &sse2_idct();
     }

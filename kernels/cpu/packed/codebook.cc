@@ -39,8 +39,7 @@ void ShapeTable::fill(const std::vector<Shape>& shapes) {
             byte_mask[i] |= ((1ull << width) - 1) << (8 * g);
             if (g > 0) rest += width;
         }
-        const Kind kind = bytes[i] == 0 ? flat : rest == 0 ? corner : full;
-        kind_and_bytes[i] = static_cast<uint16_t>(kind << 8 | bytes[i]);
+        kind_and_bytes[i] = static_cast<uint8_t>(bytes[i] | (rest > 0 ? kFull : 0));
     }
     for (int i = 0; i < kMostShapes; ++i) {
         const Shape& shape = codes[std::min(i, count - 1)];

@@ -25,6 +25,7 @@ struct ShapeTable {
         corner,  // nothing outside the first group, and so outside the upper left 4 x 4 coefficients
         full,
     };
+    static constexpr uint8_t kFull = 0x80;
 
     int count = 0;
     Shape codes[kMostShapes] = {};
@@ -32,7 +33,7 @@ struct ShapeTable {
     // Of groups 2p and 2p + 1: the first one's code | the second one's << 3.
     alignas(64) uint8_t by_pair[kGroups / 2][kMostShapes] = {};
     uint8_t bytes[kMostShapes] = {};  // of a block's payload
-    uint16_t kind_and_bytes[kMostShapes] = {};  // the kind << 8 | the same
+    alignas(64) uint8_t kind_and_bytes[kMostShapes] = {};  // the same | kFull; only flat blocks have no payload
     alignas(64) uint64_t byte_mask[kMostShapes] = {};  // the bytes of a block of 8-byte groups that are in the payload
     // Of each group: its place in the payload, and the fields' mask and bias, a byte for each of 8 fields.
     uint8_t offset[kMostShapes][kGroups] = {};

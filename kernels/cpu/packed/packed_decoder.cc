@@ -1,8 +1,8 @@
 #include "cpu/packed/packed_decoder.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
-#include <span>
 
 #include "cpu/jpeg/reduced_idct.h"
 #include "cpu/jpeg/zigzag.h"
@@ -19,24 +19,18 @@ void read_line_dc(const PackedLine& line, int count, const uint8_t* stop, std::v
 // A place in a line, whose blocks are taken in order, some at a time.
 class LineCursor {
   public:
-    static constexpr int kMost = 64;  // blocks in one take
-
     LineCursor(const PackedLine& line, const ShapeTable& table, int first)
         : line_(line), table_(table), payload_(line.payload), block_(first) {
         for (int x = 0; x < first; ++x) payload_ += table.bytes[line.shapes[x]];
         while (patch_ < line.patch_count && line.patch_place(patch_) >> 6 < first) ++patch_;
     }
 
-    // The payload of the next `count` blocks, and their kinds: those with patches count as full. Adds the patches of their
-    // coefficients, by the block's number among these.
-    void take(int count, const uint8_t** payloads, uint8_t* kinds, std::vector<BlockPatch>& patches) {
+    const uint8_t* payload() const { return payload_; }
+
+    // Goes on by some blocks, at most BlockRun::kMost, and adds the patches of their coefficients but DC, by the block's
+    // number among these.
+    void take_patches(int count, std::vector<BlockPatch>& patches) {
         const uint8_t* const shapes = line_.shapes + block_;
-        for (int i = 0; i < count; ++i) {
-            payloads[i] = payload_;
-            const unsigned kind_and_bytes = table_.kind_and_bytes[shapes[i]];
-            payload_ += kind_and_bytes & 0xFF;
-            kinds[i] = static_cast<uint8_t>(kind_and_bytes >> 8);
-        }
         const int first = block_;
         block_ += count;
         for (; patch_ < line_.patch_count; ++patch_) {
@@ -47,8 +41,19 @@ class LineCursor {
             const int width = kWidths[table_.codes[shapes[block]][static_cast<size_t>(patch.index) / 8]];
             patches.push_back({static_cast<uint8_t>(block), static_cast<uint8_t>(patch.index),
                                static_cast<int16_t>(patch.high * (1 << width))});
-            kinds[block] = ShapeTable::full;
         }
+    }
+
+    void skip_payload(int bytes) { payload_ += bytes; }
+
+    // The next blocks, at most BlockRun::kMost, to be unpacked to `out`, and their patches.
+    void take(int count, int16_t (*out)[64], PackedBlock* blocks, std::vector<BlockPatch>& patches) {
+        const uint8_t* const shapes = line_.shapes + block_;
+        for (int i = 0; i < count; ++i) {
+            blocks[i] = {payload_, out[i], shapes[i]};
+            payload_ += table_.bytes[shapes[i]];
+        }
+        take_patches(count, patches);
     }
 
   private:
@@ -68,13 +73,10 @@ void unpack_line(const PackedLine& line, const ShapeTable& table, int first, int
     LineCursor cursor(line, table, first);
     std::vector<BlockPatch> patches;
     for (int x = first; x < end;) {
-        const int count = std::min(LineCursor::kMost, end - x);
-        const uint8_t* payloads[LineCursor::kMost];
-        uint8_t kinds[LineCursor::kMost];
-        PackedBlock blocks[LineCursor::kMost];
+        const int count = std::min(BlockRun::kMost, end - x);
+        PackedBlock blocks[BlockRun::kMost];
         patches.clear();
-        cursor.take(count, payloads, kinds, patches);
-        for (int i = 0; i < count; ++i) blocks[i] = {payloads[i], out[i], line.shapes[x + i]};
+        cursor.take(count, out, blocks, patches);
         unpack(table, blocks, count, stop);
         for (const BlockPatch& patch : patches) patch.apply(out[patch.block][patch.index]);
         for (int i = 0; i < count; ++i) out[i][0] = dc[static_cast<size_t>(x + i)];
@@ -157,38 +159,24 @@ void PackedDecoder::transform_corner(const ShapeTable& table, const uint8_t* sto
 void PackedDecoder::decode_line(const PackedLine& line, const ShapeTable& table, int first, int end,
                                 const uint8_t* stop, uint8_t* out, Component& component) {
     read_line_dc(line, end, stop, dc_);
+    const UnpackKernels& kernels = unpack_kernels();
     LineCursor cursor(line, table, first);
+    std::vector<BlockPatch>& patches = component.patches;
     for (int x = first; x < end;) {
-        const int count = std::min(kRunBlocks, end - x);
-        const uint8_t* payloads[kRunBlocks];
-        uint8_t kinds[kRunBlocks];
-        std::vector<BlockPatch>& patches = component.patches;
+        const int count = std::min(BlockRun::kMost, end - x);
         const size_t waiting = patches.size();
-        cursor.take(count, payloads, kinds, patches);
-        // Sorted by kind, without a branch on it. 16 bits of `ends` for each kind.
-        uint8_t sorted[(ShapeTable::full + 1) * kRunBlocks];
-        uint64_t ends = uint64_t{kRunBlocks} << 16 | uint64_t{2 * kRunBlocks} << 32;
-        for (int i = 0; i < count; ++i) {
-            const int at = 16 * kinds[i];
-            sorted[ends >> at & 0xFFFF] = static_cast<uint8_t>(i);
-            ends += uint64_t{1} << at;
+        BlockRun run{cursor.payload(), line.shapes + x, dc_.data() + x, out, count, nullptr, 0};
+        cursor.take_patches(count, patches);
+        run.patches = patches.data() + waiting;
+        run.patch_count = static_cast<int>(patches.size() - waiting);
+        int payload_bytes;
+        uint64_t flat = kernels.add_run(table, run, component.corner, component.full, payload_bytes);
+        cursor.skip_payload(payload_bytes);
+        for (; flat != 0; flat &= flat - 1) {
+            const int i = std::countr_zero(flat);
+            transform_.flat(run.dc[i], out + 8 * i, component.quant, component.stride_bytes);
         }
-        const auto of_kind = [&](ShapeTable::Kind kind) {
-            return std::span<const uint8_t>(sorted + kind * kRunBlocks, sorted + (ends >> (16 * kind) & 0xFFFF));
-        };
-        const int16_t* const dc = dc_.data() + x;
-        const uint8_t* const shapes = line.shapes + x;
-        for (const int i : of_kind(ShapeTable::flat))
-            transform_.flat(dc[i], out + 8 * i, component.quant, component.stride_bytes);
-        component.corner.add(of_kind(ShapeTable::corner), payloads, out, dc, shapes);
         transform_corner(table, stop, false, component);
-        if (patches.size() > waiting) {
-            uint8_t in_queue[kRunBlocks];
-            int next = component.full.count;
-            for (const int i : of_kind(ShapeTable::full)) in_queue[i] = static_cast<uint8_t>(next++);
-            for (size_t p = waiting; p < patches.size(); ++p) patches[p].block = in_queue[patches[p].block];
-        }
-        component.full.add(of_kind(ShapeTable::full), payloads, out, dc, shapes);
         transform_full(table, stop, false, component);
         x += count;
         out += 8 * count;
@@ -203,13 +191,10 @@ void PackedDecoder::decode_reduced_line(const PackedLine& line, const ShapeTable
     int16_t(*const coefficients)[64] = reinterpret_cast<int16_t(*)[64]>(rows_.coefficients);
     std::vector<BlockPatch>& patches = components_[0].patches;
     for (int x = first; x < end;) {
-        const int count = std::min(kRunBlocks, end - x);
-        const uint8_t* payloads[kRunBlocks];
-        uint8_t kinds[kRunBlocks];
-        PackedBlock blocks[kRunBlocks];
+        const int count = std::min(BlockRun::kMost, end - x);
+        PackedBlock blocks[BlockRun::kMost];
         patches.clear();
-        cursor.take(count, payloads, kinds, patches);
-        for (int i = 0; i < count; ++i) blocks[i] = {payloads[i], coefficients[i], line.shapes[x + i]};
+        cursor.take(count, coefficients, blocks, patches);
         unpack(table, blocks, count, stop);
         for (const BlockPatch& patch : patches) patch.apply(coefficients[patch.block][patch.index]);
         for (int i = 0; i < count; ++i) {

@@ -13,15 +13,6 @@
 
 namespace feeder {
 
-// A change of a coefficient of some block.
-struct BlockPatch {
-    uint8_t block;
-    uint8_t index;  // in zigzag order
-    int16_t addend;
-
-    void apply(int16_t& coefficient) const { coefficient = static_cast<int16_t>(coefficient + addend); }
-};
-
 // Keeps buffers; one per thread.
 class PackedDecoder {
   public:
@@ -32,8 +23,6 @@ class PackedDecoder {
                 StageTimes* times = nullptr, int shrink = 1);
 
   private:
-    static constexpr int kRunBlocks = 64;
-
     // A component of the image at work, with its blocks that wait: those with nothing outside the first group, and all others
     // but for flat ones.
     struct Component {

@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 #include "cpu/packed/codebook.h"
 #include "cpu/packed/packed_file.h"
@@ -30,28 +29,38 @@ struct PackedBlock {
 // Unpacks blocks whose payloads end before `end`; nothing is read from there on.
 using UnpackBlocks = void (*)(const ShapeTable& table, const PackedBlock* blocks, int count, const uint8_t* end);
 
+// A change of a coefficient of some block.
+struct BlockPatch {
+    uint8_t block;
+    uint8_t index;  // in zigzag order
+    int16_t addend;
+
+    void apply(int16_t& coefficient) const { coefficient = static_cast<int16_t>(coefficient + addend); }
+};
+
+// Blocks of a line that are next to each other.
+struct BlockRun {
+    static constexpr int kMost = 64;
+
+    const uint8_t* payload;  // the first one's
+    const uint8_t* shapes;
+    const int16_t* dc;
+    uint8_t* out;      // the first one's top left sample
+    int count;
+    // Of their coefficients but DC. A block with such is full, whatever its shape is.
+    BlockPatch* patches;
+    int patch_count;
+};
+
 // Blocks that wait for their inverse DCT.
 struct BlockQueue {
-    static constexpr int kMost = 68;  // a run of blocks, and those that waited
+    static constexpr int kMost = BlockRun::kMost + 4;  // a run, and those that waited
 
     int count = 0;
     const uint8_t* payload[kMost];
     uint8_t* out[kMost];  // the top left sample
     int16_t dc[kMost];
     uint8_t shape[kMost];
-
-    // Adds these blocks of a line. `line_out` is the top left sample of block 0.
-    void add(std::span<const uint8_t> blocks, const uint8_t* const* payloads, uint8_t* line_out, const int16_t* line_dc,
-             const uint8_t* shapes) {
-        int n = count;
-        for (const uint8_t i : blocks) {
-            payload[n] = payloads[i];
-            out[n] = line_out + 8 * i;
-            dc[n] = line_dc[i];
-            shape[n++] = shapes[i];
-        }
-        count = n;
-    }
 
     // Forgets the blocks before `first`.
     void keep_from(int first) {
@@ -72,6 +81,10 @@ struct alignas(64) QueueRows {
 
 struct UnpackKernels {
     UnpackBlocks unpack;
+    // Adds a run's blocks to the queues of their kinds, in which no more than kMost - BlockRun::kMost wait, and numbers its
+    // patches by their block's place in `full`. Returns the flat blocks, a bit each. `payload_bytes` is the sum of all.
+    uint64_t (*add_run)(const ShapeTable& table, const BlockRun& run, BlockQueue& corner, BlockQueue& full,
+                        int& payload_bytes);
     // The DC coefficients of the first `count` blocks of a line. `out` is written up to a multiple of 8. Memory is read up to
     // `end`.
     void (*read_dc)(const PackedLine& line, int count, const uint8_t* end, int16_t* out);

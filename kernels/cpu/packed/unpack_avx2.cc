@@ -206,7 +206,8 @@ void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out
 }  // namespace
 
 const UnpackKernels& avx2_unpack_kernels() {
-    static constexpr UnpackKernels kernels = {unpack, read_dc, 2, unpack_queue, transform_queue, corner};
+    static const UnpackKernels kernels = {
+        unpack, portable_unpack_kernels().add_run, read_dc, 2, unpack_queue, transform_queue, corner};
     return kernels;
 }
 

@@ -17,6 +17,7 @@ struct Tables {
     alignas(64) uint64_t masks[8];
     alignas(64) uint64_t biases[8];
     alignas(64) uint8_t zigzag[64];
+    alignas(64) uint8_t numbers[64];
     alignas(32) uint8_t corner02[32];
     alignas(32) uint8_t corner13[32];
 };
@@ -31,7 +32,10 @@ constexpr Tables make_tables() {
             tables.biases[code] |= (width == 0 ? 0 : 1ull << (width - 1)) << (8 * i);
         }
     }
-    for (uint8_t k = 0; k < 64; ++k) tables.zigzag[kNaturalOrder[k]] = k;
+    for (uint8_t k = 0; k < 64; ++k) {
+        tables.zigzag[kNaturalOrder[k]] = k;
+        tables.numbers[k] = k;
+    }
     for (int i = 0; i < 32; ++i) tables.corner02[i] = tables.corner13[i] = 0x80;
     for (uint8_t k = 0; k < 8; ++k) {
         const int row = kNaturalOrder[k] / 8, column = kNaturalOrder[k] % 8;
@@ -72,6 +76,78 @@ void unpack(const ShapeTable& table, const PackedBlock* blocks, int count, const
         _mm512_store_si512(block.out + 32, _mm512_cvtepi8_epi16(_mm512_extracti64x4_epi64(x, 1)));
         block.out[0] = 0;
     }
+}
+
+// The bytes of a table of 256 at 64 places.
+inline __attribute__((always_inline)) __m512i look_up(const uint8_t* table, __m512i places) {
+    const __m512i lower = _mm512_permutex2var_epi8(_mm512_load_si512(table), places, _mm512_load_si512(table + 64));
+    const __m512i upper = _mm512_permutex2var_epi8(_mm512_load_si512(table + 128), places, _mm512_load_si512(table + 192));
+    return _mm512_mask_mov_epi8(lower, _mm512_movepi8_mask(places), upper);
+}
+
+// The sums of the elements before each one of 32, and `before`; `before` becomes the sum of all.
+inline __attribute__((always_inline)) __m512i sums_before(__m512i values, __m512i& before) {
+    const __m512i last = _mm512_set1_epi16(0x0F0E);  // a shuffle: the last element of each lane, everywhere in it
+    __m512i sums = _mm512_add_epi16(values, _mm512_bslli_epi128(values, 2));
+    sums = _mm512_add_epi16(sums, _mm512_bslli_epi128(sums, 4));
+    sums = _mm512_add_epi16(sums, _mm512_bslli_epi128(sums, 8));
+    const __m512i lanes = _mm512_shuffle_epi8(sums, last);
+    const __m512i after_one = _mm512_maskz_shuffle_i64x2(0xFC, lanes, lanes, 0x90);    // of the lanes before: 0, 0, 1, 2
+    const __m512i after_two = _mm512_maskz_shuffle_i64x2(0xF0, lanes, lanes, 0x40);    // 0, 0, 0, 1
+    const __m512i after_three = _mm512_maskz_shuffle_i64x2(0xC0, lanes, lanes, 0x00);  // 0
+    const __m512i of_lanes = _mm512_add_epi16(_mm512_add_epi16(before, after_one), _mm512_add_epi16(after_two, after_three));
+    const __m512i all = _mm512_add_epi16(of_lanes, lanes);
+    before = _mm512_shuffle_i64x2(all, all, 0xFF);
+    return _mm512_sub_epi16(_mm512_add_epi16(sums, of_lanes), values);
+}
+
+// Adds the blocks of a mask to a queue. `offsets`: places of the payloads of the first and the last 32.
+inline __attribute__((always_inline)) void add_blocks(BlockQueue& queue, __mmask64 blocks, const BlockRun& run,
+                                                      __m512i shapes, const __m512i* offsets, const __m512i* dc) {
+    alignas(64) uint8_t index[BlockRun::kMost];
+    alignas(64) uint16_t place[BlockRun::kMost + 32];
+    const __mmask32 half[2] = {static_cast<__mmask32>(blocks), static_cast<__mmask32>(blocks >> 32)};
+    const int first = __builtin_popcount(half[0]), count = first + __builtin_popcount(half[1]);
+    _mm512_store_si512(index, _mm512_maskz_compress_epi8(blocks, _mm512_load_si512(kTables.numbers)));
+    _mm512_storeu_si512(queue.shape + queue.count, _mm512_maskz_compress_epi8(blocks, shapes));
+    for (int h = 0, at = 0; h < 2; ++h, at = first) {
+        _mm512_storeu_si512(place + at, _mm512_maskz_compress_epi16(half[h], offsets[h]));
+        _mm512_storeu_si512(queue.dc + queue.count + at, _mm512_maskz_compress_epi16(half[h], dc[h]));
+    }
+    const __m512i payload = _mm512_set1_epi64(static_cast<long long>(reinterpret_cast<uintptr_t>(run.payload)));
+    const __m512i out = _mm512_set1_epi64(static_cast<long long>(reinterpret_cast<uintptr_t>(run.out)));
+    for (int i = 0; i < count; i += 8) {
+        const __m512i places = _mm512_cvtepu16_epi64(_mm_load_si128(reinterpret_cast<const __m128i*>(place + i)));
+        const __m512i numbers = _mm512_cvtepu8_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(index + i)));
+        _mm512_storeu_si512(queue.payload + queue.count + i, _mm512_add_epi64(payload, places));
+        _mm512_storeu_si512(queue.out + queue.count + i, _mm512_add_epi64(out, _mm512_slli_epi64(numbers, 3)));
+    }
+    queue.count += count;
+}
+
+uint64_t add_run(const ShapeTable& table, const BlockRun& run, BlockQueue& corner, BlockQueue& full, int& payload_bytes) {
+    const __mmask64 all = _bzhi_u64(~0ull, static_cast<unsigned>(run.count));
+    uint64_t patched = 0;
+    for (int p = 0; p < run.patch_count; ++p) patched |= uint64_t{1} << run.patches[p].block;
+    const __m512i shapes = _mm512_maskz_loadu_epi8(all, run.shapes);
+    const __m512i found = _mm512_maskz_mov_epi8(all, look_up(table.kind_and_bytes, shapes));
+    const __mmask64 is_full = _mm512_movepi8_mask(found) | patched;
+    const __mmask64 is_flat = all & ~_mm512_test_epi8_mask(found, found) & ~patched;
+    for (int p = 0; p < run.patch_count; ++p) {
+        const uint64_t before = _bzhi_u64(is_full, run.patches[p].block);
+        run.patches[p].block = static_cast<uint8_t>(full.count + __builtin_popcountll(before));
+    }
+    const __m512i bytes = _mm512_andnot_si512(_mm512_set1_epi8(static_cast<char>(ShapeTable::kFull)), found);
+    __m512i before = _mm512_setzero_si512();
+    __m512i offsets[2];
+    offsets[0] = sums_before(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(bytes)), before);
+    offsets[1] = sums_before(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(bytes, 1)), before);
+    payload_bytes = _mm_cvtsi128_si32(_mm512_castsi512_si128(before)) & 0xFFFF;
+    const __m512i dc[2] = {_mm512_maskz_loadu_epi16(static_cast<__mmask32>(all), run.dc),
+                           _mm512_maskz_loadu_epi16(static_cast<__mmask32>(all >> 32), run.dc + 32)};
+    add_blocks(corner, all & ~is_full & ~is_flat, run, shapes, offsets, dc);
+    add_blocks(full, is_full, run, shapes, offsets, dc);
+    return is_flat;
 }
 
 using Transform = Idct<Avx512>;
@@ -170,7 +246,7 @@ int corner(const ShapeTable& table, const BlockQueue& queue, int first, int coun
 
 const UnpackKernels& avx512_unpack_kernels() {
     static const UnpackKernels kernels = {
-        unpack, avx2_unpack_kernels().read_dc, 4, unpack_queue, transform_queue, corner};
+        unpack, add_run, avx2_unpack_kernels().read_dc, 4, unpack_queue, transform_queue, corner};
     return kernels;
 }
 

@@ -57,6 +57,44 @@ void read_dc(const PackedLine& line, int count, const uint8_t* end, int16_t* out
     }
 }
 
+uint64_t add_run(const ShapeTable& table, const BlockRun& run, BlockQueue& corner, BlockQueue& full, int& payload_bytes) {
+    uint8_t patched[BlockRun::kMost] = {};
+    for (int p = 0; p < run.patch_count; ++p) patched[run.patches[p].block] = ShapeTable::kFull;
+    const uint8_t* payload[BlockRun::kMost];
+    // Sorted by kind, without a branch on it. 16 bits of `ends` for each kind.
+    uint8_t sorted[(ShapeTable::full + 1) * BlockRun::kMost];
+    uint64_t ends = uint64_t{BlockRun::kMost} << 16 | uint64_t{2 * BlockRun::kMost} << 32;
+    const uint8_t* at = run.payload;
+    for (int i = 0; i < run.count; ++i) {
+        payload[i] = at;
+        const unsigned found = table.kind_and_bytes[run.shapes[i]] | patched[i];
+        at += found & ~unsigned{ShapeTable::kFull};
+        const int shift = 16 * static_cast<int>((found != 0) + (found >> 7));
+        sorted[ends >> shift & 0xFFFF] = static_cast<uint8_t>(i);
+        ends += uint64_t{1} << shift;
+    }
+    payload_bytes = static_cast<int>(at - run.payload);
+    const auto each = [&](ShapeTable::Kind kind, auto&& function) {
+        for (size_t n = kind * size_t{BlockRun::kMost}; n < (ends >> (16 * kind) & 0xFFFF); ++n) function(sorted[n]);
+    };
+    const auto add_to = [&](BlockQueue& queue, int i) {
+        queue.payload[queue.count] = payload[i];
+        queue.out[queue.count] = run.out + 8 * i;
+        queue.dc[queue.count] = run.dc[i];
+        queue.shape[queue.count++] = run.shapes[i];
+    };
+    uint64_t flat = 0;
+    each(ShapeTable::flat, [&](int i) { flat |= uint64_t{1} << i; });
+    each(ShapeTable::corner, [&](int i) { add_to(corner, i); });
+    uint8_t place[BlockRun::kMost];
+    each(ShapeTable::full, [&](int i) {
+        place[i] = static_cast<uint8_t>(full.count);
+        add_to(full, i);
+    });
+    for (int p = 0; p < run.patch_count; ++p) run.patches[p].block = place[run.patches[p].block];
+    return flat;
+}
+
 void unpack_queue(const ShapeTable& table, const BlockQueue& queue, int count, const uint8_t* end, QueueRows& rows) {
     for (int i = 0; i < count; ++i) {
         const PackedBlock block = {queue.payload[i], rows.coefficients + 64 * i, queue.shape[i]};
@@ -68,7 +106,7 @@ void unpack_queue(const ShapeTable& table, const BlockQueue& queue, int count, c
 }  // namespace
 
 const UnpackKernels& portable_unpack_kernels() {
-    static constexpr UnpackKernels kernels = {unpack_portable, read_dc, 1, unpack_queue, nullptr, nullptr};
+    static constexpr UnpackKernels kernels = {unpack_portable, add_run, read_dc, 1, unpack_queue, nullptr, nullptr};
     return kernels;
 }
 

@@ -76,9 +76,12 @@ struct PixelKernels {
     void (*affine_float16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
     void (*affine_bfloat16)(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out);
 
-    // True if affine_float32() stores whole cache lines past the caches, with the fence of ~RowStore() behind it. A line of
-    // which `out` has a part is stored through them, which takes longer: `out` had better be long.
-    bool streams_float32;
+    // Copies n samples.
+    void (*copy)(const uint8_t* samples, int n, uint8_t* out);
+
+    // True if affine_float32() and copy() store whole cache lines past the caches, with the fence of ~RowStore() behind
+    // them. A line of which `out` has a part is stored through them, which takes longer: `out` had better be long.
+    bool streams;
 };
 
 // JFIF's YCbCr to RGB in 15 fractional bits, beyond the whole part: R = Y + Cr + kRedCr * Cr and so on.

@@ -170,7 +170,7 @@ void affine_bfloat16(const uint8_t* samples, int n, const float* scale, const fl
 }  // namespace
 
 const PixelKernels& avx2_kernels() {
-    static constexpr PixelKernels kernels = {
+    static const PixelKernels kernels = {
         vertical_q7,
         vertical_exact,
         Loops::pair_columns_q7,
@@ -184,6 +184,7 @@ const PixelKernels& avx2_kernels() {
         affine_float32,
         affine_float16,
         affine_bfloat16,
+        portable_kernels().copy,
         false,
     };
     return kernels;

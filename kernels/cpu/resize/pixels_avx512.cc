@@ -226,6 +226,16 @@ void affine_float32_streamed(const uint8_t* samples, int n, const float* scale, 
     if (x < n) _mm512_mask_storeu_ps(out + x, first_of_16(n - x), pattern.apply(samples + x, i));
 }
 
+// Likewise.
+void copy_streamed(const uint8_t* samples, int n, uint8_t* out) {
+    const int to_line = static_cast<int>(-reinterpret_cast<uintptr_t>(out) % 64);
+    const int head = to_line < n ? to_line : n;
+    _mm512_mask_storeu_epi8(out, first_bytes(head), _mm512_maskz_loadu_epi8(first_bytes(head), samples));
+    int x = head;
+    for (; x + 64 <= n; x += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + x), load(samples + x));
+    _mm512_mask_storeu_epi8(out + x, first_bytes(n - x), _mm512_maskz_loadu_epi8(first_bytes(n - x), samples + x));
+}
+
 template <typename Convert>
 inline void affine_16(const uint8_t* samples, int n, const float* scale, const float* bias, uint16_t* out,
                       Convert convert) {
@@ -270,6 +280,7 @@ const PixelKernels& avx512_kernels() {
         is_amd() ? affine_float32_streamed : affine_float32,
         affine_float16,
         affine_bfloat16,
+        is_amd() ? copy_streamed : portable_kernels().copy,
         is_amd(),
     };
     return kernels;

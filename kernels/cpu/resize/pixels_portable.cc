@@ -216,13 +216,15 @@ void affine_bfloat16(const uint8_t* samples, int n, const float* scale, const fl
     affine(samples, n, scale, bias, out, to_bfloat16);
 }
 
+void copy(const uint8_t* samples, int n, uint8_t* out) { std::memcpy(out, samples, static_cast<size_t>(n)); }
+
 }  // namespace
 
 const PixelKernels& portable_kernels() {
     static constexpr PixelKernels kernels = {
         vertical_q7,    vertical_exact, pair_columns<int16_t>, pair_columns<uint8_t>, horizontal_q7,
         horizontal_exact, finish_ycbcr, finish_exact,          deinterleave,          interleave,
-        affine_float32, affine_float16, affine_bfloat16,       false,
+        affine_float32, affine_float16, affine_bfloat16,       copy,                  false,
     };
     return kernels;
 }

@@ -129,9 +129,11 @@ void resample_ycbcr(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
     int16_t* resized[3];
     for (int i = 0; i < 3; ++i) resized[i] = buffers.resized[i].reserve(0);
     const int width = buffers.tables.horizontal.of(0).table.width;
-    const int rgb_stride = round_up(out.width, kRowPadding);
+    // Rows without a gap where finish_ycbcr() writes none: a store takes them together.
+    const int rgb_stride = out.width % kColumnBlock == 0 ? out.width : round_up(out.width, kRowPadding);
     uint8_t* rgb[3];
-    for (int c = 0; c < 3; ++c) rgb[c] = buffers.rgb.reserve(area(3 * kLanes, rgb_stride)) + area(c * kLanes, rgb_stride);
+    for (int c = 0; c < 3; ++c)
+        rgb[c] = buffers.rgb.reserve(area(3 * kLanes, rgb_stride) + kRowPadding) + area(c * kLanes, rgb_stride);
 
     RowStore store(out, kernels);
     for (int y0 = 0; y0 < out.height; y0 += kLanes) {

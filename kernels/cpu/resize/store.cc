@@ -9,7 +9,7 @@
 namespace feeder {
 namespace {
 
-constexpr int kLineFloats = 16;  // in a cache line
+constexpr size_t kLineBytes = 64;  // of a cache line
 
 }  // namespace
 
@@ -22,15 +22,17 @@ RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(
             bias_[c][i] = output.bias ? output.bias[channel] : 0.0f;
         }
     }
-    joins_rows_ = kernels.streams_float32 && output.dtype == Dtype::float32 && output.layout == Layout::nchw &&
-                  output.row_elements == 0 && output.width % kLineFloats != 0;
+    const size_t line = kLineBytes / dtype_bytes(output.dtype);
+    streams_ = kernels.streams && (output.dtype == Dtype::float32 || output.dtype == Dtype::uint8) &&
+               output.layout == Layout::nchw && output.row_elements == 0;
+    joins_rows_ = streams_ && static_cast<size_t>(output.width) % line != 0;
     const bool interleaves = output.layout == Layout::nhwc && output.dtype != Dtype::uint8;
     if (joins_rows_ || interleaves) pixels_.resize(static_cast<size_t>(output.width) * 3 * kLanes + kRowPadding);
 }
 
 RowStore::~RowStore() {
 #if defined(__x86_64__)
-    if (output_.dtype == Dtype::float32) _mm_sfence();
+    if (kernels_.streams) _mm_sfence();
 #endif
 }
 
@@ -38,7 +40,11 @@ void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
     const float* scale = scale_[channel];
     const float* bias = bias_[channel];
     switch (output_.dtype) {
-        case Dtype::uint8: std::memcpy(static_cast<uint8_t*>(output_.data) + at, samples, static_cast<size_t>(n)); break;
+        case Dtype::uint8: {
+            uint8_t* const out = static_cast<uint8_t*>(output_.data) + at;
+            streams_ ? kernels_.copy(samples, n, out) : void(std::memcpy(out, samples, static_cast<size_t>(n)));
+            break;
+        }
         case Dtype::float32:
             kernels_.affine_float32(samples, n, scale, bias, static_cast<float*>(output_.data) + at);
             break;
@@ -56,10 +62,14 @@ void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t str
     const size_t first = static_cast<size_t>(y);
     if (joins_rows_) {
         for (int c = 0; c < 3; ++c) {
-            uint8_t* const pixels = pixels_.data();
-            for (int i = 0; i < count; ++i)
-                std::memcpy(pixels + static_cast<size_t>(i) * width, rgb[c] + i * stride, width);
-            affine(pixels, output_.width * count, c, (static_cast<size_t>(c) * height + first) * width);
+            const uint8_t* joined = rgb[c];
+            if (stride != output_.width) {
+                uint8_t* const pixels = pixels_.data();
+                for (int i = 0; i < count; ++i)
+                    std::memcpy(pixels + static_cast<size_t>(i) * width, rgb[c] + i * stride, width);
+                joined = pixels;
+            }
+            affine(joined, output_.width * count, c, (static_cast<size_t>(c) * height + first) * width);
         }
         return;
     }

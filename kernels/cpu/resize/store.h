@@ -49,6 +49,7 @@ class RowStore {
     const PixelKernels& kernels_;
     float scale_[3][kPatternMemory];
     float bias_[3][kPatternMemory];
+    bool streams_;     // past the caches, if the kernels do
     bool joins_rows_;  // so that stores past the caches are of whole cache lines
     std::vector<uint8_t> pixels_;  // of a stripe's rows, one behind the other
 };
