@@ -2,13 +2,15 @@
 
 Held equal: the images (in the page cache), the batch of 64, the distribution of crops, the output, and one core for
 each contestant with its threads. Contestants are processes that run in turn; outside their turn they are stopped
-(SIGSTOP), so that no thread disturbs another contestant. First feeder's pixels are compared with the Pillow reference,
-and its planes with libjpeg-turbo's, which must be equal to the bit. The "keep" run decodes the original files,
-"seekable" their lossless transcode, "packed" the same without Huffman codes, "raw" uint8 arrays of at most 500 pixels
-on a side. "uint8" is "seekable" without normalizing, as in tf.data's row. "avx2" and "portable" are "seekable" with
-fewer CPU features. The "entropy" rows only decode the Huffman codes of whole images. The yardstick is libjpeg-turbo
-alone, decoding whole images to RGB. Ratios are of images per CPU-second, which on an otherwise idle core are images per
-second.
+(SIGSTOP), so that no thread disturbs another contestant. Feeder's rows are its DataLoader without workers, as torch's,
+over sets that ``feeder shard`` has made: "keep" of the original files, "seekable" of their lossless transcode, "packed"
+of the same without Huffman codes, "raw" of uint8 arrays of at most 500 pixels on a side. Rivals read the original
+files. First feeder's pixels are compared with those of its Pillow backend, and its planes with libjpeg-turbo's, which
+must be equal to the bit. "uint8" is without normalizing, as in tf.data's row; "avx2" and "portable" are with fewer CPU
+features. The "entropy" rows only decode the Huffman codes of whole images, "cut-packed" only makes the JPEGs that DALI
+gets of packed images. The yardstick is libjpeg-turbo alone, decoding whole images to RGB. Ratios are of images per
+CPU-second, which on an otherwise idle core are images per second. Bytes are those of the tars; "q75" are the images
+encoded again at quality 75.
 
     python -m bench.decode --images IMAGES [--core 0] [--repeats 9] [--seconds 1] [--pillow-simd DIR]
         [--tensorflow PYTHON] [--turboloader PYTHON] [--only NAMES] [--json OUT]
@@ -22,7 +24,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 import shutil
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 from bench import decode_rivals
@@ -48,10 +50,12 @@ __all__ = ["main", "markdown"]
 
 # (name, what it is divided by, the least it should be)
 TARGETS = (
-    ("feeder-seekable", "torch", 6.0),
-    ("feeder-seekable", "dali", 3.6),
-    ("feeder-packed", "feeder-seekable", 1.8),
-    ("feeder-keep", "dali", 2.2),
+    ("feeder-packed", "dali", 9.0),
+    ("feeder-packed-uint8", "dali", 12.0),
+    ("feeder-seekable", "dali", 5.0),
+    ("feeder-uint8", "dali", 5.8),
+    ("feeder-keep", "dali", 3.3),
+    ("feeder-packed-avx2", "dali", 7.0),
     ("feeder-uint8", "tensorflow", 1.9),
     ("entropy-seekable", "entropy-seekable-libjpeg", 2.0),
     ("entropy-keep", "entropy-keep-libjpeg", 1.3),
@@ -59,6 +63,8 @@ TARGETS = (
     ("transcode", "libjpeg", 0.45),
     ("pack", "libjpeg", 0.5),
 )
+# The most bytes of packed tars, relative to those of seekable ones.
+MOST_BYTES = {"photos": 1.22, "q75": 1.33}
 RAW_SIDE_PX = 500
 RAW_IMAGES_PER_CPU_S = 3000
 RESIZE_320_US = 180
@@ -66,66 +72,60 @@ BOXES = 3  # of each file, beside the whole
 _SMOKE = "feeder-seekable,feeder-packed,feeder-raw,entropy-keep,entropy-keep-libjpeg,libjpeg,pack"
 
 
-def prepare(source: Path, work: Path) -> dict[str, Path]:
-    """Copies the images in each of the shard encodings, and sums the sizes before and after the transcode."""
-    from feeder import _native
-    from feeder.decoders.packed import add_codebooks, codebook_id
+def prepare(source: Path, work: Path) -> tuple[dict[str, Path], dict[str, dict[str, int]]]:
+    """Makes shard sets of the images in each encoding, and folders of the original files and of their transcodes.
 
-    folders = {name: work / name for name in ("keep", "seekable", "packed", "raw")}
-    for folder in folders.values():
+    Returns:
+        The places by name; the bytes of the tars, of the photos and of the same at quality 75, by encoding.
+    """
+    from feeder import _native
+    from feeder.shard.write.encode import EncodeOptions
+    from feeder.shard.write.sharding import ShardOptions, shard
+
+    places = {name: work / name for name in ("files", "transcodes", "q75")}
+    for folder in places.values():
         folder.mkdir()
-    sizes = np.zeros(3, np.int64)
     paths = sorted(path for path in source.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    codebook = _native.train_codebook([path.read_bytes() for path in paths])
-    (work / decode_rivals.CODEBOOK_NAME).write_bytes(codebook)
-    add_codebooks([codebook])
-    for number, path in enumerate(paths):
-        name = f"{number:06d}"
-        data = path.read_bytes()
-        try:
-            seekable = _native.transcode(data, keep_metadata=True)
-        except _native.Unsupported:
-            seekable = data
-        try:
-            name_packed, packed = (
-                f"{name}.fpk",
-                _native.pack(data, codebook_id(codebook), hashlib.sha256(data).digest()),
-            )
-        except _native.Unsupported:
-            name_packed, packed = f"{name}.jpg", seekable
-        sizes += len(data), len(seekable), len(packed)
-        (folders["packed"] / name_packed).write_bytes(packed)
-        shutil.copy(path, folders["keep"] / f"{name}.jpg")
-        (folders["seekable"] / f"{name}.jpg").write_bytes(seekable)
-        image = Image.open(path).convert("RGB")
-        image.thumbnail((RAW_SIDE_PX, RAW_SIDE_PX), Image.Resampling.BILINEAR)
-        np.save(folders["raw"] / f"{name}.npy", np.asarray(image))
-    if not sizes[0]:
+    if not paths:
         raise SystemExit(f"{source}: no .jpg or .jpeg file in it")
-    print(f"the transcode changes {sizes[0]:,} bytes by {100 * (sizes[1] / sizes[0] - 1):+.2f} %")
-    print(f"packed images take {sizes[2] / sizes[1]:.3f} times the bytes of seekable ones")
-    return folders
+    for number, path in enumerate(paths):
+        name = f"{number:06d}.jpg"
+        data = path.read_bytes()
+        shutil.copy(path, places["files"] / name)
+        try:
+            transcode = _native.transcode(data, keep_metadata=True)
+        except _native.Unsupported:
+            transcode = data
+        (places["transcodes"] / name).write_bytes(transcode)
+        Image.open(path).convert("RGB").save(places["q75"] / name, quality=75)
+
+    def make(name: str, of: str, encode: EncodeOptions) -> int:
+        places[name] = work / name
+        shard(str(places[of]), str(places[name]), ShardOptions(encode=encode))
+        return sum(tar.stat().st_size for tar in places[name].glob("*.tar"))
+
+    photos = {name: make(name, "files", EncodeOptions(name)) for name in ("keep", "seekable", "packed")}
+    photos["raw"] = make("raw", "files", EncodeOptions("raw", max_side=RAW_SIDE_PX))
+    q75 = {name: make(f"q75-{name}", "q75", EncodeOptions(name)) for name in ("seekable", "packed")}
+    tar_bytes = {"photos": photos, "q75": q75}
+    print(f"seekable tars take {photos['seekable'] / photos['keep'] - 1:+.2%} more bytes than the original files'")
+    for what, sizes in tar_bytes.items():
+        print(f"{what}: packed tars take {sizes['packed'] / sizes['seekable']:.3f} times the bytes of seekable ones")
+    return places, tar_bytes
 
 
 def check(folder: Path) -> float:
-    """Returns the mean absolute difference of feeder's first batch from Pillow's, in levels.
+    """Returns the mean absolute difference of feeder's first batch from that of its Pillow backend, in levels.
 
     Raises:
         SystemExit: if it is more than 0.6.
     """
-    from feeder.decoders.native import CpuDecoder
-    from feeder.decoders.pillow.decoder import PillowDecoder
-
-    buffers, recipe, draws = next(decode_rivals.feeder_batches(str(folder)))
-    ones = np.ones(len(buffers), np.uint8)
-    outputs = [np.empty((len(buffers), 3, decode_rivals.SIZE, decode_rivals.SIZE), np.float32) for _ in range(2)]
-    for decoder, out in zip((CpuDecoder(), PillowDecoder()), outputs, strict=True):
-        if any(decoder.decode(buffers, ones, recipe, draws, out)):
-            raise SystemExit(f"{decoder.name} can't decode an image of {folder}")
-    levels = np.abs(outputs[0] - outputs[1]) * 255 * np.array(decode_rivals.STD)[:, None, None]
-    if levels.mean() > 0.6:
-        raise SystemExit(f"feeder is {levels.mean():.2f} levels from Pillow on average, more than 0.6: nothing to time")
-    return float(levels.mean())
+    batches = [next(iter(decode_rivals.feeder_loader(str(folder), backend=name)))[0] for name in ("cpu", "pillow")]
+    std = torch.tensor(decode_rivals.STD)[:, None, None]
+    levels = float(((batches[0] - batches[1]).abs() * 255 * std).mean())
+    if levels > 0.6:
+        raise SystemExit(f"feeder is {levels:.2f} levels from Pillow on average, more than 0.6: nothing to time")
+    return levels
 
 
 def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
@@ -250,7 +250,8 @@ def markdown(result: dict[str, Any]) -> str:
         (
             "feeder, seekable, uint8 output",
             rate("feeder-uint8"),
-            f"{times('tensorflow', 'feeder-uint8')} times tf.data's `decode_and_crop_jpeg` ({rate('tensorflow')})",
+            f"{times('dali', 'feeder-uint8')} times DALI, {times('tensorflow', 'feeder-uint8')} times tf.data's "
+            f"`decode_and_crop_jpeg` ({rate('tensorflow')})",
         ),
         (f"feeder, raw arrays of at most {RAW_SIDE_PX} pixels a side", rate("feeder-raw"), ""),
         (
@@ -272,9 +273,8 @@ def markdown(result: dict[str, Any]) -> str:
             f"{times('libjpeg', 'transcode', digits=2)} of libjpeg-turbo's decode",
         ),
     ]
-    # Contestants of which earlier results know nothing.
-    if "pack" in found:
-        rows.append(("packing", rate("pack"), f"{times('libjpeg', 'pack', digits=2)} of libjpeg-turbo's decode"))
+    rows.append(("packing", rate("pack"), f"{times('libjpeg', 'pack', digits=2)} of libjpeg-turbo's decode"))
+    rows.append(("the JPEGs that DALI gets of packed images, made", rate("cut-packed"), ""))
     if "turboloader" in found:
         share = f"feeder, seekable: {times('turboloader', 'feeder-seekable')} times"
         rows.append(("TurboLoader, original files", rate("turboloader"), share))
@@ -297,15 +297,16 @@ def main() -> int:
     )
 
     with tempfile.TemporaryDirectory() as work, contextlib.ExitStack() as closing:
-        folders = prepare(Path(args.images), Path(work))
+        folders, tar_bytes = prepare(Path(args.images), Path(work))
         level = check(folders["seekable"])
         print(f"feeder is {level:.3f} levels from Pillow on average")
-        planes = check_planes([folders["keep"], folders["seekable"]])
+        planes = check_planes([folders["files"], folders["transcodes"]])
         print(f"equal to libjpeg-turbo's planes to the bit: {planes}")
-        seekable = ("feeder-seekable", "feeder-validation", "feeder-uint8", "feeder-avx2", "feeder-portable")
-        inputs = dict.fromkeys((*seekable, "entropy-seekable", "entropy-seekable-libjpeg"), "seekable")
-        inputs["feeder-raw"] = "raw"
-        inputs |= {name: "packed" for name in decode_rivals.RIVALS if name.startswith("feeder-packed")}
+        inputs = dict.fromkeys(("entropy-seekable", "entropy-seekable-libjpeg"), "transcodes")
+        for name in decode_rivals.RIVALS:
+            if name.startswith("feeder-") or name == "cut-packed":
+                encoding = name.split("-")[1]
+                inputs[name] = encoding if encoding in ("keep", "packed", "raw") else "seekable"
         names = args.only.split(",") if args.only else list(decode_rivals.RIVALS)
         if not args.pillow_simd and "torch-simd" in names:
             names.remove("torch-simd")
@@ -318,7 +319,7 @@ def main() -> int:
         for name in names:
             contestants[name] = Contestant(
                 name,
-                folders[inputs.get(name, "keep")],
+                folders[inputs.get(name, "files")],
                 args.core,
                 pythons.get(name) or sys.executable,
                 args.pillow_simd if name == "torch-simd" else None,
@@ -327,7 +328,8 @@ def main() -> int:
         found = interleave(
             {name: functools.partial(c.images_per_cpu_s, args.seconds) for name, c in contestants.items()}, args.repeats
         )
-        stages = contestants["feeder-seekable"].ask("stages") if "feeder-seekable" in contestants else {}
+        ours = contestants.get("feeder-seekable")
+        stages = ours.ask(f"stages {folders['transcodes']}") if ours is not None else {}
         wall = {name: contestant.images_per_s for name, contestant in contestants.items()}
 
     rows = [["contestant", "images/CPU-s", "min", "max", "CPU ms/image", "of libjpeg", "images/s"]]
@@ -355,6 +357,8 @@ def main() -> int:
         good = good and statistics.median(found["feeder-raw"]) >= RAW_IMAGES_PER_CPU_S
     if stages:
         good = good and stages["crop of 320x320"]["resize"] <= RESIZE_320_US
+    for what, most in MOST_BYTES.items():
+        good = good and tar_bytes[what]["packed"] <= most * tar_bytes[what]["seekable"]
     print(
         table(
             [
@@ -378,6 +382,7 @@ def main() -> int:
         "images_per_s": {name: spread(values) for name, values in wall.items()},
         "images_per_cpu_s": {name: spread(values) for name, values in found.items()},
         "ratios": ratios,
+        "tar_bytes": tar_bytes,
         "stages_us": stages,
         "mean_levels_from_pillow": level,
         "planes_equal_to_libjpegs": planes,

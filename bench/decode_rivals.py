@@ -4,7 +4,7 @@
 
 It prepares its work and writes "ready". Each line of its input is a number of seconds, which it answers with a line of
 JSON: images, seconds and CPU seconds (of all its threads) of a run of at least that long, in whole passes through the
-folder. The line "stages" asks for the stages of the native decode instead.
+folder. The line "stages DIR" asks for the stages of the native decode of the files in DIR instead.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import io
+import itertools
 import json
 import math
-import os
 import random
 import sys
 import tarfile
@@ -31,6 +30,7 @@ __all__ = ["CODEBOOK_NAME", "RIVALS", "main"]
 CODEBOOK_NAME = "codebook"  # beside the folder of packed images
 
 BATCH = 64
+EPOCH_PASSES = 40  # of feeder's loader through a set: epochs of a few images are mostly their start
 STAGE_PASSES = 7  # the least of these counts, as on a busy machine the wall clock includes the work of others
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,21 +43,6 @@ def _paths(folder: str) -> list[str]:
 def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
-
-
-class _Arena:
-    """Memory for the encoded bytes of a batch, reused for each batch as in a loader's worker."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self._slots = [bytearray(max(os.path.getsize(path) for path in paths)) for _ in range(BATCH)]
-
-    def read(self, slot: int, path: str) -> memoryview:
-        view = memoryview(self._slots[slot])
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            return view[: os.preadv(descriptor, [view], 0)]
-        finally:
-            os.close(descriptor)
 
 
 def torch_pillow(folder: str) -> Callable[[], int]:
@@ -170,34 +155,17 @@ def _recipe(validation: bool, output: str = "float32") -> Any:
     return transforms.Recipe.of([*geometry, transforms.Normalize(MEAN, STD)] if output == "float32" else geometry)
 
 
-def feeder_batches(
-    folder: str, validation: bool = False, output: str = "float32"
-) -> Iterator[tuple[list[memoryview], Any, Any]]:
-    """Yields endless batches: the encoded images, the recipe and its draws."""
-    from feeder.decoders.image_header import image_info
-    from feeder.decoders.packed import add_codebooks
+def feeder_loader(
+    folder: str, validation: bool = False, output: str = "float32", *, repeats: int = 1, backend: str = "cpu"
+) -> Any:
+    """Returns feeder's DataLoader, without workers, over a shard set whose images come so many times in an epoch."""
+    from torch.utils.data import ConcatDataset
 
-    paths = _paths(folder)
-    if any(path.endswith(".fpk") for path in paths):
-        add_codebooks([(Path(folder).parent / CODEBOOK_NAME).read_bytes()])
-    sizes = []
-    for path in paths:
-        data = _read(path)
-        if path.endswith(".npy"):
-            sizes.append(np.load(io.BytesIO(data)).shape[:2])
-        else:
-            info = image_info(data)
-            sizes.append((info.height_px, info.width_px))
-    recipe, extents = _recipe(validation, output), np.array(sizes)
-    arena = _Arena(paths)
-    epoch = 0
-    while True:
-        order = np.random.default_rng(epoch).permutation(len(paths))
-        for start in range(0, len(paths), BATCH):
-            rows = order[start : start + BATCH]
-            buffers = [arena.read(slot, paths[row]) for slot, row in enumerate(rows)]
-            yield buffers, recipe, recipe.draw(0, epoch, rows, extents[rows])
-        epoch += 1
+    from feeder.dataset.shards import ShardDataset
+    from feeder.loader.dataloader import DataLoader
+
+    dataset = ShardDataset(folder, _recipe(validation, output))
+    return DataLoader(ConcatDataset([dataset] * repeats), BATCH, shuffle=True, seed=0, backend=backend)
 
 
 def tensorflow(folder: str) -> Callable[[], int]:
@@ -264,25 +232,27 @@ def turboloader(folder: str) -> Callable[[], int]:
 def _feeder(
     folder: str, validation: bool = False, output: str = "float32", level: str | None = None
 ) -> Callable[[], int]:
-    from feeder import _native
-    from feeder.decoders.native import CpuDecoder
+    import torch
 
+    from feeder import _native
+
+    torch.set_num_threads(1)
     if level is not None and not _native.set_simd_level(level):
         raise SystemExit(f"this CPU has no {level}")
-    decoder = CpuDecoder()
-    batches, count = feeder_batches(folder, validation, output), len(_paths(folder))
-    out = np.empty((BATCH, 3, SIZE, SIZE), output)
-    ones = np.ones(BATCH, np.uint8)
+    loader = feeder_loader(folder, validation, output, repeats=EPOCH_PASSES)
+    count = len(loader.dataset) // EPOCH_PASSES
+
+    def endless() -> Iterator[int]:
+        while True:
+            for images, _ in loader:
+                yield len(images)
+
+    batches = endless()
 
     def run() -> int:
         images = 0
         while images < count:
-            buffers, recipe, draws = next(batches)
-            n = len(buffers)
-            errors = decoder.decode(buffers, ones[:n], recipe, draws, out[:n])
-            if any(errors):
-                raise SystemExit(f"{folder}: {next(error for error in errors if error)}")
-            images += n
+            images += next(batches)
         return images
 
     return run
@@ -314,11 +284,11 @@ def transcode(folder: str) -> Callable[[], int]:
 
 
 def pack(folder: str) -> Callable[[], int]:
-    """The packing of the sharder, with the hash of each file; with the codebook of the packed images."""
+    """The packing of the sharder, with the hash of each file; with a codebook of these images."""
     from feeder import _native
     from feeder.decoders.packed import add_codebooks, codebook_id
 
-    codebook = (Path(folder).parent / CODEBOOK_NAME).read_bytes()
+    codebook = _native.train_codebook([_read(path) for path in _paths(folder)])
     add_codebooks([codebook])
     number = codebook_id(codebook)
 
@@ -327,6 +297,27 @@ def pack(folder: str) -> Callable[[], int]:
             _native.pack(data, number, hashlib.sha256(data).digest())
 
     return _each(folder, packed)
+
+
+def cut_packed(folder: str) -> Callable[[], int]:
+    """JPEGs of the crops of packed images, as workers make them for DALI; from memory."""
+    from feeder import _native
+    from feeder.dataset.shards import ShardDataset
+
+    reader, recipe = ShardDataset(folder).reader, _recipe(False)
+    ids = np.arange(len(reader))
+    read = reader.read(ids)
+    images = [bytes(buffer) for buffer in read.buffers]
+
+    epochs = itertools.count()
+
+    def run() -> int:
+        windows = recipe.draw(0, next(epochs), ids, read.sizes).support_box.tolist()
+        for data, window in zip(images, windows, strict=True):
+            _native.cut(data, tuple(window), -1)
+        return len(images)
+
+    return run
 
 
 def entropy(folder: str, libjpeg: bool = False) -> Callable[[], int]:
@@ -374,23 +365,26 @@ RIVALS: dict[str, Callable[[str], Callable[[], int]]] = {
     "libjpeg": libjpeg,
     "transcode": transcode,
     "pack": pack,
+    "cut-packed": cut_packed,
 }
 
 
 def stages(folder: str, crop_px: int | None = None) -> dict[str, float]:
     """Returns microseconds per image of each stage of the native decode; with one crop size for all if given."""
     from feeder import _native
+    from feeder.decoders.image_header import image_info
 
     recipe = _recipe(False)
     scale, bias = recipe.affine
     out = np.empty((BATCH, 3, SIZE, SIZE), np.float32)
     totals: dict[str, float] = {}
-    images, batches = 0, feeder_batches(folder)
-    wanted = len(_paths(folder))
-    seen = 0
-    while seen < wanted:
-        buffers, _, draws = next(batches)
-        seen += len(buffers)
+    files = [_read(path) for path in _paths(folder)]
+    sizes = np.array([(info.height_px, info.width_px) for info in map(image_info, files)])
+    order = np.random.default_rng(0).permutation(len(files))
+    images = 0
+    for start in range(0, len(files), BATCH):
+        batch = order[start : start + BATCH]
+        buffers, draws = [files[row] for row in batch], recipe.draw(0, 0, batch, sizes[batch])
         rows = np.arange(len(buffers))
         support = draws.support_box.copy()
         if crop_px is not None:
@@ -438,8 +432,9 @@ def main() -> int:
     run()
     print("ready", flush=True)
     for line in sys.stdin:
-        if line.startswith("stages"):
-            print(json.dumps({"all": stages(args.folder), "crop of 320x320": stages(args.folder, 320)}), flush=True)
+        if line.startswith("stages "):
+            folder = line.removeprefix("stages ").rstrip("\n")
+            print(json.dumps({"all": stages(folder), "crop of 320x320": stages(folder, 320)}), flush=True)
             continue
         images, started, cpu_started = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - started < float(line):
