@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 level="${1:-test}"
 case "$level" in
     run) extras="" ;;
-    test) extras="[dev,dali-cuda13,gpu]" ;;
+    test) extras="[dev,dev-gil,dali-cuda13,gpu]" ;;
     *) echo "usage: scripts/env.sh run|test" >&2 && exit 2 ;;
 esac
 mkdir -p "${VENV:=.venv}"
@@ -35,7 +35,11 @@ sources() { git ls-files -co --exclude-standard -- kernels CMakeLists.txt 2>/dev
 # Their names: an editable install notes where each module lies, and is made again when one is moved.
 modules() { find feeder/ -name '*.py' | LC_ALL=C sort; }
 
-version_of() { "$1" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || true; }
+# With a "t" at the end if it is a free-threaded build.
+version_of() {
+    "$1" -c 'import sys, sysconfig; print("%d.%d.%d" % sys.version_info[:3] + "t" * (sysconfig.get_config_var("Py_GIL_DISABLED") or 0))' \
+        2>/dev/null || true
+}
 simd="$(sed -n 's/^pillow-simd==\([^ ;]*\).*/\1/p' constraints.txt)"
 make_keys() {
     has_python="$([ ! -x "$venv/bin/python" ] || version_of "$venv/bin/python")"
@@ -103,6 +107,7 @@ if ! done_already native "$native_key"; then
     busy
 fi
 if ! packages_done; then
+    [ "${has_python%t}" = "$has_python" ] || extras="${extras/dev-gil,/}"
     say "installing what feeder needs${extras:+ with $extras}"
     install_in_place -e ".$extras"
     if [ "$level" != run ]; then

@@ -79,7 +79,7 @@ if [ "$(cat "$jpeg/.key" 2>/dev/null)" != "$jpeg_key" ]; then
     rm -rf "$jpeg"
     mkdir "$jpeg"
     tar -xzf "$archive" -C "$jpeg" --strip-components 1
-    cmake -Wno-dev -S "$jpeg" -B "$jpeg/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
+    cmake -Wno-author -S "$jpeg" -B "$jpeg/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_POSITION_INDEPENDENT_CODE=ON \
         -DENABLE_SHARED=OFF -DREQUIRE_SIMD=ON -DWITH_TOOLS=OFF -DWITH_TURBOJPEG=OFF >"$jpeg/log"
     cmake --build "$jpeg/build" --target jpeg-static >>"$jpeg/log"
     mkdir "$jpeg/include"

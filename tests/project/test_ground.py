@@ -48,7 +48,7 @@ def required() -> set[str]:
     """Every distribution that the tested environment asks for by name."""
     extras = pyproject()["project"]["optional-dependencies"]
     lines = [*pyproject()["project"]["dependencies"], *pyproject()["build-system"]["requires"]]
-    for extra in ("dev", "dali-cuda13", "parquet"):
+    for extra in ("dev", "dev-gil", "dali-cuda13", "parquet"):
         lines += extras[extra]
     return {normalized(re.match(r"[A-Za-z0-9._-]+", line)[0]) for line in lines}  # type: ignore[index]
 
