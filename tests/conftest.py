@@ -6,13 +6,23 @@ import contextlib
 import multiprocessing
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.support.remote import bucket, fault_proxy, real_bucket, s3_server, tls_proxy
 
-__all__ = ["bucket", "fault_proxy", "hide_native", "one_torch_thread", "real_bucket", "s3_server", "tls_proxy"]
+__all__ = [
+    "bucket",
+    "fault_proxy",
+    "hide_native",
+    "no_gil",
+    "one_torch_thread",
+    "real_bucket",
+    "s3_server",
+    "tls_proxy",
+]
 
 # A shell starts background jobs with SIGINT ignored, and their children inherit that; tests interrupt their children.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -28,6 +38,14 @@ with contextlib.suppress(ImportError):  # bench/gpu.sh does without
 
     settings.register_profile("feeder", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("feeder")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_gil() -> Iterator[None]:
+    """On a free-threaded Python: no module that the tests have imported has brought the GIL back."""
+    yield
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert not sys._is_gil_enabled(), "a module that was imported needs the GIL"  # type: ignore[attr-defined]
 
 
 @pytest.fixture
