@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import struct
 import tempfile
@@ -45,6 +46,16 @@ def wrong_with_fatbin(data: bytes) -> str | None:
     return f"lacks {', '.join(lacks)}" if lacks else None
 
 
+def packaged() -> set[str]:
+    """Returns the names of all files of the package here but for what is built."""
+    return {
+        os.path.relpath(os.path.join(folder, name), ROOT)
+        for folder, _, names in os.walk(ROOT / "feeder", followlinks=True)
+        for name in names
+        if os.path.basename(folder) != "__pycache__" and not name.endswith((".so", ".fatbin"))
+    }
+
+
 def check(wheel: Path, turbo: str, cuda: bool) -> None:
     """Raises SystemExit with what is wrong."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
@@ -54,6 +65,9 @@ def check(wheel: Path, turbo: str, cuda: bool) -> None:
         lacks = {"LICENSE", *(path.name for path in (ROOT / "licenses").iterdir())} - licences
         if lacks:
             raise SystemExit(f"{wheel.name} lacks the licences {', '.join(sorted(lacks))}")
+        absent = sorted(packaged() - {*names})
+        if absent:
+            raise SystemExit(f"{wheel.name} lacks {', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}")
         if cuda != ("feeder/_native.fatbin" in names):
             raise SystemExit(f"{wheel.name} {'lacks' if cuda else 'has'} the CUDA kernels")
         wrong = wrong_with_fatbin(archive.read("feeder/_native.fatbin")) if cuda else None

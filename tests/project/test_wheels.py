@@ -39,9 +39,16 @@ def fatbin(machine_code: Sequence[int] = MACHINE_CODE, ptx: Sequence[int] = (75,
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
 
 
-def wheel(folder: Path, licences: list[Path], *, cuda: bool = True, kernels: bytes | None = None) -> Path:
+def wheel(
+    folder: Path, licences: list[Path], *, cuda: bool = True, kernels: bytes | None = None, without: str = ""
+) -> Path:
     path = folder / "feeder_data-0.1.0-py3-none-any.whl"
+    listed = subprocess.run(
+        ["git", "ls-files", "feeder", "kernels/gpu"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     with zipfile.ZipFile(path, "w") as archive:
+        for name in {name.replace("kernels/gpu", "feeder/_gpu") for name in listed} - {"feeder/_gpu", without}:
+            archive.write(ROOT / name, name)
         archive.write(native.__file__, f"feeder/{Path(native.__file__).name}")
         if cuda:
             archive.writestr("feeder/_native.fatbin", fatbin() if kernels is None else kernels)
@@ -60,6 +67,21 @@ def test_a_wheel_without_a_licence_is_refused(tmp_path: Path) -> None:
     done = run("check_wheel.py", wheel(tmp_path, LICENCES[:-1]), *OPTIONS)
     assert done.returncode == 1
     assert done.stderr.endswith(f"lacks the licences {LICENCES[-1].name}\n")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "feeder/tools/browse/templates/set.html",
+        "feeder/tools/browse/static/htmx.min.js",
+        "feeder/tools/html/report.css",
+        "feeder/py.typed",
+        "feeder/_gpu/__init__.py",
+    ],
+)
+def test_a_wheel_without_a_file_of_the_package_is_refused(tmp_path: Path, file: str) -> None:
+    done = run("check_wheel.py", wheel(tmp_path, LICENCES, without=file), *OPTIONS)
+    assert (done.returncode, done.stderr) == (1, f"feeder_data-0.1.0-py3-none-any.whl lacks {file}\n")
 
 
 def test_a_wheel_without_the_cuda_kernels_is_refused_unless_they_were_left_out(tmp_path: Path) -> None:
