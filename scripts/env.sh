@@ -40,6 +40,7 @@ version_of() {
     "$1" -c 'import sys, sysconfig; print("%d.%d.%d" % sys.version_info[:3] + "t" * (sysconfig.get_config_var("Py_GIL_DISABLED") or 0))' \
         2>/dev/null || true
 }
+free_threaded() { [ "${has_python%t}" != "$has_python" ]; }
 simd="$(sed -n 's/^pillow-simd==\([^ ;]*\).*/\1/p' constraints.txt)"
 make_keys() {
     has_python="$([ ! -x "$venv/bin/python" ] || version_of "$venv/bin/python")"
@@ -107,10 +108,15 @@ if ! done_already native "$native_key"; then
     busy
 fi
 if ! packages_done; then
-    [ "${has_python%t}" = "$has_python" ] || extras="${extras/dev-gil,/}"
+    if free_threaded; then
+        extras="${extras/dev-gil,/}"
+        extras="${extras/,gpu/}"
+    fi
     say "installing what feeder needs${extras:+ with $extras}"
     install_in_place -e ".$extras"
     if [ "$level" != run ]; then
+        # Triton comes with a torch for CUDA, too, and brings the GIL back.
+        ! free_threaded || pip uninstall -q -y triton
         install --no-deps fastai  # why without: pyproject.toml
         rm -rf "$venv/torchvision"
         install --no-deps --target "$venv/torchvision" torchvision

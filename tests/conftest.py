@@ -17,7 +17,6 @@ __all__ = [
     "bucket",
     "fault_proxy",
     "hide_native",
-    "no_gil",
     "one_torch_thread",
     "real_bucket",
     "s3_server",
@@ -40,12 +39,11 @@ with contextlib.suppress(ImportError):  # bench/gpu.sh does without
     settings.load_profile("feeder")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def no_gil() -> Iterator[None]:
-    """On a free-threaded Python: no module that the tests have imported has brought the GIL back."""
-    yield
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        assert not sys._is_gil_enabled(), "a module that was imported needs the GIL"  # type: ignore[attr-defined]
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run on a free-threaded Python if a module that it imported has brought the GIL back."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED") and sys._is_gil_enabled():  # type: ignore[attr-defined]
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\nfailed: a module that the tests have imported has brought the GIL back", file=sys.stderr)
 
 
 @pytest.fixture
