@@ -18,7 +18,7 @@ from typing import Any
 
 import feeder
 
-__all__ = ["PillowInfo", "pillow_info", "pillow_simd_command", "versions"]
+__all__ = ["PILLOW_SIMD", "PillowInfo", "pillow_info", "pillow_simd_command", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 
@@ -56,7 +56,10 @@ class PillowInfo:
         return self.overlaid is not None and self.overlaid != re.sub(r"\.post\d+$", "", self.version)
 
 
-def pillow_simd_command(version: str) -> str:
+PILLOW_SIMD = "12.1.1.post0"  # the newest release, which constraints.txt pins
+
+
+def pillow_simd_command(version: str = PILLOW_SIMD) -> str:
     """Returns the command that puts a release of pillow-simd over the same release of pillow."""
     return (
         f"pip install pillow=={version.partition('.post')[0]} && "

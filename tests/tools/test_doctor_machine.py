@@ -14,6 +14,7 @@ import pytest
 
 from feeder.errors import ArgumentError
 from feeder.system.nvml import GpuSample, Nvml, open_nvml
+from feeder.system.versions import PILLOW_SIMD
 from feeder.tools.doctor import Finding, check_machine, render
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
 from feeder.tools.doctor.pagecache import cached_bytes
@@ -21,6 +22,7 @@ from feeder.tools.doctor.resources import check_cores, check_gpus, check_memory,
 from feeder.tools.doctor.storage import ReadRate, check_data, disk_of, read_rate, survey
 from tests.support import ROOT, fake_nvml
 from tests.support.images import make_tree
+from tests.support.requirements import pins
 
 PILLOW = {
     "distribution": "pillow-simd",
@@ -186,17 +188,56 @@ def test_a_wrong_package_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatc
     assert remedy("torch", cuda12, torch_cuda=None) == torch + "cu126"
     assert remedy("torch", cuda12, torch_cuda="13.0") == torch + "cu126"
     assert remedy("torch", cuda13, torch_cuda=None) == torch + "cu130"
-    assert "newer driver" in remedy("torch", old)
+    assert "driver for CUDA 12" in remedy("torch", old)
     dali = {"dali_package": "nvidia-dali-cuda130"}
     assert remedy("DALI", cuda12, **dali) == (
         'pip uninstall -y nvidia-dali-cuda130 && pip install "feeder-data[dali-cuda12]"'
     )
-    assert "newer driver" in remedy("DALI", old, **dali)
+    assert "driver for CUDA 12" in remedy("DALI", old, **dali)
     undone = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "overlaid": None, "undone": "12.1.1.post0"}
     assert remedy("Pillow", cuda13, pillow=undone) == (
         'pip install pillow==12.1.1 && CC="cc -mavx2" pip install --no-cache-dir --no-deps --force-reinstall '
         "--no-binary pillow-simd pillow-simd==12.1.1.post0"
     )
+
+
+@pytest.mark.parametrize(
+    ("driver", "index"),
+    [
+        (Driver("580.65", (13, 0), ((6, 1),)), "cu126"),
+        (Driver("570.86", (12, 8), ((12, 0),)), "cu128"),
+        (Driver("580.65", (13, 0), ((12, 0),)), "cu130"),
+    ],
+)
+def test_a_torch_without_code_for_the_gpu_is_mended_by_one_command(
+    driver: Driver, index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_80", "sm_90"])
+    assert remedy("torch", driver) == (
+        f"pip uninstall -y torch && pip install torch --index-url https://download.pytorch.org/whl/{index}"
+    )
+
+
+def test_pillow_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    plain = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}
+    over = "--no-binary pillow-simd pillow-simd==12.1.1.post0"
+    found = remedy("Pillow", Driver(), pillow=plain)
+    assert found.startswith("pip install pillow==12.1.1 && ")
+    assert found.endswith(over)
+    assert remedy("Pillow", Driver(), pillow={**PILLOW, "overlaid": "13.0.0"}).endswith(over)
+    assert remedy("Pillow", Driver(), pillow=None) == "pip install pillow"
+    for jpeg in (None, "libjpeg 9.5"):
+        assert remedy("libjpeg", Driver(), pillow={**plain, "libjpeg": jpeg}) == (
+            "pip install --force-reinstall --no-deps --only-binary pillow pillow==12.1.1"
+        )
+        compiled = remedy("libjpeg", Driver(), pillow={**PILLOW, "libjpeg": jpeg})
+        assert compiled.startswith("sudo apt-get install -y libjpeg-dev && pip install pillow==12.1.1 && ")
+        assert compiled.endswith(over)
+
+
+def test_the_newest_pillow_simd_is_the_pinned_one() -> None:
+    assert pins()["pillow-simd"] == {PILLOW_SIMD}
 
 
 def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +252,7 @@ def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.
     ("change", "name", "level"),
     [
         ({"distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}, "Pillow", "warning"),
+        ({"distribution": "pillow", "version": "13.0.0", "simd": False, "overlaid": None}, "Pillow", "note"),
         ({"overlaid": "13.0.0"}, "Pillow", "problem"),
         ({"distribution": "pillow", "simd": False, "overlaid": None, "undone": "12.1.1.post0"}, "Pillow", "warning"),
         ({"libjpeg": "libjpeg 9.5"}, "libjpeg", "warning"),

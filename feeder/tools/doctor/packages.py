@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.system.nvml import Nvml
-from feeder.system.versions import pillow_simd_command, versions
+from feeder.system.versions import PILLOW_SIMD, pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding
 
 __all__ = ["Driver", "check_packages", "driver_of"]
+
+
+_NEWER_DRIVER = "an NVIDIA driver for CUDA 12, 525 or newer; on Debian: sudo apt-get install nvidia-driver"
 
 
 @dataclass(frozen=True)
@@ -103,24 +106,24 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             pillow_simd_command(pillow["undone"]),
         )
     elif not pillow["simd"] and platform.machine() == "x86_64":
-        yield Finding(
-            "Pillow",
-            "warning",
-            f"{said}, not a SIMD build",
-            "Resizing with Pillow (torchvision's transforms, feeder's pillow backend) does not use AVX2. "
-            "feeder's native backend is not affected.",
-            "pillow-simd over the same version of pillow: see pillow-simd in docs/operations.md",
-        )
+        why = "Resizing with Pillow (torchvision's transforms, feeder's pillow backend) does not use AVX2. "
+        why += "feeder's native backend is not affected."
+        newest = PILLOW_SIMD.partition(".post")[0]
+        if base != newest:
+            why += f" pillow-simd is there for Pillow {newest}."
+        level = "warning" if base == newest else "note"
+        yield Finding("Pillow", level, f"{said}, not a SIMD build", why, pillow_simd_command())
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
+    again = f"pip install --force-reinstall --no-deps --only-binary pillow pillow=={base}"
+    if pillow["distribution"] == "pillow-simd":
+        again = f"sudo apt-get install -y libjpeg-dev && {pillow_simd_command(version)}"
     jpeg, where = pillow["libjpeg"], os.path.basename(pillow["libjpeg_path"] or "") or "linked statically"
     if jpeg is None:
-        remedy = "pip install --force-reinstall pillow"
-        yield Finding("libjpeg", "problem", "Pillow was built without JPEG", "No JPEG can be opened.", remedy)
+        yield Finding("libjpeg", "problem", "Pillow was built without JPEG", "No JPEG can be opened.", again)
     elif "turbo" not in jpeg:
         why = "Decoding without libjpeg-turbo's SIMD code takes several times as long."
-        remedy = "install libjpeg-turbo (Debian: libjpeg62-turbo-dev) and build Pillow again, or take Pillow's wheel"
-        yield Finding("libjpeg", "warning", f"Pillow decodes with {jpeg} ({where})", why, remedy)
+        yield Finding("libjpeg", "warning", f"Pillow decodes with {jpeg} ({where})", why, again)
     else:
         yield Finding("libjpeg", "ok", f"{jpeg} ({where})")
 
@@ -145,11 +148,16 @@ def _torch(found: dict[str, Any], driver: Driver) -> Finding:
     return _architectures(said, driver)
 
 
-def _torch_command(driver: Driver) -> str:
-    """Returns the command that installs a torch for the driver, built for the least CUDA of the driver's major."""
+def _torch_command(driver: Driver, compute: int | None = None) -> str:
+    """Returns the command that installs a torch for the driver, built for the least CUDA of the driver's major that has
+    code for a GPU of a compute capability, such as 90 for 9.0."""
     if driver.cuda is not None and driver.cuda[0] < 12:
-        return f"a newer driver: this one ({driver.version}) is too old for the torch that feeder needs"
+        return _NEWER_DRIVER
     index = "cu126" if driver.cuda is not None and driver.cuda[0] == 12 else "cu130"
+    if compute is not None and compute < 75:
+        index = "cu126"  # CUDA 13 has no code for these
+    elif compute is not None and compute >= 100 and index == "cu126":
+        index = "cu128"  # the first that has
     return f"pip uninstall -y torch && pip install torch --index-url https://download.pytorch.org/whl/{index}"
 
 
@@ -166,7 +174,7 @@ def _architectures(said: str, driver: Driver) -> Finding:
             fits = any(d <= here and (kind == "com" or d // 10 == major) for kind, d in digits)
             if names and not fits:
                 why = f"It has no code for this GPU (compute capability {major}.{minor}): no kernel image is available."
-                return Finding("torch", "problem", said, why, "a build of torch for this GPU: https://pytorch.org")
+                return Finding("torch", "problem", said, why, _torch_command(driver, here))
     return Finding("torch", "ok", said)
 
 
@@ -191,7 +199,7 @@ def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
         yield Finding("DALI", "ok", f"{version} ({name}); CPU operators only, without an NVIDIA driver")
     elif driver.cuda is not None and driver.cuda[0] < needed:
         why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: its GPU operators fail."
-        remedy = f"a newer driver: no DALI for CUDA {driver.cuda[0]} fits feeder"
+        remedy = _NEWER_DRIVER
         if driver.cuda[0] >= 12:
             remedy = f'pip uninstall -y {name} && pip install "feeder-data[dali-cuda{driver.cuda[0]}]"'
         yield Finding("DALI", "problem", f"{version} is built for CUDA {needed}", why, remedy)
