@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +12,22 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import decoder_names, get_decoder
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.support import ROOT
 from tests.support.conformance import CHECKS
+from tests.support.documents import block
 from tests.support.loader_data import write_shards
+from tests.support.requirements import toml
 
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's backend, as a package that is installed."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/new-backend.md").read_text(), re.DOTALL)
-    (tmp_path / "toy_backend.py").write_text(code)
+    (tmp_path / "toy_backend.py").write_text(block("docs/new-backend.md", "class ToyDecoder"))
     info = tmp_path / "toy_backend-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-backend\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[feeder.decoders]\ntoy = toy_backend:ToyDecoder\n")
+    ((group, names),) = toml(block("docs/new-backend.md", "toy", "toml"))["project"]["entry-points"].items()
+    lines = [f"{name} = {place.replace('my_package.toy', 'toy_backend')}\n" for name, place in names.items()]
+    (info / "entry_points.txt").write_text(f"[{group}]\n{''.join(lines)}")
     monkeypatch.syspath_prepend(str(tmp_path))
     return "toy"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms.pad_to_batch import PadToBatch
-from tests.support import ROOT
+from tests.support.documents import block
 from tests.support.image_pairs import encoded_pixels, pair_pixels, write_pairs
 from tests.support.loader_data import without_tables
 
@@ -426,9 +425,7 @@ def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> N
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pairs(tmp_path / "shards", 20)
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/transforms.md").read_text(), re.DOTALL)
-    (block,) = [block for block in blocks if "T.Image(" in block]
-    exec(compile(block, "docs/transforms.md", "exec"), {})
+    exec(block("docs/transforms.md", "T.Image(draws"), {})
 
 
 def test_a_folder_has_pairs_beside_each_other(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
 from feeder.transforms.pad_to_batch import PadToBatch
-from tests.support import ROOT
+from tests.support.documents import block
 from tests.support.target_data import SCALE, TARGETS, write_target_shards
 
 SEED = 5
@@ -326,8 +325,6 @@ def test_targets_do_not_change_the_draws_of_the_image(shards: Path) -> None:
 def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_target_shards(tmp_path / "shards", 20)
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/transforms.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if "T.Mask(" in block]
     names: dict[str, Any] = {}
-    exec(code, names)
+    exec(block("docs/transforms.md", "T.RandomIoUCrop"), names)
     assert sum(map(len, (images for images, *_ in names["loader"]))) == 20

@@ -5,24 +5,19 @@ from __future__ import annotations
 import fnmatch
 import re
 import shlex
-import sys
 from typing import Any
 
 import pytest
 
 from tests.support import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from tests.support.requirements import pyproject
 
 DOCKERFILE = re.sub(r"\\\n", "", re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
 def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return pyproject()
 
 
 def pip_arguments() -> list[str]:

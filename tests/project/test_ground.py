@@ -18,30 +18,8 @@ from bench.make_images import make_images
 from feeder.tools.bench import show
 from feeder.tools.cli import main
 from tests.support import ROOT
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-
-def normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def pins() -> dict[str, set[str]]:
-    """The versions of each distribution in constraints.txt; more than one where a marker tells them apart."""
-    found: dict[str, set[str]] = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        if line and not line.startswith("#"):
-            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s;]+)(; python_version (<|>=) \"3\.11\")?", line)
-            assert match, f"not an exact pin: {line!r}"
-            found.setdefault(normalized(match[1]), set()).add(match[2])
-    return found
-
-
-def pyproject() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+from tests.support.documents import block
+from tests.support.requirements import normalized, pins, pyproject
 
 
 def required() -> set[str]:
@@ -126,8 +104,7 @@ def test_version_is_the_same_everywhere() -> None:
 def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
     make_images(tmp_path / "images", count=6, classes=3)
     assert main(["shard", str(tmp_path / "images"), "-q"]) == 0
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    code = "def train_step(images, labels): pass\n" + code
+    code = "def train_step(images, labels): pass\n" + block("README.md", "train_step(images, labels)")
     shorter = {"range(90)": "range(2)", "num_workers=8": "num_workers=1", "batch_size=256": "batch_size=4"}
     for long, short in shorter.items():
         assert long in code

@@ -1,16 +1,11 @@
-"""The code of the documents: tutorials run as they stand there, and each call of the command is one that it takes."""
+"""The code of the documents: every block is run as it stands there, by a test that is named here, or says why not."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,125 +15,123 @@ import pytest
 import torch.distributed
 
 import feeder
-from bench.make_images import make_images
 from feeder import transforms as T
 from feeder.tools.cli import main, make_parser
-from tests.scenarios.test_task_examples import boxes, masks
+from tests.scenarios.test_shell_docs import CLUSTER, LOCAL, STORES
 from tests.support import ROOT
+from tests.support.documents import PAGES, Block, blocks, smaller
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import write_tar
 from tests.support.tokenizer_files import word_tokenizer
 
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*/README.md"))]
-TUTORIALS = sorted(path.stem for path in ROOT.glob("docs/tutorials/*.md"))
-
-# What is run elsewhere, by page; one test runs what has no page of its own here, below.
+# What other tests run, by page and a sign of the block, or its language. The test's file has the sign, too.
 ELSEWHERE = {
-    "README.md": "tests/project/test_ground.py",
-    "docs/frameworks.md": "tests/scenarios/test_pipelines.py",
-    "docs/new-backend.md": "tests/decoders/test_new_backend.py",
+    ("README.md", "train_step(images, labels)"): "project/test_ground.py::test_the_training_example_of_the_readme_runs",
+    ("docs/cluster.md", "ray_train.py"): (
+        "scenarios/test_ray_examples.py::test_training_goes_on_exactly_after_a_worker_is_killed"
+    ),
+    ("docs/cluster.md", "ray_tune.py"): (
+        "scenarios/test_ray_examples.py::test_a_search_over_a_service_has_the_results_of_one_without"
+    ),
+    ("docs/frameworks.md", "wds.WebDataset"): "scenarios/test_pipelines.py::test_webdataset",
+    ("docs/frameworks.md", "nodes.Batcher"): "scenarios/test_pipelines.py::test_torchdata",
+    ("docs/frameworks.md", "with_transform"): "scenarios/test_pipelines.py::test_hugging_face_datasets",
+    ("docs/frameworks.md", "map_batches"): "scenarios/test_pipelines.py::test_ray_data",
+    ("docs/loading.md", "feeder.Buckets(pixels"): "scenarios/test_loading_docs.py::test_buckets",
+    ("docs/loading.md", "PadToBatch(multiple"): "scenarios/test_loading_docs.py::test_padded_batches",
+    ("docs/loading.md", "model.transform.resize"): (
+        "scenarios/test_loading_docs.py::test_torchvisions_detectors_take_padded_batches_as_they_are"
+    ),
+    ("docs/migration.md", "diff"): "scenarios/test_task_examples.py::test_the_lines_that_change_are_the_examples",
+    ("docs/new-backend.md", "class ToyDecoder"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
+    ("docs/new-backend.md", "toml"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
+    ("docs/performance.md", "throughput"): (
+        "project/test_ground.py::test_the_documented_bench_session_is_the_committed_one"
+    ),
+    ("docs/transforms.md", "T.RandomIoUCrop"): "loader/test_targets.py::test_the_example_of_the_docs_runs",
+    ("docs/transforms.md", "T.Image(draws"): "loader/test_image_pairs.py::test_the_example_of_the_docs_runs",
 }
-PARTLY_ELSEWHERE = {
-    "feeder.Buckets(pixels": "tests/scenarios/test_loading_docs.py",
-    "PadToBatch(multiple": "tests/scenarios/test_loading_docs.py",
-    "model.transform.resize": "tests/scenarios/test_loading_docs.py",
-    "T.RandomIoUCrop": "tests/loader/test_targets.py",
-    "T.Image(draws": "tests/loader/test_image_pairs.py",
+# What .ci/run does, and scripts/bare.sh, which it runs.
+IN_CI = {
+    ("README.md", "make demo"),
+    ("README.md", "make wheel"),
+    ("docs/operations.md", "scripts/bare.sh"),
+    ("docs/operations.md", "make test-slow"),
 }
-
-
-def blocks(path: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.DOTALL)
-
-
-def name(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def images_by_class(folder: Path) -> None:
-    make_images(folder / "train", count=12, classes=2)
-    make_images(folder / "val", count=6, classes=2, seed=1)
-
-
-def captions(folder: Path) -> None:
-    for tar in range(2):
-        members = []
-        for i in range(6):
-            text = json.dumps({"similarity": i / 10}).encode()
-            image = encode(pixels(i, 40, 40))
-            members += [(f"{tar}{i}.jpg", image), (f"{tar}{i}.txt", b"a cat\na dog\n"), (f"{tar}{i}.json", text)]
-        write_tar(folder / f"pairs-00{tar}.tar", members)
-    word_tokenizer(folder / "tokenizer.json")
-
-
-def coco(folder: Path) -> None:
-    found = boxes(folder / "coco")
-    (found / "images").rename(folder / "train2017")
-    (found / "instances.json").rename(folder / "instances_train2017.json")
-
-
-DATA = {
-    "first-training": images_by_class,
-    "clip": captions,
-    "segmentation": masks,
-    "detection": coco,
-    "views": images_by_class,
-    "frameworks": images_by_class,
+NOT_IN_CI = {
+    "make env": "each of the others makes it",
+    "make docs": "tests/project/test_site.py builds the site",
 }
-# For few cores and little data.
-SMALLER = {
-    "num_workers=8": "num_workers=1",
-    "batch_size=256": "batch_size=4",
-    "batch_size=64": "batch_size=4",
-    "batch_size=16": "batch_size=4",
-    "steps_between_checkpoints=1000": "steps_between_checkpoints=2",
-    "[480, 544, 608, 672, 736, 800], max_size=1333": "[48, 54], max_size=133",
-}
-CHECKS = {
-    "first-training": "assert images.dtype == torch.float32 and images.shape[1:] == (3, 224, 224)",
-    "clip": "assert texts['input_ids'].shape[0] == len(weights) == 4",
-    "segmentation": "assert masks.dtype == torch.uint8 and masks.shape == images[:, 0].shape",
-    "detection": "assert len(boxes) == len(inside) == len(sizes)",
-    "views": "assert [tuple(view.shape[2:]) for view in views] == [(224, 224)] * 2 + [(96, 96)] * 6",
-    "frameworks": "assert trainer.global_step == 6",
+NOT_RUN = {
+    ("README.md", "pip install feeder-data"): "the name is not published yet",
+    ("README.md", "apt-get install"): "it changes the machine; scripts/system.sh and scripts/env.sh do it for make",
+    ("bench/README.md", "docker run"): "needs Docker and a GPU",
+    ("bench/README.md", "pip wheel"): "needs a GPU",
+    ("bench/README.md", "--only data"): "needs a GPU",
+    ("docs/architecture.md", "once, offline"): "a picture of folders",
+    ("docs/architecture.md", "fast/batch_queue"): "a picture of modules",
+    ("docs/operations.md", "pillow-simd=="): "scripts/env.sh does it for make",
+    ("docs/operations.md", "--live 9090"): "ends with Ctrl-C; tests/tools/test_browse_live.py looks at the page",
+    ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",
+    ("docs/operations.md", "FROM feeder"): "needs Docker",
+    ("docs/tutorials/first-training.md", "n01440764_18.JPEG"): "names of files",
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tutorial", TUTORIALS)
-def test_tutorial_runs_from_its_first_command_to_its_last_line(tutorial: str, tmp_path: Path) -> None:
-    page = ROOT / f"docs/tutorials/{tutorial}.md"
-    DATA[tutorial](tmp_path)
-    shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    bin = tmp_path / "bin"
-    bin.mkdir()
-    for command, call in (("python", sys.executable), ("feeder", f"{sys.executable} -m feeder")):
-        (bin / command).write_text(f'#!/bin/sh\nexec {call} "$@"\n')
-        (bin / command).chmod(0o755)
-    code = "\n".join(blocks(page, "python"))
-    for large, small in SMALLER.items():
-        code = code.replace(large, small)
-    (tmp_path / "tutorial.py").write_text("import torch\n\ntorch.set_num_threads(1)\n" + code + "\n" + CHECKS[tutorial])
-    shell = ["set -euo pipefail", *blocks(page, "sh"), "python tutorial.py"]
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(shell)],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+def has(block: Block, sign: str) -> bool:
+    return sign in block.text or sign == block.language
+
+
+def runs_here(block: Block) -> bool:
+    """True for Python that is no tutorial's and no other test's."""
+    if block.language != "python" or "tutorials" in block.page:
+        return False
+    return not any(block.page == page and has(block, sign) for page, sign in ELSEWHERE)
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+HERE = [block for block in ALL if runs_here(block)]
+
+
+def test_every_block_is_run_by_one_test_or_says_why_not() -> None:
+    tables = (ELSEWHERE, IN_CI, NOT_RUN, LOCAL, STORES, CLUSTER)
+    entries = [entry for table in tables for entry in table]
+    for block in ALL:
+        runs = [entry for entry in entries if entry[0] == block.page and has(block, entry[1])]
+        tutorial = "tutorials" in block.page and block.language in ("python", "sh")
+        assert len(runs) + tutorial + (block in HERE) == 1, (runs, block)
+    for page, sign in entries:
+        found = [block for block in ALL if block.page == page and has(block, sign)]
+        assert len(found) == 1 or {sign} == {block.language for block in found}, (page, sign)
+
+
+def test_what_runs_elsewhere_does() -> None:
+    for (_, sign), test in ELSEWHERE.items():
+        file, _, function = test.partition("::")
+        text = (ROOT / "tests" / file).read_text()
+        assert f"\ndef {function}(" in text, test
+        assert sign in text, (sign, test)
+
+
+def test_what_ci_runs_is_there() -> None:
+    text = "".join((ROOT / name).read_text() for name in (".ci/run", "scripts/bare.sh"))
+    for page, sign in IN_CI:
+        (block,) = [block for block in blocks(page, "sh") if has(block, sign)]
+        for line in block.text.splitlines():
+            command = " ".join(line.removeprefix("sudo ").split()[: 1 if "scripts/" in line else 2])
+            assert command in NOT_IN_CI or re.search(rf"^ *([A-Z]+=\S+ |timeout \S+ \S+ )*{command}\b", text, re.M), (
+                command
+            )
 
 
 def calls_of_the_command() -> list[tuple[str, str]]:
     """Pages and calls of ``feeder`` in their code and text."""
     found = []
-    for path in PAGES:
-        lines = [line for block in blocks(path, "sh") for line in block.replace("\\\n", " ").splitlines()]
-        found += [(name(path), line) for line in lines if line.startswith("feeder ")]
-        found += [(name(path), " ".join(call.split())) for call in re.findall(r"`(feeder [^`\[]+)`", path.read_text())]
+    for page in PAGES:
+        lines = [line for block in blocks(page, "sh") for line in block.text.replace("\\\n", " ").splitlines()]
+        found += [(page, line) for line in lines if line.startswith("feeder ")]
+        calls = re.findall(r"`(feeder [^`\[]+)`", (ROOT / page).read_text())
+        found += [(page, " ".join(call.split())) for call in calls]
     return sorted(set(found))
 
 
@@ -201,26 +194,9 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     torch.distributed.destroy_process_group()
 
 
-def _runs_here(path: Path, block: str) -> bool:
-    page = name(path)
-    return not (page in ELSEWHERE or "tutorials" in page or any(sign in block for sign in PARTLY_ELSEWHERE))
-
-
-HERE = [(name(path), block) for path in PAGES for block in blocks(path, "python") if _runs_here(path, block)]
-
-
-@pytest.mark.parametrize(("page", "block"), HERE, ids=[f"{page}:{i}" for i, (page, _) in enumerate(HERE)])
-def test_code_of_the_how_to_pages(page: str, block: str, names: dict[str, object]) -> None:
-    if 'device="cuda"' in block and not torch.cuda.is_available():
+@pytest.mark.parametrize("block", HERE, ids=[f"{block.page}:{i}" for i, block in enumerate(HERE)])
+def test_code_of_the_how_to_pages(block: Block, names: dict[str, object]) -> None:
+    if 'device="cuda"' in block.text and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    for large, small in {**SMALLER, '"s3://my-bucket/train"': '"shards"'}.items():
-        block = block.replace(large, small)
-    exec(compile(block, page, "exec"), names)
-
-
-def test_what_runs_elsewhere_does() -> None:
-    for page, test in ELSEWHERE.items():
-        assert name(ROOT / page).rpartition("/")[2] in (ROOT / test).read_text()
-    text = "\n".join(block for path in PAGES for block in blocks(path, "python"))
-    for sign in PARTLY_ELSEWHERE:
-        assert sign in text
+    code = smaller(block.text, {'"s3://my-bucket/train"': '"shards"'})
+    exec(compile(code, block.page, "exec"), names)

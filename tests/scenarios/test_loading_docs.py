@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 import feeder
 from feeder import transforms as T
-from tests.support import ROOT
+from tests.support.documents import block
 from tests.support.loader_data import write_shards
 from tests.support.with_torchvision import run_with_torchvision
 
@@ -20,7 +19,7 @@ import sys, types
 from pathlib import Path
 import torch
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
-from tests.scenarios.test_loading_docs import block, run
+from tests.scenarios.test_loading_docs import code, run
 
 class Detector:
     def __init__(self, image_mean, image_std):
@@ -33,7 +32,7 @@ names = run("PadToBatch(multiple", Path(sys.argv[1]))
 detection = types.SimpleNamespace(fasterrcnn_resnet50_fpn=Detector)
 models = types.SimpleNamespace(models=types.SimpleNamespace(detection=detection))
 names |= {"torchvision": models, "targets": None}
-exec(block("model.transform.resize"), names)
+exec(code("model.transform.resize"), names)
 assert torch.equal(names["losses"].tensors, names["images"])
 assert names["losses"].image_sizes == [tuple(size) for size in names["sizes"].tolist()]
 """
@@ -44,17 +43,15 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("docs") / "shards", 8, sizes=[(30, 40), (40, 30), (31, 33)])
 
 
-def block(sign: str) -> str:
+def code(sign: str) -> str:
     """The one block with this sign, for a machine with few cores."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/loading.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if sign in block]
-    return code.replace("num_workers=8", "num_workers=1")
+    return block("docs/loading.md", sign).replace("num_workers=8", "num_workers=1")
 
 
 def run(sign: str, shards: Path) -> dict[str, Any]:
     """Runs a block; returns its names."""
     names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch}
-    exec(block(sign).replace('"shards"', repr(str(shards))), names)
+    exec(code(sign).replace('"shards"', repr(str(shards))), names)
     return names
 
 

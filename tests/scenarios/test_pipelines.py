@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import torch
 import feeder
 from feeder import transforms as T
 from tests.support import ROOT
+from tests.support.documents import block
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import write_tar
 
@@ -36,10 +36,8 @@ def _quiet() -> Iterator[None]:
 
 def run(sign: str, **names: Any) -> dict[str, Any]:
     """Runs the one block of the docs that has this sign; returns its names."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if sign in block]
     names |= {"feeder": feeder, "recipe": CROPS, "epoch": EPOCH}
-    exec(code, names)
+    exec(block("docs/frameworks.md", sign), names)
     return names
 
 
@@ -88,8 +86,6 @@ def test_ray_data(tmp_path: Path) -> None:
     pytest.importorskip("ray.data", reason="Ray is not installed")
     for key, data in IMAGES.items():
         (tmp_path / f"{key}.jpg").write_bytes(data)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks.md").read_text(), re.DOTALL)
-    (code,) = [block for block in blocks if "map_batches" in block]
     script = f"""
 import numpy as np, ray, torch
 import feeder
@@ -97,7 +93,7 @@ from feeder import transforms as T
 ray.init(num_cpus=1, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
 recipe = T.Compose([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ToDtype(torch.float32, scale=True)])
 folder, epoch = {str(tmp_path)!r}, {EPOCH}
-{code}
+{block("docs/frameworks.md", "map_batches")}
 rows = dataset.take_all()
 np.savez({str(tmp_path / "found.npz")!r}, np.stack([row["image"] for row in rows]))
 ray.shutdown()

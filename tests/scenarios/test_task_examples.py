@@ -17,6 +17,7 @@ from PIL import Image
 
 from feeder.tools import cli
 from tests.support import ROOT
+from tests.support.documents import blocks
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import write_tar
 from tests.support.tokenizer_files import WORDS, word_tokenizer
@@ -221,7 +222,7 @@ def test_the_lines_that_change_are_the_examples() -> None:
     text = (ROOT / "docs/migration.md").read_text()
     sources = [(ROOT / "examples" / name).read_text() for name in re.findall(r"\]\(../examples/(\w+\.py)\)", text)]
     lines = {line.strip() for source in sources for line in source.splitlines()}
-    blocks = re.findall(r"```diff\n(.*?)```", text, re.S)
-    assert blocks
-    for block in blocks:
-        assert [line for line in block.splitlines() if line[0] not in "+-" or line[1:].strip() not in lines] == []
+    changes = blocks("docs/migration.md", "diff")
+    assert len(changes) > 3
+    for change in changes:
+        assert [line for line in change.text.splitlines() if line[0] not in "+-" or line[1:].strip() not in lines] == []
