@@ -40,7 +40,7 @@ nb::object gather(ShardRows& held, Numbers shards, Numbers rows) {
     if (rows.shape(0) != count) throw nb::value_error("shards and rows must be of one length");
     nb::object result = nb::steal(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(count * record_bytes)));
     if (!result.is_valid()) throw nb::python_error();
-    char* out = PyBytes_AS_STRING(result.ptr());
+    char* out = PyBytes_AsString(result.ptr());
     for (size_t i = 0; i < count; ++i, out += record_bytes) {
         const uint8_t* const record = index.record(shards.data()[i], rows.data()[i]);
         if (record == nullptr) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import struct
 import subprocess
@@ -162,6 +163,27 @@ def test_digests_are_the_same_until_a_pixel_changes(tmp_path: Path) -> None:
     changed = run("digest.py", native.__file__, tmp_path).stdout
     pairs = list(zip(first.stdout.splitlines(), changed.splitlines(), strict=True))
     assert [a == b for a, b in pairs] == [True] + [False] * (len(pairs) - 1)
+
+
+# What the bindings take from Python.h, all of it in the stable ABI of 3.12: https://docs.python.org/3.12/c-api/stable.html
+STABLE = {
+    *("PyBUF_SIMPLE", "PyBuffer_Release", "PyBytes_AsString", "PyBytes_FromStringAndSize", "PyErr_NewExceptionWithDoc"),
+    *(
+        "PyErr_SetObject",
+        "PyExc_ValueError",
+        "PyInit__native",
+        "PyObject",
+        "PyObject_GetBuffer",
+        "Py_buffer",
+        "Py_ssize_t",
+    ),
+}
+
+
+def test_bindings_keep_to_the_stable_abi_of_wheels_for_later_pythons() -> None:
+    sources = [*(ROOT / "kernels/bind").iterdir()]
+    assert len(sources) > 15
+    assert {name for path in sources for name in re.findall(r"\bPy[A-Z_]\w+", path.read_text())} <= STABLE
 
 
 def test_kernels_ask_the_cpu_and_not_the_compilers_runtime_for_its_features() -> None:
