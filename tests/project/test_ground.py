@@ -219,6 +219,15 @@ def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
     assert end["descriptors"] <= start["descriptors"]
 
 
+@pytest.mark.parametrize("name", ["decode_wheel", "decode_abi"])
+def test_a_committed_comparison_of_builds_costs_at_most_three_percent(name: str) -> None:
+    if not (ROOT / f"bench/results/{name}.json").exists():
+        assert not re.search(rf"\]\([^)]*{name}\.json\)", (ROOT / "docs/operations.md").read_text())
+        return
+    ratios = {where: ratio["median"] for where, ratio in committed(name)["times_as_fast"].items()}
+    assert min(ratios.values()) >= 0.97, ratios
+
+
 def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> None:
     found = committed("torch_tests")
     assert found["passed"] >= 264

@@ -72,6 +72,8 @@ NOT_RUN = {
     ("docs/architecture.md", "fast/batch_queue"): "a picture of modules",
     ("docs/operations.md", "pillow-simd=="): "scripts/env.sh does it for make",
     ("docs/operations.md", "--live 9090"): "ends with Ctrl-C; tests/tools/test_browse_live.py looks at the page",
+    ("docs/operations.md", "decode_wheel"): "takes many minutes; bench.smoke runs bench.decode_builds",
+    ("docs/operations.md", "decode_abi"): "compiles twice, and takes many minutes",
     ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",
     ("docs/operations.md", "FROM feeder"): "needs Docker",
     ("docs/tutorials/first-training.md", "n01440764_18.JPEG"): "names of files",
