@@ -228,6 +228,11 @@ def test_a_committed_comparison_of_builds_costs_at_most_three_percent(name: str)
     assert min(ratios.values()) >= 0.97, ratios
 
 
+def test_the_committed_way_to_a_trained_epoch_takes_less_than_three_minutes() -> None:
+    if (ROOT / "bench/results/bare.json").exists():
+        assert committed("bare")["seconds"]["all"] < 180
+
+
 def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> None:
     found = committed("torch_tests")
     assert found["passed"] >= 264
