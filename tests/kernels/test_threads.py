@@ -120,7 +120,7 @@ def test_threads_share_the_rows_of_shards_that_come_and_go() -> None:
 
     def come_and_go(thread: int) -> None:
         begin.wait(60)
-        for i in range(1500):
+        for i in range(6000):
             shard = 2 * (i % 4) + thread  # none that the other one adds, so that it is here until it is removed
             rows.add(shard, data[shard])
             rows.add_steps(shard, steps)
@@ -129,7 +129,7 @@ def test_threads_share_the_rows_of_shards_that_come_and_go() -> None:
 
     def read(thread: int) -> None:
         begin.wait(60)
-        for i in range(3000):
+        for i in range(12_000):
             shard, row = (i * 5 + thread) % 8, i % 5
             expected = data[shard][row * record.itemsize :][: record.itemsize]
             assert rows.gather(np.array([shard]), np.array([row])) in (None, expected)

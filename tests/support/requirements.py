@@ -1,4 +1,4 @@
-"""What pyproject.toml asks for, and the versions that constraints.txt pins."""
+"""Requirements of pyproject.toml, and the versions that constraints.txt pins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def toml(text: str) -> dict[str, Any]:
 
 
 def pyproject() -> dict[str, Any]:
-    """What pyproject.toml says."""
+    """The contents of pyproject.toml."""
     return toml((ROOT / "pyproject.toml").read_text())
 
 

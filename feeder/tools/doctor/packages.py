@@ -13,7 +13,7 @@ from typing import Any
 
 from feeder.system.nvml import Nvml
 from feeder.system.versions import PILLOW_SIMD, pillow_simd_command, versions
-from feeder.tools.doctor.finding import Finding
+from feeder.tools.doctor.finding import Finding, Level
 
 __all__ = ["Driver", "check_packages", "driver_of"]
 
@@ -111,7 +111,7 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         newest = PILLOW_SIMD.partition(".post")[0]
         if base != newest:
             why += f" pillow-simd is there for Pillow {newest}."
-        level = "warning" if base == newest else "note"
+        level: Level = "warning" if base == newest else "note"
         yield Finding("Pillow", level, f"{said}, not a SIMD build", why, pillow_simd_command())
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
