@@ -54,6 +54,13 @@ def counted() -> Iterator[DecodeCounts]:
         _counting.counts = before
 
 
+class _Own(threading.local):
+    """A thread's decoder: what a decoder says of its last call is for one thread."""
+
+    def __init__(self, recipes: tuple[Recipe, ...]) -> None:
+        self.decoder = get_decoder("auto", recipes)
+
+
 class SampleDecoder:
     """Decodes samples one by one, as their images may differ in size. Uses the backend that "auto" chooses.
 
@@ -65,7 +72,7 @@ class SampleDecoder:
 
     def __init__(self, reader: Reader, recipe: Recipe | Views, extras: Sequence[Extra]) -> None:
         self._reader, self._recipe, self._extras = reader, recipe, extras
-        self._decoder = get_decoder("auto", (*recipe.views, *further_recipes(images_in(extras))))
+        self._own = _Own((*recipe.views, *further_recipes(images_in(extras))))
         self._has_warned = False
 
     def decode(
@@ -102,7 +109,7 @@ class SampleDecoder:
                     draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
                     out = np.empty((1, 3, *draws.output_size[0].tolist()), each.storage_dtype)
                     views.append(View(each, draws, out))
-                problem = self._decoder.decode_views(encoded.buffers[one], encoded.orientations[one], views)[0]
+                problem = self._own.decoder.decode_views(encoded.buffers[one], encoded.orientations[one], views)[0]
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
                 self._count(counts, i)
@@ -141,7 +148,7 @@ class SampleDecoder:
         for recipe, draws in zip(recipes, image.draw(recipes, first, list(keys), encoded.sizes), strict=True):
             out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
             views.append(View(recipe, draws, out))
-        problem = self._decoder.decode_views(encoded.buffers, encoded.orientations, views)[0]
+        problem = self._own.decoder.decode_views(encoded.buffers, encoded.orientations, views)[0]
         if problem is not None:
             raise image.named(problem)
         return by_image([image], [as_tensor(view.out[0], view.recipe.output_dtype) for view in views])[0]
@@ -149,9 +156,9 @@ class SampleDecoder:
     def _count(self, counts: DecodeCounts | None, i: int) -> None:
         """Counts the last decoded image, of sample ``i``, if it was clipped or slow; or warns."""
         if counts is not None:
-            counts.clipped += self._decoder.clipped
-            counts.slow += self._decoder.slow
-        elif self._decoder.clipped and not self._has_warned:
+            counts.clipped += self._own.decoder.clipped
+            counts.slow += self._own.decoder.slow
+        elif self._own.decoder.clipped and not self._has_warned:
             self._has_warned = True
             key = self._reader.field(i, "key")
             warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,18 +17,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from feeder.dataset import open_files
 from feeder.dataset import shard_reader as read_shards
+from feeder.dataset.decoding import counted
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders.native import NativeDecoder
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
+from tests.support.gil import FREE_THREADED
 from tests.support.loader_data import encode, write_shards
 from tests.support.shard_sets import damage_row, shard_entries, to_version_1
 
@@ -229,6 +235,29 @@ def open_shards(folder: Path) -> int:
     return sum(os.readlink(link).startswith(f"{folder}/shard-") for link in links if os.path.lexists(link))
 
 
+def test_threads_count_their_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    Image.fromarray(np.full((20, 20), 40_000, np.uint16)).save(tmp_path / "a/deep.png")  # 16 bits, clipped
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "a/plain.png")
+    dataset = FolderDataset(tmp_path, Resize((16, 16)))
+    decode, both = NativeDecoder.decode_views, threading.Barrier(2)
+
+    def decode_and_wait(self: NativeDecoder, *arguments: Any) -> Any:
+        found = decode(self, *arguments)
+        both.wait(60)
+        return found
+
+    monkeypatch.setattr(NativeDecoder, "decode_views", decode_and_wait)
+
+    def clipped(i: int) -> int:
+        with counted() as counts:
+            dataset[i]
+        return counts.clipped
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(clipped, range(2))] == [1, 0]
+
+
 def test_threads_share_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "OPEN_SHARDS", 64)
     dataset = ShardDataset(write_shards(tmp_path, 200, per_shard=1), fields=("json",))
@@ -240,6 +269,8 @@ def test_threads_share_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert (label, parsed) == (i % 7, {"i": i})
     assert 1 <= open_shards(tmp_path) <= 64  # this thread's; those of the others are closed
     del dataset
+    if FREE_THREADED:
+        gc.collect()  # which settles references of other threads
     assert open_shards(tmp_path) == 0
 
 
