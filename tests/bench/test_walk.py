@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from bench.walk import walk
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -14,7 +12,6 @@ from tests.support.images import make_tree
 _MOST = 27
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_a_warm_batch_enters_few_modules(tmp_path: Path) -> None:
     shard(str(make_tree(tmp_path / "images", 2, 32)), str(tmp_path / "shards"), ShardOptions())
     trainer, worker = walk(str(tmp_path / "shards"))

@@ -180,7 +180,6 @@ def test_a_feeder_dataset_on_torchs_path_is_warned_of_once_with_the_reason_and_t
     assert DataLoader(torch.arange(3)).path == "generic"
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_auto_workers_do_not_warn_of_torchs_path_once_more(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feeder.loader.auto_workers.RUN_S", 0.01)
     with pytest.warns(UserWarning, match="runs torch's path") as caught:

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.support import ROOT
+from tests.support.gil import need
 from tests.support.images import encode
 from tests.support.ranks import TORCHRUN
 
@@ -71,6 +72,7 @@ def test_lightning_learns(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_accelerate_goes_on_with_another_number_of_processes(shards: Path, tmp_path: Path) -> None:
+    need("accelerate")
     options = ("--size", "32", "--epochs", "2", "--checkpoint", "state.pt")
     (tmp_path / "state.pt.unfinished").write_bytes(b"of a run that was killed")
     broken = ("--batch-size", "8", "--max-steps", "2")
@@ -106,6 +108,7 @@ def test_torchrun_ddp(shards: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_transformers_trainer_goes_on_from_its_last_checkpoint(shards: Path, tmp_path: Path) -> None:
+    need("accelerate", "transformers")
     options = ("--size", "32", "--batch-size", "8", "--save-steps", "5")
     _example(tmp_path, "transformers_trainer.py", shards, *options, "--epochs", "1")
     out = _example(tmp_path, "transformers_trainer.py", shards, *options, "--epochs", "3", "--resume")

@@ -12,6 +12,7 @@ from bench.make_images import make_images
 from tests.scenarios.test_task_examples import boxes, masks
 from tests.support import ROOT
 from tests.support.documents import blocks, run_shell, smaller
+from tests.support.gil import need
 from tests.support.images import encode, pixels
 from tests.support.ray_cluster import RayCluster
 from tests.support.remote import Bucket
@@ -79,6 +80,8 @@ assert all(torch.equal(a, b) for one, other in zip(only, alone, strict=True) for
 def test_tutorial_runs_from_its_first_command_to_its_last_line(
     tutorial: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if tutorial == "frameworks":
+        need("accelerate")
     page = f"docs/tutorials/{tutorial}.md"
     DATA[tutorial](tmp_path)
     places: dict[str, str] = {}

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
+from tests.support.gil import FREE_THREADED
 
 __all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "compiled", "decode", "planes", "preloaded"]
 
@@ -124,8 +125,11 @@ def compiled(name: str, sources: Sequence[str]) -> Path:
 def preloaded() -> dict[str, str] | None:
     """Returns the environment of a Python in which memory of the emulator, and of the bytes that it gets, is guarded.
 
-    None: the compiler's AddressSanitizer has no library that could be loaded.
+    None: the compiler's AddressSanitizer has no library that could be loaded, or Python is free-threaded: it then takes
+    memory that AddressSanitizer does not watch.
     """
+    if FREE_THREADED:
+        return None
     compiler = os.environ.get("CXX", "g++")
     library = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
     if not Path(library).is_absolute():

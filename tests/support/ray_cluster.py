@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tests.support import ROOT
+from tests.support.gil import need
 
 __all__ = ["RayCluster"]
 
@@ -39,6 +40,7 @@ class RayCluster:
     """
 
     def __init__(self) -> None:
+        need("ray")
         self._folder = tempfile.mkdtemp(prefix="feeder-ray-", dir="/tmp")  # paths of sockets must be short
         with open(os.path.join(self._folder, "log"), "wb") as log:
             self._process = subprocess.Popen(

@@ -174,7 +174,6 @@ def test_epochs_with_killed_workers_leak_neither_memory_nor_descriptors(shards: 
     assert held() == before
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shards: Path) -> None:
     loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1)
     iterator = iter(loader)

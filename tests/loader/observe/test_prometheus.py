@@ -219,7 +219,6 @@ def test_a_garbage_collection_that_ends_a_loader_may_come_in_the_servers_own_thr
     assert not server._thread.is_alive()
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_a_forked_child_ends_its_copy_and_can_serve_on_the_same_port(shards: Path) -> None:
     loader = _loader(shards)
     assert loader.metrics_url is not None

@@ -95,7 +95,6 @@ def test_a_server_that_dies_just_when_it_is_needed_is_replaced(shards: Path, mon
     assert ForkServer.shared(TARGET) is not server
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 def test_a_child_forked_while_a_server_is_started_can_start_its_own() -> None:
     with ForkServer._shared_lock:
         child = os.fork()

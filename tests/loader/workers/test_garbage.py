@@ -8,13 +8,10 @@ import select
 import signal
 from pathlib import Path
 
-import pytest
 import torch
 
 from feeder.decoders.dali.pipeline import PipelineOptions, build_pipeline
 from feeder.loader.dataloader import DataLoader
-
-pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
 
 
 class _Garbage:

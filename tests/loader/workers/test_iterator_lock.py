@@ -196,10 +196,14 @@ def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(mo
 
 _AT_EXIT = """
 import dill  # keeps __main__, so that what follows goes when the modules have gone
+import multiprocessing
 import sys
 import torch
 import feeder
 from feeder.transforms import RandomResizedCrop
+
+multiprocessing.set_start_method("fork")  # to which a class of a script can go on any Python
+
 
 class Tensors(torch.utils.data.Dataset):
     def __len__(self):

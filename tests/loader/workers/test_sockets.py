@@ -28,8 +28,6 @@ from feeder.transforms import RandomResizedCrop
 from tests.support.loader_data import write_shards
 from tests.support.torch_datasets import Tensors
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # has threads, and forks all the same
-
 
 @contextlib.contextmanager
 def _bystanders() -> Iterator[Callable[[], None]]:
