@@ -1,10 +1,12 @@
-// Packed JPEGs. A JPEG that packs must come back to the byte, and give the JPEG's samples at every SIMD level, whole and in a
-// box. A packed file, given or with one of these bytes changed, may hold anything: it must give a status, and the same
-// samples and the same JPEG at every level. So must a codebook.
+// Packed JPEGs. A JPEG that packs must give the same bytes at every SIMD level, come back to the byte, and give the JPEG's
+// samples, whole and in a box; and one that packs with some codebook must pack with one that is trained on it. A packed file,
+// given or with one of these bytes changed, may hold anything: it must give a status, and the same samples and the same JPEG
+// at every level, with the codebook that it was packed with and with a hostile one.
 //
 // The input's last 12 bytes choose the box, the change, codebook, fidelity and level; the rest is the file. What takes long
 // and has a target of its own, the whole way to resized pixels and libjpeg's decoding, is done for one input in 8, by a hash
-// of it; most inputs end at the decoder's planes, in which no difference is averaged out.
+// of it, which also chooses the inputs with a hostile codebook; most inputs end at the decoder's planes, in which no
+// difference is averaged out.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -17,6 +19,7 @@
 #include "cpu/packed/pack.h"
 #include "cpu/packed/train.h"
 #include "cpu/simd.h"
+#include "fuzz/codebooks.h"
 #include "fuzz/mutate_packed.h"
 
 using namespace feeder;
@@ -26,32 +29,8 @@ namespace {
 constexpr int64_t kMaxPixels = 1 << 14;
 constexpr size_t kChoiceBytes = 12;
 constexpr size_t kPixels = 3 * 24 * 16;
-constexpr int kCodebooks = 16;
 
 int little_endian16(const uint8_t* bytes) { return bytes[0] | bytes[1] << 8; }
-
-uint32_t hash_of(const uint8_t* data, size_t size) {
-    uint32_t hash = 2166136261u;
-    for (size_t i = 0; i < size; ++i) hash = (hash ^ data[i]) * 16777619u;
-    return hash ^ hash >> 15;
-}
-
-// Codebooks of few shapes, in which most numbers need a patch, and of many. Their ids are their numbers.
-const Codebook& codebook(uint8_t number) {
-    static const Codebook* known[kCodebooks] = {};
-    if (known[number] != nullptr) return *known[number];
-    static constexpr unsigned kShapes[kCodebooks] = {3, 256, 1, 2, 8, 31, 32, 33, 63, 64, 65, 100, 128, 129, 200, 255};
-    std::vector<Shape> shapes;
-    for (unsigned i = 0; i < kShapes[number]; ++i) {
-        Shape shape;
-        for (size_t g = 0; g < kGroups; ++g) shape[g] = static_cast<uint8_t>((i * (37u + 10u * number) >> g) & 7);
-        shapes.push_back(shape);
-    }
-    shapes.back().fill(7);
-    const CodebookId id = {number};
-    if (!add_codebook(id, write_codebook(shapes, shapes))) std::abort();
-    return *(known[number] = find_codebook(id));
-}
 
 uint8_t codebook_number(const uint8_t* choice) {
     return static_cast<uint8_t>((choice[1] >> 3 & 3) | (choice[11] >> 4 & 12));
@@ -139,8 +118,7 @@ View view_of(const PixelBox& box) {
 
 // A JPEG and what it was packed to.
 void check_packed(const std::vector<uint8_t>& jpeg, const JpegHeader& header, const std::vector<uint8_t>& bytes,
-                  const Choices& choices, bool thoroughly) {
-    const Codebook& book = codebook(choices.number);
+                  const Codebook& book, const Choices& choices, bool thoroughly) {
     const PixelBox box = choices.box(header.width, header.height);
     PackedFile packed;
     if (!packed.open(bytes, -1).ok()) std::abort();
@@ -176,8 +154,8 @@ void check_packed(const std::vector<uint8_t>& jpeg, const JpegHeader& header, co
 }
 
 // Any bytes that begin as a packed file does.
-void check_bytes(const std::vector<uint8_t>& bytes, const Choices& choices, bool thoroughly) {
-    const Codebook& book = codebook(choices.number);
+void check_bytes(const std::vector<uint8_t>& bytes, const Codebook& book, const Choices& choices, bool thoroughly,
+                 bool hostile) {
     PackedFile packed;
     const bool opened = packed.open(bytes, choices.first_row).ok();
     PixelBox box = choices.box(opened ? packed.header().width : 8, opened ? packed.header().height : 8);
@@ -201,29 +179,99 @@ void check_bytes(const std::vector<uint8_t>& bytes, const Choices& choices, bool
     if (choices.first_row >= 0) return;
     static Bytes backs[2];
     const Outcome outcome = unpack_jpeg(packed, book, backs[0]);
-    if (thoroughly) {
+    if (thoroughly || hostile) {
         set_simd_level(SimdLevel::portable);
         Bytes fresh;
         if (unpack_jpeg(packed, book, fresh).status != outcome.status) std::abort();
         if (outcome.ok() && !std::ranges::equal(fresh.span(), backs[0].span())) std::abort();
         CutPlace place;
-        PackedCut cut;
         cut_packed(packed, book, box, backs[1], place);
     }
     std::vector<uint32_t> places;
     find_packed_bands(bytes, places);
 }
 
+// Shapes whose groups are those of another codebook in other places, turned by the input's bytes: the lines of a file that was
+// packed with that one have the same lengths, so that their blocks are unpacked.
+std::vector<Shape> turned(const ShapeTable& table, const std::vector<uint8_t>& bytes, size_t at) {
+    std::vector<Shape> shapes;
+    for (int i = 0; i < table.count; ++i) {
+        const uint8_t by = bytes.empty() ? 0 : bytes[(at + static_cast<size_t>(i)) % bytes.size()];
+        Shape shape;
+        for (size_t g = 0; g < kGroups; ++g) shape[g] = table.codes[i][(g + by) % kGroups];
+        shapes.push_back(shape);
+    }
+    return shapes;
+}
+
+// A codebook of any shapes, none of which may hold all numbers.
+const Codebook& hostile_codebook(const std::vector<uint8_t>& bytes, const Choices& choices) {
+    static Codebook hostile;
+    if (looks_like_packed(bytes)) {
+        const ShapeTable(&tables)[2] = codebook(choices.number).tables;
+        if (!hostile.parse(write_codebook(turned(tables[0], bytes, choices.at), turned(tables[1], bytes, choices.at + 1))))
+            std::abort();
+        return hostile;
+    }
+    std::vector<uint8_t> file = {'F', 'P', 'C', 1, choices.added, static_cast<uint8_t>(choices.at)};
+    const size_t size = file.size() + 3 * (size_t{file[4]} + file[5] + 2);
+    for (size_t i = choices.at; file.size() < size; ++i)
+        file.push_back(bytes.empty() ? 0 : bytes[bytes.size() - 1 - i % bytes.size()]);
+    if (hostile.parse({file.data(), size - 1}) || !hostile.parse(file)) std::abort();
+    return hostile;
+}
+
+// Any bytes behind a codebook's magic.
 void check_codebook(const std::vector<uint8_t>& bytes) {
     std::vector<uint8_t> file = {'F', 'P', 'C', 1};
     file.insert(file.end(), bytes.begin(), bytes.end());
-    static Codebook hostile;
-    hostile.parse(file);
-    const size_t size = file.size() < 6 ? file.size() : 6 + 3 * (size_t{file[4]} + file[5] + 2);
-    if (size <= file.size()) {
-        file.resize(size);
-        if (!hostile.parse({file.data(), size})) std::abort();
+    static Codebook parsed;
+    parsed.parse(file);
+}
+
+// `packs`: with a codebook that holds all numbers.
+void check_training(const std::vector<uint8_t>& jpeg, const Choices& choices, bool packs, bool trains) {
+    std::vector<uint8_t> trained[2];
+    for (int i = 0; i < 2; ++i) {
+        set_simd_level(i == 0 ? choices.level : SimdLevel::portable);
+        CodebookTrainer trainer;
+        if (!trainer.add(jpeg, kMaxPixels) && packs) std::abort();
+        if (!trains) return;
+        trained[i] = trainer.train();
     }
+    if (trained[0] != trained[1]) std::abort();
+    static Codebook book;
+    if (!book.parse(trained[0])) std::abort();
+    static JpegPacker packer;
+    std::vector<uint8_t> packed;
+    if (packer.pack(jpeg, {}, book, kMaxPixels, packed).ok() != packs) std::abort();
+}
+
+// Packs a JPEG, and checks what comes out. False: it is kept.
+bool check_jpeg(const std::vector<uint8_t>& jpeg, const Codebook& book, const Choices& choices, bool thoroughly,
+                bool hostile) {
+    static JpegPacker packer;
+    static std::vector<uint8_t> packed, portable;
+    const CodebookId id = {choices.number};
+    set_simd_level(choices.level);
+    const Outcome outcome = packer.pack(jpeg, id, book, kMaxPixels, packed);
+    if (!outcome.ok() && outcome.reason.empty()) std::abort();
+    if (thoroughly || hostile) {
+        set_simd_level(SimdLevel::portable);
+        const Outcome expected = packer.pack(jpeg, id, book, kMaxPixels, portable);
+        if (outcome.status != expected.status || outcome.reason != expected.reason) std::abort();
+        if (outcome.ok() && packed != portable) std::abort();
+    }
+    if (!outcome.ok()) return false;
+    JpegHeader header;
+    if (!parse_jpeg_header(jpeg, header).ok()) std::abort();
+    const std::vector<uint8_t> bytes = packed;  // of its own size, so that a read beyond its end is seen
+    check_packed(jpeg, header, bytes, book, choices, thoroughly);
+    std::vector<uint8_t> changed = bytes;
+    uint8_t& byte = changed[choices.at % changed.size()];
+    byte = static_cast<uint8_t>(byte + choices.added);
+    check_bytes(changed, book, choices, thoroughly, hostile);
+    return true;
 }
 
 }  // namespace
@@ -242,27 +290,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Choices choices(data + size - kChoiceBytes);
     std::vector<uint8_t> file(data, data + size - kChoiceBytes);
     const uint32_t hash = hash_of(data, size);
-    const bool thoroughly = hash % 8 == 0;
+    const bool thoroughly = hash % 8 == 0, hostile = hash % 32 == 3;
+    const Codebook& book = hostile ? hostile_codebook(file, choices) : codebook(choices.number);
     if (hash % 64 == 1) check_codebook(file);
-    if (!looks_like_packed(file)) {
-        static JpegPacker packer;
-        static std::vector<uint8_t> packed;
-        const CodebookId id = {choices.number};
-        set_simd_level(thoroughly ? SimdLevel::portable : choices.level);
-        const Outcome outcome = packer.pack(file, id, codebook(choices.number), kMaxPixels, packed);
-        if (!outcome.ok() && outcome.reason.empty()) std::abort();
-        // The corpus gets few of these, or most inputs would be made of them.
-        if (!outcome.ok()) return hash % 16 == 2 ? 0 : -1;
-        JpegHeader header;
-        if (!parse_jpeg_header(file, header).ok()) std::abort();
-        const std::vector<uint8_t> bytes = packed;  // of its own size, so that a read beyond its end is seen
-        check_packed(file, header, bytes, choices, thoroughly);
-        std::vector<uint8_t> changed = bytes;
-        uint8_t& byte = changed[choices.at % changed.size()];
-        byte = static_cast<uint8_t>(byte + choices.added);
-        check_bytes(changed, choices, thoroughly);
+    if (looks_like_packed(file)) {
+        check_bytes(file, book, choices, thoroughly, hostile);
         return 0;
     }
-    check_bytes(file, choices, thoroughly);
-    return 0;
+    const bool packs = check_jpeg(file, book, choices, thoroughly, hostile);
+    if (hash % 32 == 0) check_training(file, choices, packs, hash % 256 == 0);
+    // The corpus gets few of those that are kept, or most inputs would be made of them.
+    return packs || hash % 16 == 2 ? 0 : -1;
 }

@@ -10,6 +10,13 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t most);
 
 namespace feeder {
 
+// Of an input. It chooses what is done for some inputs only.
+inline uint32_t hash_of(const uint8_t* data, size_t size) {
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < size; ++i) hash = (hash ^ data[i]) * 16777619u;
+    return hash ^ hash >> 15;
+}
+
 // Nearly every change of a header makes a file that is refused at once: most changes are to the entropy-coded bytes and
 // the choices.
 inline size_t mutate_jpeg(uint8_t* data, size_t size, size_t most, unsigned seed, size_t choice_bytes) {

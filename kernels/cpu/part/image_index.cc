@@ -89,7 +89,7 @@ BandExtent RecordIndex::extent(int64_t shard, uint64_t start, uint64_t length, u
                                int64_t bottom) {
     places_.clear();
     if (start < kNoSteps && !read_steps(held(shard).steps, start, height, bottom, places_)) places_.clear();
-    return band_extent(places_, static_cast<int64_t>(length), top, bottom);
+    return band_extent(places_, static_cast<int64_t>(length), top, bottom, worth_bytes);
 }
 
 BandExtent RecordIndex::extent(int64_t shard, const uint8_t* record, int64_t top, int64_t bottom) {
@@ -140,7 +140,7 @@ bool ColumnIndex::find(int64_t, int64_t row, bool, IndexedImage& image) {
 BandExtent ColumnIndex::extent(const IndexedImage& image, int64_t top, int64_t bottom) {
     const std::span<const uint32_t> places =
         places_between(columns_.row_data, image.places, image.places_end, image.height);
-    return band_extent(places, static_cast<int64_t>(image.length), top, bottom);
+    return band_extent(places, static_cast<int64_t>(image.length), top, bottom, worth_bytes);
 }
 
 std::span<const uint32_t> places_between(std::span<const uint32_t> all, uint64_t begin, uint64_t end, uint64_t height) {

@@ -35,6 +35,8 @@ class ImageIndex {
 
     // The bytes needed for some rows of pixels, see band_extent().
     virtual BandExtent extent(const IndexedImage& image, int64_t top, int64_t bottom) = 0;
+
+    int64_t worth_bytes = 8192;  // gaps of fewer bytes are read, too; as in band_extent()
 };
 
 // Version 2: records of one size for each shard, and the differences of the places of rows.
