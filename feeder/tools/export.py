@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import collections
 import os
-import threading
+import posixpath
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.decoders.packed import add_codebooks, is_packed_field, packed_head, unpack_checked
 from feeder.errors import DecodeError, ShardError
@@ -38,16 +39,21 @@ class ExportSummary:
         unpacked: Number of images that were packed: the original files, compared with their SHA-256.
         copies: Number of images that were packed as sequential copies of progressive files: the copies, compared, too.
         stored: Number of other images, written as they are stored: original files only if the set kept them.
+        renamed: Number of images, among all of these, with their key in the name, as an earlier one has their path.
     """
 
     out: str
     unpacked: int
     stored: int
     copies: int = 0
+    renamed: int = 0
 
 
 def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSummary:
     """Writes the image of each sample to its original path below a folder.
+
+    Images that have the path of an earlier one, as in sets of several sources, get their key into their name:
+    ``cat/0.jpg`` becomes ``cat/0.00000012.jpg``.
 
     Args:
         path: A shard set's folder, an index file, or the URL of a set in a store.
@@ -55,7 +61,8 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         progress: Advanced with every image.
 
     Raises:
-        ShardError: if the folder holds something, two samples have one path, or a sample's key leads out of the folder.
+        ShardError: if the folder holds something, or a sample has no name of its own inside it. Then nothing is
+            written.
         FormatError: if there is no index, or it is damaged.
         DecodeError: for an image that can't be read or unpacked, or whose bytes changed.
         StoreError: if a store can't be read or written.
@@ -65,6 +72,8 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         index.check()
         write = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
         add_codebooks(index.codebooks)
+        ids = [_exported_ids(index, number) for number in range(index.shard_count)]
+        renamed = _renamed(index, np.concatenate([np.empty(0, np.int64), *ids]))
         progress = progress or Progress()
         progress.begin(len(index), index.size_bytes, 0, 0)
 
@@ -72,7 +81,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
             is_packed = is_packed_field(index.image_field(i))
             try:
                 data = _read(index, i)
-                write(_relative(index, i), unpack_checked(data) if is_packed else data)
+                write(renamed.get(i) or _relative(index, i), unpack_checked(data) if is_packed else data)
             except DecodeError as error:
                 shard, offset, _ = index.place(i)
                 name = os.path.basename(index.shard_name(shard))
@@ -85,15 +94,51 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         counts = collections.Counter[str]()
         with ThreadPoolExecutor(_REQUESTS) as pool:
             run = pool.map if is_remote(out) else map
-            for number in range(index.shard_count):
-                ids = index.shard_ids(number)
-                if isinstance(index, SetIndex):  # in whose places others stand
-                    ids = np.delete(ids, [*index.shard_index(number).taken_down()])
+            for number, exported in enumerate(ids):
                 with copy.shard(index.shard_name(number)):
-                    counts.update(run(export_one, ids.tolist()))
+                    counts.update(run(export_one, exported.tolist()))
         progress.end()
     shown = str(Url.parse(out)) if is_remote(out) else out
-    return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"])
+    return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"], len(renamed))
+
+
+def _exported_ids(index: Index, shard: int) -> npt.NDArray[np.int64]:
+    ids = index.shard_ids(shard)
+    if isinstance(index, SetIndex):  # in whose places others stand
+        ids = np.delete(ids, [*index.shard_index(shard).taken_down()])
+    return ids
+
+
+def _renamed(index: Index, ids: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Returns the paths of those of the samples that can't have their own: an earlier one's, or that of a folder.
+
+    Raises:
+        ShardError: if a key does not make a path that no other sample has.
+    """
+    hashes, folders = np.empty(len(ids), np.int64), {""}  # hashes, as the paths of a large set take gigabytes
+    for n, i in enumerate(ids.tolist()):
+        path = _relative(index, i)
+        hashes[n] = hash(path)
+        while (path := posixpath.dirname(path)) not in folders:
+            folders.add(path)
+    values, counts = np.unique(hashes, return_counts=True)
+    unsure = [*values[counts > 1].tolist(), *map(hash, folders)]
+    taken, renamed = set[str](), dict[int, str]()
+    for i in ids[np.isin(hashes, unsure)].tolist():
+        path = _relative(index, i)
+        if path in taken or path in folders:
+            stem, extension = posixpath.splitext(path)
+            renamed[i] = f"{stem}.{index.key(i).replace('/', '_')}{extension}"
+        taken.add(path)
+    names = np.array([hash(name) for name in renamed.values()], np.int64)
+    for i, is_taken in zip(renamed, np.isin(names, values), strict=True):
+        if is_taken or renamed[i] in taken or renamed[i] in folders:
+            raise ShardError(
+                f"sample {index.key(i)!r}: other samples have its path and {renamed[i]!r}, too; "
+                "`feeder shard SET --out DIR --encode keep` makes a set of the original files"
+            )
+        taken.add(renamed[i])
+    return renamed
 
 
 def _into_folder(out: str) -> Callable[[str, bytes], None]:
@@ -104,7 +149,7 @@ def _into_folder(out: str) -> Callable[[str, bytes], None]:
     def write(name: str, data: bytes) -> None:
         target = os.path.join(out, name)
         if os.path.lexists(target):
-            raise _taken(target)
+            raise ShardError(f"{target}: is there already; nothing is overwritten")
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with atomic_file(target) as file:
             file.write(data)
@@ -114,22 +159,14 @@ def _into_folder(out: str) -> Callable[[str, bytes], None]:
 
 def _into_store(out: str) -> Callable[[str, bytes], None]:
     """Returns a function that writes an object below a URL, by its name and bytes; for any thread."""
-    store, lock, taken = open_store(out), threading.Lock(), set[str]()
+    store = open_store(out)
     if next(store.list(), None) is not None:
         raise ShardError(f"{store.url}: is not empty; choose another --out")
 
     def write(name: str, data: bytes) -> None:
-        with lock:
-            if name in taken:
-                raise _taken(store.url.object(name))
-            taken.add(name)
         store.put(name, data)
 
     return write
-
-
-def _taken(target: str) -> ShardError:
-    return ShardError(f"{target}: several samples have this path; nothing is overwritten")
 
 
 def _read(index: Index, i: int) -> bytes:
@@ -163,13 +200,14 @@ def _relative(index: Index, i: int) -> str:
     if is_packed_field(extension):
         extension = f"{extension[: -len('fpk')]}jpg"
     if _is_inside(path):
-        return path if "." in os.path.basename(path) else f"{path}.{extension}"
+        path = posixpath.normpath(path)
+        return path if "." in posixpath.basename(path) else f"{path}.{extension}"
     if not _is_inside(key):
         raise ShardError(f"sample {key!r}: its key leads out of the folder, and it has no other path to export it to")
-    return f"{key}.{extension}"
+    return posixpath.normpath(f"{key}.{extension}")
 
 
 def _is_inside(path: str) -> bool:
     """Returns whether a path names a file below the folder that it is joined to."""
     parts = path.split("/")
-    return bool(parts[-1]) and not os.path.isabs(path) and ".." not in parts and "\0" not in path
+    return parts[-1] not in ("", ".") and not os.path.isabs(path) and ".." not in parts and "\0" not in path

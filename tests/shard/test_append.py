@@ -25,12 +25,13 @@ from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.tools.export import export
+from feeder.tools.inspect import open_set
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support.images import encode, make_tree, pixels
 from tests.support.interrupted_runs import append_killed_at
 from tests.support.remote import Bucket
-from tests.support.shard_sets import contents, kept, samples_of, to_version_1
+from tests.support.shard_sets import contents, kept, one_image_index, samples_of, to_version_1
 
 RECIPE = Compose([Resize((8, 8))])
 
@@ -410,3 +411,34 @@ def test_samples_added_to_a_packed_set_are_packed_with_its_codebook_and_come_bac
     for source in (tmp_path / "images", tmp_path / "more"):
         for path in source.rglob("*.jpg"):
             assert (tmp_path / "out" / path.relative_to(source)).read_bytes() == path.read_bytes()
+
+
+def test_images_with_the_paths_of_earlier_ones_are_exported_with_their_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sources with the same names, as those of two days' photos."""
+    images(tmp_path / "images" / "cat", 0, 3)
+    images(tmp_path / "more" / "cat", 10, 2)
+    for i in range(2):
+        (tmp_path / "more" / "cat" / f"{10 + i}.jpg").rename(tmp_path / "more" / "cat" / f"{i}.jpg")
+    folder = tmp_path / "set"
+    shard(str(tmp_path / "images"), str(folder), ShardOptions(encode=EncodeOptions("packed")))
+    append(str(folder), str(tmp_path / "more"), ShardOptions())
+    index = open_set(str(folder))
+    added = {index.source_path(i): index.key(i) for i in range(3, 5)}
+    assert main(["export", str(folder), "--out", str(tmp_path / "out")]) == 0
+    assert "renamed   2 of these" in capsys.readouterr().out
+    for i in range(3):
+        assert (tmp_path / "out/cat" / f"{i}.jpg").read_bytes() == (tmp_path / "images/cat" / f"{i}.jpg").read_bytes()
+    for i in range(2):
+        name = f"{i}.{added[f'cat/{i}.jpg']}.jpg"
+        assert (tmp_path / "out/cat" / name).read_bytes() == (tmp_path / "more/cat" / f"{i}.jpg").read_bytes()
+    assert len(list((tmp_path / "out").rglob("*.jpg"))) == 5
+
+
+def test_an_export_that_can_not_give_each_image_a_path_writes_nothing(tmp_path: Path) -> None:
+    """The third image has the path that the second one would get for its key."""
+    index = one_image_index(tmp_path, [("k", "a.jpg"), ("k", "a.jpg"), ("n", "a.k.jpg")])
+    with pytest.raises(ShardError, match=r"^sample 'k': other samples have its path and 'a\.k\.jpg'.*--encode keep"):
+        export(index, str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()

@@ -37,6 +37,7 @@ __all__ = [
     "header_of",
     "kept",
     "member",
+    "one_image_index",
     "rejected",
     "samples_of",
     "shard_entries",
@@ -117,6 +118,19 @@ def write_rows(builder: IndexBuilder, path: Path | str, shard: ShardEntry) -> st
     pieces = {name: [column] for name, column in columns.items()}
     write_index(str(path), [shard], list(builder.fields), pieces, counts, targets=builder.targets)
     return str(path)
+
+
+def one_image_index(folder: Path, samples: list[tuple[str, str]]) -> str:
+    """An index of one image as several samples, with these keys and paths."""
+    data = encode(pixels(1))
+    tar = write_tar(folder / "x.tar", [("0.jpg", data)])
+    builder = IndexBuilder()
+    for key, path in samples:
+        builder.add(
+            key=key.encode(), path=path.encode(), field="jpg", offset=512, length=len(data), label=-1, width=8,
+            height=8, orientation=1, source_bytes=len(data), crc32=zlib.crc32(data), members=[],
+        )  # fmt: skip
+    return write_rows(builder, folder / "x.bin", ShardEntry("x.tar", tar.stat().st_size))
 
 
 def to_version_1(path: Path | str) -> str:

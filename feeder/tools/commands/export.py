@@ -24,7 +24,8 @@ def add(commands: Any) -> None:
         description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
         "to the original files (to sequential copies of progressive ones, where the set was made so), and compared "
         "with their SHA-256; others are written as they are stored: seekable JPEGs have the original pixels, but other "
-        "bytes.",
+        "bytes. Images with the path of an earlier one get their key into their name. For a shard set of the original "
+        "files, with their labels and fields: feeder shard DIR --out DIR2 --encode keep.",
     )
     command.add_argument(
         "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"
@@ -50,4 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"  copies    {summary.copies:,}, sequential ones of progressive files, with the same pixels")
         if summary.stored:
             say(f"  stored    {summary.stored:,}, as the set has them")
+        if summary.renamed:
+            say(f"  renamed   {summary.renamed:,} of these, by their keys: earlier images have their paths")
     return 0
