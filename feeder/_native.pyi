@@ -531,8 +531,13 @@ def resample_planes(
 def simd_level() -> str:
     """The instruction set in use: "portable", "avx2" or "avx512"."""
 
-def set_simd_level(level: str) -> bool:
-    """Makes all threads use another instruction set, for tests; False where this CPU lacks it."""
+def set_simd_level(level: str, *, slow_pdep: bool = False) -> bool:
+    """Makes all threads use another instruction set, for tests; False where this CPU lacks it.
+
+    Args:
+        level: "portable", "avx2" or "avx512".
+        slow_pdep: Does without BMI2's pdep, as on AMD's CPUs before Zen 3.
+    """
 
 def cut_mask(
     mask: npt.NDArray[np.uint8] | npt.NDArray[np.int32],

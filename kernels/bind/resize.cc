@@ -104,9 +104,12 @@ std::string level_name() {
     return "";
 }
 
-bool force_level(const std::string& wanted) {
-    for (const auto& [name, level] : kLevels)
-        if (name == wanted) return set_simd_level(level);
+bool force_level(const std::string& wanted, bool slow_pdep) {
+    for (const auto& [name, level] : kLevels) {
+        if (name != wanted) continue;
+        pretend_slow_pdep(slow_pdep);
+        return set_simd_level(level);
+    }
     throw std::invalid_argument("level must be portable, avx2 or avx512; found " + wanted);
 }
 
@@ -136,9 +139,12 @@ void add_resize(nb::module_& module) {
                "Raises:\n"
                "    ValueError: an argument that makes no sense; nothing was written then.");
     module.def("simd_level", &level_name, "The instruction set in use: portable, avx2 or avx512.");
-    module.def("set_simd_level", &force_level, "level"_a,
+    module.def("set_simd_level", &force_level, "level"_a, nb::kw_only(), "slow_pdep"_a = false,
                "Makes all threads use another instruction set; False where this CPU lacks it. For tests: the pixels\n"
-               "are the same.");
+               "are the same.\n\n"
+               "Args:\n"
+               "    level: portable, avx2 or avx512.\n"
+               "    slow_pdep: Does without BMI2's pdep, as on AMD's CPUs before Zen 3.");
 }
 
 }  // namespace feeder::bind

@@ -49,6 +49,8 @@ std::atomic<SimdLevel>& current() {
     return level;
 }
 
+std::atomic<bool> pdep_is_slow{false};
+
 }  // namespace
 
 SimdLevel best_simd_level() {
@@ -71,13 +73,15 @@ bool is_amd() {
 
 bool has_fast_pdep() {
     static const bool fast = !is_amd() || cpu_family() >= kZen3;
-    return fast;
+    return fast && !pdep_is_slow.load(std::memory_order_relaxed);
 }
 
 bool has_cheap_512_bits() {
     static const bool cheap = is_amd() && cpu_family() >= kZen5;
     return cheap;
 }
+
+void pretend_slow_pdep(bool is_slow) { pdep_is_slow.store(is_slow, std::memory_order_relaxed); }
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 

@@ -31,4 +31,7 @@ bool has_cheap_512_bits();
 // False on AMD's CPUs before Zen 3, which take hundreds of cycles for BMI2's pdep.
 bool has_fast_pdep();
 
+// Makes has_fast_pdep() false on this CPU, too, or true again where it was. For tests: the bytes are the same.
+void pretend_slow_pdep(bool is_slow);
+
 }  // namespace feeder
