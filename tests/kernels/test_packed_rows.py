@@ -70,7 +70,7 @@ def refused(file: bytes, box: tuple[int, int, int, int]) -> bool:
     return True
 
 
-def test_patches_rise_by_block_and_index(level: str) -> None:
+def test_patches_rise_by_block_and_index(packed_level: str) -> None:
     data = gray(40)
     file = packed(data)
     line = Line(file, 0, 5)
@@ -87,7 +87,7 @@ def test_patches_rise_by_block_and_index(level: str) -> None:
         assert refused(line.with_patches([*patches[:at], here, here, *patches[at + 2 :]]), (0, 0, 40, 8))
 
 
-def test_a_patch_beyond_the_line_is_refused(level: str) -> None:
+def test_a_patch_beyond_the_line_is_refused(packed_level: str) -> None:
     line = Line(packed(gray(40)), 0, 5)
     patches = line.patches()
     for block in (5, 8191):
@@ -109,7 +109,7 @@ def levels(differences: list[int]) -> bytes:
 
 
 @pytest.mark.parametrize("bits", range(16))
-def test_dc_differences_of_every_length_come_back(bits: int, level: str) -> None:
+def test_dc_differences_of_every_length_come_back(bits: int, packed_level: str) -> None:
     least, most = 1 << bits >> 1, (1 << bits) - 1
     # Their sums, the coefficients, have 16 bits.
     groups = [[least, -least] * 4, [most, -most] * 4, [-most, most] * 4, [0] * 6 + [most, -most], [-least, 0, least]]
@@ -130,7 +130,7 @@ def test_groups_of_dc_differences_take_every_width() -> None:
 
 
 @pytest.mark.parametrize("code", range(12, 16))
-def test_codes_of_dc_widths_beyond_the_last_one_are_refused(code: int, level: str) -> None:
+def test_codes_of_dc_widths_beyond_the_last_one_are_refused(code: int, packed_level: str) -> None:
     """Also where the row has bytes for any width that they might be taken for."""
     file = packed(gray(40))
     line = Line(file, 0, 5)
