@@ -8,6 +8,9 @@ outside    Share of a worker's busy time outside of drawing and decoding; the pa
            comparison, the time of plain copies of as many bytes from memory in no cache.
 rows       A worker's time and bytes read per sample with an index that has the places of rows, beside the same shards
            with an index without them, where files are read whole; and the same for reading with an empty page cache.
+runner     Microseconds an image that a worker takes to make parts of 64 and of 4 images of the same set, packed, beside
+           decoding and transforming them, as its meters count these, and beside a bare loop of preadv for the same
+           ranges. Goals: 6 us with parts of 64, 10 us with parts of 4.
 trainer    CPU time of the trainer's process for a batch of 256 (fast path), with the order from a sampler; and CPU time
            of such a batch's ids in the loader's own order of 1,281,167 shuffled samples.
 order      CPU time per sample of each way to shuffle 10**10 samples in shards of 2,400 and in shards of 2,000 to 2,800,
@@ -54,16 +57,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.decoders.registry import get_decoder
+from feeder.decoders.stored_boxes import stored_rows
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.observe.stats import stage_table
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
+from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.open_index import open_index
+from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.support.shard_sets import to_version_1
@@ -71,6 +81,7 @@ from tests.support.shard_sets import to_version_1
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
 _COPY_BYTES = 1 << 30
 _IMAGENET = 1_281_167
+_RUNNER_GOALS_US = {"64": 6.0, "4": 10.0}  # by the size of a part
 
 
 @dataclass(frozen=True)
@@ -278,8 +289,8 @@ def _cold_read(path: str, passes: int) -> tuple[float, float]:
     spent_ns = 0
     before = _disk_bytes()
     for seed in range(passes):
-        for shard in Path(path).glob("*.tar"):
-            with open(shard, "rb") as file:
+        for tar in Path(path).glob("*.tar"):
+            with open(tar, "rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         ids = np.random.default_rng(seed).permutation(count)
         for part in np.array_split(ids, -(-count // 64)):
@@ -318,6 +329,88 @@ def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:
     for place in places.tolist():
         target[:] = memory[place : place + size]
     return (time.perf_counter_ns() - started) / len(places)
+
+
+def runner(path: str, extent: Extent) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        packed = str(Path(folder) / "packed")
+        shard(path, packed, ShardOptions(encode=EncodeOptions("packed")))
+        work, index = make_work(ShardDataset(packed, RECIPE)), open_index(Path(packed) / INDEX_NAME)
+        sizes = {name: int(name) for name in _RUNNER_GOALS_US}
+        for size in sizes.values():  # opens the shards and allocates the memory
+            _runner_us(work, index, size, 0, 1)
+        epochs = itertools.count(1)
+        found: dict[str, dict[str, list[float]]] = {name: {} for name in sizes}
+        for _ in range(extent.repeats):
+            epoch = next(epochs)
+            for name, size in sizes.items():
+                for what, value in _runner_us(work, index, size, epoch, extent.passes).items():
+                    found[name].setdefault(what, []).append(value)
+        results = {name: {what: spread(values) for what, values in figures.items()} for name, figures in found.items()}
+    missed = [
+        f"parts of {name}: {results[name]['above_decoding_and_preadv']['median']:.1f} us, the goal is {goal:g} at most"
+        for name, goal in _RUNNER_GOALS_US.items()
+        if results[name]["above_decoding_and_preadv"]["median"] > goal
+    ]
+    return {"us_an_image": results, "goals": _RUNNER_GOALS_US, "missed": missed}
+
+
+def _runner_us(work: Work, index: Index, size: int, epoch: int, passes: int) -> dict[str, float]:
+    """Returns microseconds an image of making parts of that size in random order, of what is in it, and of the rest."""
+    rng = np.random.default_rng(epoch)
+    ids = np.concatenate([rng.permutation(len(index)) for _ in range(passes)])
+    images, labels = np.empty((size, 3, 224, 224), np.uint8), np.empty(size, np.int64)
+    parts = [part for first in range(0, len(ids), size) if len(part := ids[first : first + size]) == size]
+    views = [SlotView(Samples.of(part, part), labels, (images,)) for part in parts]
+    before = _made_ns(work)
+    started = time.perf_counter_ns()
+    for view in views:
+        work.run(epoch, view)
+    taken_ns = time.perf_counter_ns() - started
+    decoded_ns = _made_ns(work) - before
+    read_ns = sum(_preadv_ns(_ranges(work, index, part, epoch)) for part in parts)
+    us = {"made": taken_ns, "decoded": decoded_ns, "preadv": read_ns}
+    us["above_decoding_and_preadv"] = taken_ns - decoded_ns - read_ns
+    return {name: value / 1000 / (len(parts) * size) for name, value in us.items()}
+
+
+def _made_ns(work: Work) -> int:
+    """Returns the time that a worker's meters have counted for decoding and transforming."""
+    table = stage_table(work.meter.words)
+    return sum(table[stage]["total_ns"] for stage in ("decode", "transform") if stage in table)
+
+
+def _ranges(work: Work, index: Index, ids: np.ndarray[Any, Any], epoch: int) -> list[tuple[str, int, int]]:
+    """Returns the (shard, offset, length) of what a part's crops need, in stored order."""
+    stored = index.rows(ids)
+    known = work.reader.stored(ids)
+    assert known is not None
+    orientations, sizes = known
+    draws = work.recipe.views[0].draw(work.seed, epoch, ids, sizes)
+    extents = stored.extents(stored_rows([draws], orientations))
+    lengths = stored.length.tolist()
+    needed = [(0, 0, length) for length in lengths] if extents is None else extents[:, 1:].tolist()
+    ranges = []
+    for number, at, (head, begin, end) in zip(stored.shard.tolist(), stored.offset.tolist(), needed, strict=True):
+        path = index.shard_path(number)
+        ranges += [(path, at, head)] * (head > 0) + [(path, at + begin, end - begin)]
+    return sorted(ranges)
+
+
+def _preadv_ns(ranges: list[tuple[str, int, int]]) -> int:
+    """Returns the time of reading ranges of files one after the other into one buffer, in as few instructions."""
+    with contextlib.ExitStack() as stack:
+        files = {path: stack.enter_context(open(path, "rb")) for path in {path for path, _, _ in ranges}}
+        memory, at = memoryview(bytearray(sum(length for _, _, length in ranges))), 0
+        reads = []
+        for path, offset, length in ranges:
+            reads.append((files[path].fileno(), (memory[at : at + length],), offset))
+            at += length
+        preadv = os.preadv
+        started = time.perf_counter_ns()
+        for descriptor, buffers, offset in reads:
+            preadv(descriptor, buffers, offset)
+        return time.perf_counter_ns() - started
 
 
 def trainer(path: str, extent: Extent) -> dict[str, Any]:
@@ -441,7 +534,7 @@ def main() -> None:
     parser.add_argument("--shards")
     parser.add_argument("--repeats", type=int, default=Extent.repeats)
     parser.add_argument("--epochs", type=int, default=Extent.epochs)
-    parser.add_argument("--only", default="generic,decode,outside,rows,trainer,order,first,soak")
+    parser.add_argument("--only", default="generic,decode,outside,rows,runner,trainer,order,first,soak")
     parser.add_argument("--smoke", metavar="DIR", help="everything once, at the smallest size, on DIR/shards")
     parser.add_argument("--json", default="bench/results/loader.json")
     args = parser.parse_args()
@@ -454,6 +547,7 @@ def main() -> None:
         "decode": lambda: decode(shards, extent),
         "outside": lambda: outside(shards, extent),
         "rows": lambda: rows(shards, extent),
+        "runner": lambda: runner(shards, extent),
         "trainer": lambda: trainer(shards, extent),
         "order": lambda: order(extent),
         "first": lambda: first(shards, extent),
