@@ -175,9 +175,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             many threads is measured to be about as fast as so many workers. None: "auto" with ``num_workers="auto"``,
             else 1.
         numa_node: Number of the NUMA node that the fast path's workers stay on, and that the memory of their batches is
-            on. "auto" is the node of the GPU ``device``, on a host of several nodes where NVML tells it (extra
-            ``nvml``); else nothing is bound, and pages are on the node of the thread that allocates them. What this
-            process is bound to already is kept to. None binds nothing.
+            on. "auto" is the node of the GPU ``device``, on a host of several nodes where NVML (extra ``nvml``) or
+            the kernel tells it; else nothing is bound, and pages are on the node of the thread that allocates them.
+            What this process is bound to already is kept to. None binds nothing.
         hang_timeout_s: A worker that has work and stays silent for longer is replaced, like one that died. None: 300
             on the fast path; never on torch's, where a batch may take any time.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"

@@ -6,10 +6,12 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.system.nvml import gpu_of
 
-__all__ = ["cpus_near", "numa_nodes", "running_on"]
+__all__ = ["cpus_near", "gpu_cpus", "numa_nodes", "running_on"]
 
 
 def numa_nodes(root: str = "/") -> dict[int, frozenset[int]]:
@@ -24,6 +26,28 @@ def numa_nodes(root: str = "/") -> dict[int, frozenset[int]]:
             if cpus := _cpu_list((folder / "cpulist").read_text()):
                 nodes[int(folder.name.removeprefix("node"))] = cpus
     return dict(sorted(nodes.items()))
+
+
+def gpu_cpus(torch: Any, number: int, root: str = "/") -> frozenset[int] | None:
+    """Returns the CPUs that are nearest to a GPU, as NVML tells them, else the kernel; None if neither does.
+
+    Args:
+        torch: The module; CUDA is initialized.
+        number: CUDA's number of the GPU.
+        root: As for :func:`numa_nodes`.
+    """
+    found = gpu_of(torch, number)
+    if found is not None and (cpus := found[0].near_cpus(found[1])) is not None:
+        return cpus
+    properties = torch.cuda.get_device_properties(number)
+    place = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if None in place:  # an older torch
+        return None
+    domain, bus, device = place
+    file = Path(root, "sys/bus/pci/devices", f"{domain:04x}:{bus:02x}:{device:02x}.0", "local_cpulist")
+    with contextlib.suppress(OSError, ValueError):
+        return _cpu_list(file.read_text()) or None
+    return None
 
 
 def cpus_near(

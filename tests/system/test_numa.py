@@ -4,11 +4,14 @@ import os
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace as Found
+from typing import Any
 
 import pytest
 
 from feeder.errors import ArgumentError
-from feeder.system.numa import cpus_near, numa_nodes, running_on
+from feeder.system import numa
+from feeder.system.numa import cpus_near, gpu_cpus, numa_nodes, running_on
 from feeder.system.nvml import open_nvml
 from tests.support import fake_nvml
 
@@ -87,4 +90,27 @@ def test_nvml_names_the_cpus_near_a_gpu(tmp_path: Path, monkeypatch: pytest.Monk
     assert not isinstance(nvml, str)
     assert nvml.near_cpus(nvml.gpus[0]) == frozenset({0, 1, 2, 3, 64})
     assert nvml.near_cpus(nvml.gpus[1]) is None  # not supported
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+
+
+def fake_torch(**properties: Any) -> Any:
+    return Found(cuda=Found(get_device_properties=lambda number: Found(uuid="10000000", **properties)))
+
+
+@pytest.mark.parametrize("nvml", [True, False], ids=["NVML without affinity", "no NVML"])
+def test_the_kernel_names_the_cpus_near_a_gpu_that_nvml_does_not(
+    two_sockets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvml: bool
+) -> None:
+    if nvml:
+        monkeypatch.syspath_prepend(str(fake_nvml.install(tmp_path / "nvml")))
+        monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    else:
+        monkeypatch.setattr(numa, "gpu_of", lambda torch, number: None)
+    device = tmp_path / "sys/bus/pci/devices/0002:c1:0a.0"
+    device.mkdir(parents=True)
+    (device / "local_cpulist").write_text("4-7,12-15\n")
+    found = gpu_cpus(fake_torch(pci_domain_id=2, pci_bus_id=0xC1, pci_device_id=10), 0, two_sockets)
+    assert found == {4, 5, 6, 7, 12, 13, 14, 15}
+    assert gpu_cpus(fake_torch(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=10), 0, two_sockets) is None
+    assert gpu_cpus(fake_torch(), 0, two_sockets) is None
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)

@@ -31,10 +31,9 @@ from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
-from feeder.system.numa import cpus_near, numa_nodes
-from feeder.system.nvml import gpu_of
+from feeder.system.numa import cpus_near, gpu_cpus, numa_nodes
 
-__all__ = ["make_engine", "make_service", "make_work"]
+__all__ = ["make_engine", "make_service", "make_work", "worker_cpus"]
 
 _PREFETCH = 2  # batches a worker, as torch has it
 _SERVICE_WORKERS = 4  # as many batches ahead as for so many workers more
@@ -185,7 +184,7 @@ def make_engine(
         context = _torchs_context(work)
     assert options.hang_timeout_s is not None
     workers = 0 if service is not None and service.only else options.num_workers
-    pool = PoolOptions(workers, options.hang_timeout_s, context, init, service, _near_cpus(options))
+    pool = PoolOptions(workers, options.hang_timeout_s, context, init, service, worker_cpus(options))
     held, guard = HELD_BATCHES, None
     if decodes_here:
         # On a GPU, DALI keeps a batch until the next but one is submitted. A finished batch was copied to DALI's own
@@ -205,15 +204,14 @@ def make_engine(
     return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
 
 
-def _near_cpus(options: EpochOptions) -> frozenset[int] | None:
+def worker_cpus(options: EpochOptions) -> frozenset[int] | None:
     """Returns the CPUs that workers stay on, as ``numa_node`` has it; None: any."""
     node, target, allowed = options.numa_node, options.device.target, os.sched_getaffinity(0)
     if isinstance(node, int):
         return cpus_near(node, None, allowed)
     if node is None or target is None or target.type != "cuda" or len(numa_nodes()) < 2:
         return None
-    found = gpu_of(torch, target.index)
-    return None if found is None else cpus_near(None, found[0].near_cpus(found[1]), allowed)
+    return cpus_near(None, gpu_cpus(torch, target.index), allowed)
 
 
 def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> ServiceOptions | None:

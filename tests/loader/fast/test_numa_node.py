@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import os
 from pathlib import Path
+from types import SimpleNamespace as Given
+from typing import Any
 
 import pytest
+import torch
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast import setup
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
+from feeder.system import numa
 from feeder.system.numa import numa_nodes
 from feeder.transforms import RandomResizedCrop
 from tests.support.processes import wait_until
@@ -56,3 +61,34 @@ def test_a_node_that_is_not_there_is_refused(shards: Path) -> None:
         iter(DataLoader(dataset, num_workers=1, numa_node=999))
     with pytest.raises(ArgumentError, match="got 'here'"):
         DataLoader(dataset, num_workers=1, numa_node="here")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("numa_node", "device", "expected"),
+    [
+        ("auto", "cuda:1", {4, 5}),
+        ("auto", "cuda:0", None),
+        ("auto", None, None),
+        (0, "cuda:1", {2, 3}),
+        (None, "cuda:1", None),
+    ],
+)
+def test_workers_stay_near_the_gpu_of_their_rank(
+    monkeypatch: pytest.MonkeyPatch, numa_node: Any, device: str | None, expected: set[int] | None
+) -> None:
+    """On a host of two nodes, in a process that may use half of each; nothing tells where GPU 0 is."""
+
+    def nodes(root: str = "/") -> dict[int, frozenset[int]]:
+        return {0: frozenset(range(4)), 1: frozenset(range(4, 8))}
+
+    def gpu_of(torch: Any, number: int) -> Any:
+        return (Given(near_cpus=lambda gpu: nodes()[gpu]), number) if number == 1 else None
+
+    monkeypatch.setattr(numa, "numa_nodes", nodes)
+    monkeypatch.setattr(setup, "numa_nodes", nodes)
+    monkeypatch.setattr(numa, "gpu_of", gpu_of)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: Given())
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 3, 4, 5})
+    target = None if device is None else torch.device(device)
+    options: Any = Given(numa_node=numa_node, device=Given(target=target))
+    assert setup.worker_cpus(options) == expected
