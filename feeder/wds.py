@@ -56,6 +56,8 @@ def decoder(
     them: a dict with the images as [N, 3, H, W] under the first sample's field, and the other fields as webdataset's
     ``.batched(n)`` collates them. An image that can't be decoded is an error for its whole list.
 
+    Packed images, whose codebooks a pipeline passes over, become JPEGs first, by ``.map(feeder.packed_decoder(SET))``.
+
     Args:
         transform: The ops on every image, as :class:`feeder.ShardDataset` takes them.
         field: The image's field in a sample, such as "jpg", or several separated by semicolons, of which each sample

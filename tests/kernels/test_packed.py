@@ -255,7 +255,9 @@ def test_a_codebook_of_few_shapes_is_enough() -> None:
 
 def test_an_unknown_codebook_is_named() -> None:
     file = jpegs.patched(packed(jpegs.jpeg("gray")), 4, *range(8))
-    assert "0001020304050607" in decoded(file, (0, 0, 8, 8))[2]
+    reason = decoded(file, (0, 0, 8, 8))[2]
+    assert "0001020304050607" in reason
+    assert "feeder.packed_decoder(SET)" in reason
     with pytest.raises(native.Unsupported, match="0001020304050607"):
         native.unpack(file)
     with pytest.raises(native.Unsupported, match="0001020304050607"):

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+import feeder
 from feeder.errors import FormatError, ShardError, SourceError, StoreError
+from feeder.shard.format.open_index import open_index
+from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
+from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.store_lock import LOCK_NAME
 from feeder.shard.write.upgrade import upgrade_index
@@ -127,6 +131,21 @@ def test_images_of_a_set_in_a_store_are_exported(tree: Path, tmp_path: Path, buc
     bucket.client.delete_object(Bucket=bucket.name, Key="set/shard-000001.tar")
     with pytest.raises(StoreError, match=r"set/shard-000001\.tar.*: there is no such object"):
         export(f"{bucket.url}/set", str(tmp_path / "more"))
+
+
+def test_the_codebooks_of_a_set_in_a_store_come_from_its_header(tree: Path, tmp_path: Path, bucket: Bucket) -> None:
+    shard(str(tree), str(tmp_path / "set"), ShardOptions(encode=EncodeOptions("packed")))
+    index = open_index(tmp_path / "set" / "index.bin")
+    shard_number, offset, length = index.place(0)
+    data = Path(index.shard_path(shard_number)).read_bytes()[offset : offset + length]
+    with pytest.raises(FormatError, match=rf"^{bucket.url}/set/index\.bin.*: there is no index"):
+        feeder.packed_decoder(f"{bucket.url}/set")
+    bucket.put("set/index.bin", (tmp_path / "set" / "index.bin").read_bytes())
+    unpacked = feeder.packed_decoder(f"{bucket.url}/set")({"__key__": "a", "fpk": data})
+    assert unpacked["jpg"] == (tree / index.source_path(0)).read_bytes()
+    bucket.put("set/index.bin", bucket.get("set/index.bin")[:-9])
+    with pytest.raises(FormatError, match=rf"^{bucket.url}/set/index\.bin.*: "):
+        feeder.packed_decoder(f"{bucket.url}/set")
 
 
 def test_the_commands_take_urls(tars: Path, bucket: Bucket, tmp_path: Path, capsys: Any) -> None:

@@ -99,7 +99,8 @@ std::string unknown_codebook(const CodebookId& id) {
         text += digits[byte >> 4];
         text += digits[byte & 15];
     }
-    return text + "; it is the first member of the image's shard, and in the shard set's index";
+    return text + "; it is the first member of the image's shard, and in the shard set's index, of which "
+                  "feeder.packed_decoder(SET) and feeder.decode_packed(data, codebooks) make the JPEG";
 }
 
 const Codebook* find_codebook(const CodebookId& id) {
