@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EXIF_HEAD",
     "IMAGE_EXTENSIONS",
+    "PILLOW_FORMATS",
     "ImageInfo",
     "check_complete",
     "clipped_warning",
@@ -46,7 +47,10 @@ _EXTENSIONS = {
 }
 IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.values())
 
-_PILLOW_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
+# The formats that Pillow may open, wherever it does: some others start programs (EPS), or are rarely tested.
+# (MPO, several JPEGs in a file, opens as JPEG.)
+PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+_NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
 _ORIENTATION_TAG = 0x0112
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -135,7 +139,7 @@ def check_complete(data: bytes, info: ImageInfo) -> None:
     from PIL import Image
 
     try:
-        with quiet_pillow(), Image.open(io.BytesIO(data)) as image:
+        with quiet_pillow(), Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
             image.load()
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise ValueError(f"truncated or damaged {info.extension}: {error}") from None
@@ -325,12 +329,12 @@ def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with quiet_pillow(), Image.open(io.BytesIO(data), formats=list(_PILLOW_FORMATS)) as image:
+        with quiet_pillow(), Image.open(io.BytesIO(data), formats=list(_NAMED_FORMATS)) as image:
             if whole and image.width * image.height <= MAX_PIXELS:
                 image.load()
             # Pillow turns a TIFF upright as it loads it, and gives the size after that.
             orientation = 1 if image.format == "TIFF" else _orientation_of(image)
-            return _checked(_PILLOW_FORMATS[str(image.format)], image.width, image.height, orientation)
+            return _checked(_NAMED_FORMATS[str(image.format)], image.width, image.height, orientation)
     except UnidentifiedImageError:
         raise ValueError(f"not an image: starts with {data[:8]!r}") from None
     except Exception as error:  # Pillow raises nearly every kind on damaged files

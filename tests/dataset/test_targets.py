@@ -140,6 +140,7 @@ def test_a_turned_image_needs_a_canvas(tmp_path: Path) -> None:
         ("boxes.json", b'{"box": []}', "got an object with 'box'"),
         ("boxes.json", b'{"boxes": [[1, 2, 3]]}', "'boxes' must be .*4 numbers"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, NaN]]}', "all finite"),
+        ("boxes.json", b'{"boxes": [[1, 2, 3, 1e300]]}', "all finite"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, "4"]]}', "'boxes' must be"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, 4], [1]]}', "'boxes' must be"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, 4]], "labels": []}', "'labels' has 0 elements, and there are 1 boxes"),

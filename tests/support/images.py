@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, NoReturn
 
 import numpy as np
 from PIL import Image
 
-__all__ = ["encode", "make_tree", "pixels"]
+__all__ = ["encode", "make_tree", "other_format", "pixels"]
 
 
 def pixels(seed: int, width: int = 24, height: int = 16) -> Image.Image:
@@ -39,3 +42,24 @@ def make_tree(root: Path, classes: int = 3, per_class: int = 10, *, first_seed: 
         for i in range(per_class):
             (folder / f"img-{i:03d}.jpg").write_bytes(encode(pixels(first_seed + label * 1000 + i)))
     return root
+
+
+@contextlib.contextmanager
+def other_format() -> Iterator[list[bytes]]:
+    """Adds a format to Pillow's that takes any file for its own, as one that starts a program might; the list has what
+    it was given, and nothing of files that Pillow opens as one of the formats that it was told to."""
+    given: list[bytes] = []
+
+    def opened(file: IO[bytes], name: str | bytes) -> NoReturn:
+        file.seek(0)
+        given.append(file.read())
+        raise SyntaxError("no such format")
+
+    Image.init()
+    Image.register_open("OTHER", opened)
+    Image.ID.insert(0, Image.ID.pop())  # asked first
+    try:
+        yield given
+    finally:
+        Image.ID.remove("OTHER")
+        del Image.OPEN["OTHER"]

@@ -6,9 +6,11 @@ import io
 import json
 import re
 import signal
+import struct
 import subprocess
 import sys
 import urllib.request
+import zlib
 from collections.abc import Iterator
 from html import unescape
 from http.cookiejar import CookieJar
@@ -27,7 +29,7 @@ from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
 from feeder.transforms import RandomCrop
-from tests.support.images import encode, make_tree, pixels
+from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import write_tar
 
 TOKEN = "secret-of-the-test"
@@ -186,6 +188,56 @@ def test_sample_has_its_members_as_text_and_its_masks_and_boxes_drawn(tmp_path: 
     assert changed[:, :44].all()
     assert changed[10, 62:88].all()
     assert not changed[20:40, 66:84].any()
+
+
+def chunks(*parts: tuple[bytes, bytes]) -> bytes:
+    """A PNG of some chunks."""
+    found = b"\x89PNG\r\n\x1a\n"
+    for kind, data in parts:
+        found += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return found
+
+
+def header(width: int, height: int, depth: int = 8, color: int = 3) -> tuple[bytes, bytes]:
+    return b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("seg.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 96 64\n%%EndComments\n"),
+        ("seg.png", b"\x89PNG\r\n\x1a\n"),
+        ("seg.png", chunks(header(96, 64), (b"IDAT", b"damaged"))),
+        ("seg.png", chunks(header(96, 64, 2), (b"PLTE", bytes(12)), (b"IDAT", b"damaged"))),
+        ("seg.png", chunks(header(60_000, 60_000), (b"IDAT", zlib.compress(bytes(9))))),
+        ("seg.png", chunks(header(64, 96), (b"IDAT", zlib.compress(bytes(65 * 96))))),
+        ("seg.png", chunks(header(96, 64, 8, 2), (b"IDAT", zlib.compress(bytes(289 * 64))))),
+        *(
+            ("boxes.json", data.encode())
+            for data in (
+                "[" * 100_000,
+                '{"labels": []}',
+                '{"boxes": [[1, 2, 30, 40]], "labels": {"a": 1}}',
+                '{"boxes": [[1, 2, 30, 40]], "labels": ["cat"]}',
+                '{"boxes": [[1, 2, 30]]}',
+                '{"boxes": [[1, 2, 3e300, 4e300]]}',
+                '{"boxes": [[30, 40, 1, 2], [-1e38, 70, 1e38, 1e38]]}',
+                '{"boxes": 7}',
+                "7",
+            )
+        ),
+    ],
+)
+def test_hostile_masks_and_boxes_are_not_drawn(name: str, data: bytes, tmp_path: Path) -> None:
+    image = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
+    write_tar(tmp_path / "set.tar", [("a.jpg", image), ("a.cls", b"0"), (f"a.{name}", data)])
+    assert cli.main(["index", str(tmp_path / "set.tar")]) == 0
+    page = client(tmp_path)
+    with other_format() as given:
+        assert page.get("/sample/0").status_code == 200
+        drawn = page.get("/whole/0?over")
+        assert given == []
+    assert drawn.content == page.get("/whole/0").content
 
 
 def test_batch_is_the_loaders(shards: Path, page: TestClient) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, View, ViewsDecoder, check_batch, check_options
-from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.image_header import PILLOW_FORMATS, quiet_pillow
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.packed import is_packed, unpack
 from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
@@ -25,10 +25,6 @@ from feeder.transforms.choice import Branches
 from feeder.transforms.values import compose_affine
 
 __all__ = ["PillowDecoder", "is_clipped"]
-
-# No other format is opened: some of Pillow's start other programs (EPS), others are rarely tested.
-# (MPO, several JPEGs in a file, opens as JPEG.)
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 
 # EXIF orientation -> the operation that makes the stored image upright.
 _UPRIGHT = {
@@ -172,7 +168,7 @@ class PillowDecoder(ViewsDecoder):
             return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation)
         if is_packed(buffer):
             buffer = unpack(buffer)
-        with Image.open(io.BytesIO(buffer), formats=_FORMATS) as stored:
+        with Image.open(io.BytesIO(buffer), formats=PILLOW_FORMATS) as stored:
             self._check_pixels("the image", stored.width, stored.height)
             # Pillow itself turns TIFF images upright while it loads them.
             turn = None if stored.format == "TIFF" else _UPRIGHT.get(orientation)

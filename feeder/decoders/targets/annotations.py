@@ -72,7 +72,10 @@ def _decode(
     values = _numbers(found.pop(key))
     if values is not None and not values.size and values.shape[0] == 0:
         values = values.reshape(empty)
-    if values is None or not fits(values.shape) or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+    if values is not None and values.dtype.kind in "iuf":
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+    if values is None or not fits(values.shape) or values.dtype != np.float32 or not np.isfinite(values).all():
         raise DecodeError(f"{key!r} must be {expected}, all finite")
     for name, value in found.items():
         if isinstance(value, list) and len(value) != len(values):
@@ -82,7 +85,7 @@ def _decode(
         if labels is None or labels.ndim != 1 or (len(labels) and labels.dtype.kind != "i"):
             raise DecodeError(f"'labels' must be a list of ints, one for each of the {key}")
         found["labels"] = labels.astype(np.int64)
-    return Annotations(values.astype(np.float32), found)
+    return Annotations(values, found)
 
 
 def _numbers(value: Any) -> npt.NDArray[Any] | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
-from feeder.decoders.image_header import EXIF_HEAD, ImageInfo, jpeg_orientation, quiet_pillow
+from feeder.decoders.image_header import EXIF_HEAD, PILLOW_FORMATS, ImageInfo, jpeg_orientation, quiet_pillow
 from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
@@ -220,7 +220,7 @@ def _reencode(data: bytes, info: ImageInfo, options: EncodeOptions) -> EncodedIm
     from PIL import Image
 
     try:
-        with quiet_pillow(), Image.open(io.BytesIO(data)) as opened:
+        with quiet_pillow(), Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as opened:
             image = opened.convert("RGB")
             metadata = {name: opened.info[name] for name in ("exif", "icc_profile") if opened.info.get(name)}
         exif = metadata.get("exif", b"")

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 
+from feeder.decoders.image_header import PILLOW_FORMATS
 from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
 
@@ -38,7 +39,7 @@ def decode_advice(index: Index, manifest: Manifest) -> str | None:
             data = file.read(length)
         start = time.perf_counter()
         try:
-            image = Image.open(io.BytesIO(data)).convert("RGB")
+            image = Image.open(io.BytesIO(data), formats=PILLOW_FORMATS).convert("RGB")
         except Exception:  # Pillow raises nearly any error; advice must not fail a finished set
             continue
         original_s += time.perf_counter() - start

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from feeder.dataset.shard_reader import ShardReader
+from feeder.decoders.image_header import PILLOW_FORMATS
 from feeder.decoders.packed import add_codebooks, is_packed, unpack
 from feeder.shard.format.index import Index
 from feeder.shard.store.url import is_remote
@@ -31,7 +32,7 @@ def preprocess(data: bytes, options: BenchOptions) -> torch.Tensor:
     if data.startswith(_NPY):
         image = Image.fromarray(np.load(io.BytesIO(data), allow_pickle=False))
     else:
-        with Image.open(io.BytesIO(data)) as opened:
+        with Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as opened:
             image = opened.convert("RGB")
     size = options.image_size
     if options.preset == "train":

@@ -7,7 +7,7 @@ from typing import Any
 
 from PIL import ExifTags, Image
 
-from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.image_header import PILLOW_FORMATS, quiet_pillow
 from feeder.decoders.packed import is_packed, packed_head
 
 __all__ = ["exif_of"]
@@ -25,9 +25,10 @@ def exif_of(data: bytes) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     try:
+        stored = packed_head(data).jpeg_header if is_packed(data) else data
         with (
             quiet_pillow(),
-            Image.open(io.BytesIO(packed_head(data).jpeg_header if is_packed(data) else data)) as image,
+            Image.open(io.BytesIO(stored), formats=PILLOW_FORMATS) as image,
         ):
             # Not the override for PNG, which decodes the image where it has no eXIf chunk.
             exif = Image.Image.getexif(image)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,9 @@ from PIL import Image, ImageDraw
 
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
+from feeder.decoders.targets.annotations import Annotations, decode_boxes
+from feeder.decoders.targets.mask import decode_mask
+from feeder.errors import DecodeError
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import open_dataset
 
@@ -83,30 +85,29 @@ def _is_drawn(name: str) -> bool:
 
 def _over(image: Image.Image, name: str, data: bytes) -> Image.Image:
     """Returns an image with a mask or boxes over it; as it is, if the member is neither."""
-    if name.endswith("boxes.json"):
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            return _with_boxes(image, json.loads(data))
-    elif name.endswith(".png"):
-        with contextlib.suppress(OSError, ValueError, SyntaxError), Image.open(io.BytesIO(data)) as file:
-            if file.size == image.size and file.mode in ("L", "P", "I;16", "I"):
-                return _with_mask(image, np.asarray(file).astype(np.int64))
+    with contextlib.suppress(DecodeError):
+        if name.endswith("boxes.json"):
+            return _with_boxes(image, decode_boxes(data))
+        if name.endswith(".png"):
+            mask = decode_mask(data, "int32", image.width * image.height)
+            if mask.shape == (image.height, image.width):
+                return _with_mask(image, mask)
     return image
 
 
-def _with_boxes(image: Image.Image, boxes: Any) -> Image.Image:
+def _with_boxes(image: Image.Image, boxes: Annotations) -> Image.Image:
     drawn = image.copy()
     pen = ImageDraw.Draw(drawn)
-    labels = boxes.get("labels") or []
-    for number, box in enumerate(boxes["boxes"]):
-        label = labels[number] if number < len(labels) else 0
-        color = _COLORS[label % len(_COLORS)] if isinstance(label, int) else _COLORS[0]
-        left, top, right, bottom = map(float, box)
+    labels = boxes.rest.get("labels", np.zeros(len(boxes.values), np.int64))
+    corners = boxes.values.reshape(-1, 2, 2).clip(-1, image.size)
+    for ((left, top), (right, bottom)), label in zip(corners.tolist(), labels.tolist(), strict=True):
         if left < right and top < bottom:
+            color = _COLORS[label % len(_COLORS)]
             pen.rectangle((left, top, right, bottom), outline=color, width=max(2, image.width // 300))
     return drawn
 
 
-def _with_mask(image: Image.Image, classes: npt.NDArray[np.int64]) -> Image.Image:
+def _with_mask(image: Image.Image, classes: npt.NDArray[Any]) -> Image.Image:
     palette = np.array([[int(color[k : k + 2], 16) for k in (1, 3, 5)] for color in _COLORS], np.float32)
     pixels = np.asarray(image, np.float32)
     marked = (classes > 0) & (classes != _IGNORED)
