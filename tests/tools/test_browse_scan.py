@@ -12,6 +12,7 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
+from feeder.shard.format.open_index import open_index
 from feeder.tools import cli
 from feeder.tools.browse.scan import Scan, scan_path
 from feeder.tools.browse.server import make_app
@@ -67,6 +68,23 @@ def test_a_scan_finds_damaged_grey_and_duplicate_images_and_searches_captions(ta
     assert keys(view, text="äpfel") == ["f"]
     assert view.rows(Choice(kind="duplicate"), 0, 60)[0][0].notes == "the same bytes as sample 0"
     assert {path: path.read_bytes() for path in tars.iterdir()} == before
+
+
+@pytest.mark.parametrize("encode_as", ["keep", "seekable"])
+def test_damage_is_found_at_the_end_of_tall_images(tmp_path: Path, encode_as: str) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(2):
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(encode(pixels(seed, 200, 600), quality=95))
+    assert cli.main(["shard", str(tmp_path / "images"), "--encode", encode_as, "--no-shuffle", "-q"]) == 0
+    index = open_index(tmp_path / "images-shards/index.bin")
+    _, offset, length = index.place(1)
+    with open(tmp_path / "images-shards/shard-000000.tar", "r+b") as tar:
+        tar.seek(offset + length * 93 // 100)
+        tar.write(b"\xff\xc0" * 8)
+    view = view_of(tmp_path / "images-shards")
+    view.scan.start()
+    view.scan.wait()
+    assert view.scan.of_kind("damaged").tolist() == [1]
 
 
 def test_equal_checksums_of_different_bytes_are_no_duplicates(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,8 +128,9 @@ class Scan:
 
     def _run(self) -> None:
         try:
-            small = T.Compose([T.Resize(_LOOKED_AT_PX), T.CenterCrop(_LOOKED_AT_PX)])
-            dataset = open_dataset(self._place, small)
+            # Not to a crop: only the rows below one are decoded.
+            recipe = T.Compose([T.Resize((_LOOKED_AT_PX, _LOOKED_AT_PX))])
+            dataset = open_dataset(self._place, recipe)
             names = [name for name in dataset.reader.field_names() if _is_caption(name)]
             for first in range(self.done[0], len(dataset), AT_ONCE):
                 if self._is_stopped.is_set():
