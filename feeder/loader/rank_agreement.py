@@ -41,6 +41,7 @@ __all__ = [
     "order_identity",
     "resumed_order",
     "saved_shuffle",
+    "set_version",
 ]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
@@ -125,7 +126,7 @@ def saved_shuffle(saved: Any) -> Shuffle | None:
 
 def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> None:
     """Raises ArgumentError if a state is of another order than this loader's."""
-    saved, own = (_set_version(values.get("fingerprint")) for values in (state, identity))
+    saved, own = map(set_version, (state, identity))
     if saved != own:
         raise ArgumentError(
             f"this state is of version {saved} of the set, this loader's is version {own}; open the set with "
@@ -139,8 +140,9 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
             )
 
 
-def _set_version(fingerprint: Any) -> int:
-    """Returns the version of the set that a fingerprint is of; 1 where it names none."""
+def set_version(values: Mapping[str, Any]) -> int:
+    """Returns the version of the set that a state or an :func:`order_identity` is of; 1 where it names none."""
+    fingerprint = values.get("fingerprint")
     version = fingerprint.partition(".")[2] if isinstance(fingerprint, str) else ""
     return int(version) if version.isdecimal() else 1
 

@@ -64,17 +64,28 @@ def is_shards(path: str) -> bool:
     return is_remote(path) or os.path.isfile(path) or os.path.exists(os.path.join(path, INDEX_NAME))
 
 
-def open_dataset(path: str, transform: Any, exif_orientation: str = "apply") -> FeederDataset:
+def open_dataset(
+    path: str, transform: Any, exif_orientation: str = "apply", version: int | None = None
+) -> FeederDataset:
     """Opens the dataset at a path: a shard set, or a folder with a subfolder for each class.
 
     A set whose ``cls`` fields give no label is opened without labels, as only its images are measured.
 
+    Args:
+        path: The path, or a set's URL.
+        transform: The recipe.
+        exif_orientation: See :class:`feeder.ShardDataset`.
+        version: Number of the set's version; None: the newest.
+
     Raises:
+        ArgumentError: if there is no such version.
         FormatError, SourceError: if it can't be opened.
     """
     if not is_shards(path):
+        if version not in (None, 1):
+            raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")
         return FolderDataset(path, transform, exif_orientation=exif_orientation)
     try:
-        return ShardDataset(path, transform, exif_orientation=exif_orientation)
+        return ShardDataset(path, transform, exif_orientation=exif_orientation, version=version)
     except ArgumentError:
-        return ShardDataset(path, transform, exif_orientation=exif_orientation, labels=False)
+        return ShardDataset(path, transform, exif_orientation=exif_orientation, version=version, labels=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,16 @@ from PIL import Image
 
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.batch_sizes import SIZE_IDENTITY
-from feeder.loader.rank_agreement import saved_shuffle
+from feeder.loader.rank_agreement import saved_shuffle, set_version
+from feeder.order.buckets import Buckets
 from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views
+from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import recipe_from_json
 
-__all__ = ["as_pixels", "loader_of", "read_state", "save_images"]
+__all__ = ["as_pixels", "batch_pixels", "loader_of", "read_state", "save_images"]
+
+_BY_HAND = "make the loader as the run did, load the state, and call its replay()"
 
 
 def read_state(path: str, key: str | None = None) -> dict[str, Any]:
@@ -66,7 +69,11 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
 
 
 def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "apply") -> DataLoader[Any]:
-    """Returns a loader over a set that stands at a state, with the order and the recipe that the state has.
+    """Returns a loader over a set, in the version that a state is of, which stands at the state, with its order and its
+    recipe.
+
+    Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
+    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off.
 
     Args:
         path: The set, or a folder of images.
@@ -81,34 +88,43 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
             "this state was saved with an explicit sampler, or by an older version of feeder: it does not say how "
             "batches were made"
         )
-    sizes = [name for name in SIZE_IDENTITY if state.get(name) is not None]
-    if sizes:
-        raise ArgumentError(f"this state is of a loader with {sizes[0]}: make that loader, and call its replay()")
     if state.get("recipe") is None:
         raise ArgumentError(
-            "the recipe of this run calls a function (Lambda), which a state does not have: make the loader as the "
-            "run did, load the state, and call its replay()"
+            f"the recipe of this run calls a function (Lambda), which a state does not have: {_BY_HAND}"
         )
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
+    recipe = recipe_from_json(state["recipe"])
+    if any(view.draws_from_boxes for view in recipe.views):
+        raise ArgumentError(f"the recipe of this run draws from boxes, which a state does not name: {_BY_HAND}")
+    dataset = open_dataset(path, recipe, exif_orientation, set_version(state))
+    if state["fingerprint"] != dataset.reader.fingerprint():
+        raise ArgumentError(
+            f"{path}: this state is of another set; or of a Subset, of several sets, or of one opened with labels=, "
+            f"classes=, target_transform= or image_field=: {_BY_HAND}"
+        )
+    buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
+    has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
     loader: DataLoader[Any] = DataLoader(
-        open_dataset(path, recipe_from_json(state["recipe"]), exif_orientation),
+        dataset,
+        buckets=None if buckets is None else Buckets(sizes=buckets),
+        pad=PadToBatch(group_by_aspect=is_grouped) if is_grouped or has_own_sizes else None,
         shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
         backend=state["backend"],
         fidelity=state["fidelity"],
+        on_error="skip",
     )
     loader.load_state_dict(dict(state))
     return loader
 
 
-def save_images(images: Any, recipe: Recipe | Views, folder: str) -> list[str]:
-    """Writes a batch's images as PNG files, floats as the pixels that they were made of; returns their names.
+def save_images(views: Sequence[Sequence[npt.NDArray[np.uint8]]], folder: str) -> list[str]:
+    """Writes a batch's images as PNG files, and returns their names.
 
     Args:
-        images: Tensor [N, 3, H, W], or one for each view.
-        recipe: The recipe that made them.
+        views: Those of each view, uint8 [H, W, 3].
         folder: A folder that is made.
 
     Raises:
@@ -119,13 +135,21 @@ def save_images(images: Any, recipe: Recipe | Views, folder: str) -> list[str]:
     except FileExistsError:
         raise ArgumentError(f"{folder}: exists already; name a new folder") from None
     names = []
-    views = as_pixels(images, recipe)
     for number, batch in enumerate(views):
         for row, image in enumerate(batch):
             name = f"{row:04d}.png" if len(views) == 1 else f"{row:04d}-view-{number}.png"
             Image.fromarray(image).save(os.path.join(folder, name))
             names.append(name)
     return names
+
+
+def batch_pixels(loader: DataLoader[Any], batch: Sequence[Any]) -> list[list[npt.NDArray[np.uint8]]]:
+    """Returns the images of a loader's batch as :func:`as_pixels` does, without padding: of each view N, [H, W, 3]."""
+    views = [list(images) for images in as_pixels(batch[0], loader.dataset.recipe)]
+    if loader.pad is None:
+        return views
+    sizes = batch[2].tolist()
+    return [[image[:height, :width] for image, (height, width) in zip(images, sizes, strict=True)] for images in views]
 
 
 def as_pixels(images: Any, recipe: Recipe | Views) -> list[npt.NDArray[np.uint8]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -28,7 +29,7 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.transforms import RandomCrop
+from feeder.transforms import BUCKET, RandomCrop
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import write_tar
 
@@ -36,8 +37,10 @@ TOKEN = "secret-of-the-test"
 HOSTILE = "<script>alert(1)</script>"
 
 
-def client(path: Path, *, state: dict | None = None, token: str | None = TOKEN) -> TestClient:
-    view = SetView(str(path), str(path.parent / "scans"))
+def client(
+    path: Path, *, state: dict | None = None, token: str | None = TOKEN, version: int | None = None
+) -> TestClient:
+    view = SetView(str(path), str(path.parent / "scans"), version)
     app = make_app(view, Training(view, 32, state), TOKEN)
     found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
     if token is not None:
@@ -227,6 +230,7 @@ def header(width: int, height: int, depth: int = 8, color: int = 3) -> tuple[byt
             )
         ),
     ],
+    ids=map(str, range(16)),
 )
 def test_hostile_masks_and_boxes_are_not_drawn(name: str, data: bytes, tmp_path: Path) -> None:
     image = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
@@ -314,6 +318,37 @@ def test_batches_of_a_saved_state(shards: Path) -> None:
     assert "RandomCrop" in page.get("/batch").text
 
 
+def test_batches_and_crops_of_a_saved_state_with_buckets(tmp_path: Path) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(8):
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(encode(pixels(seed, *[(60, 30), (30, 60)][seed % 2])))
+    buckets = feeder.Buckets(sizes=[(16, 32), (32, 16)])
+    dataset = feeder.FolderDataset(tmp_path / "images", [RandomCrop(BUCKET)], ["index"])
+    loader = feeder.DataLoader(dataset, batch_size=4, seed=9, buckets=buckets)
+    batches = list(loader)
+    page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
+    for step, (images, _, numbers) in enumerate(batches):
+        for row, i in enumerate(numbers.tolist()):
+            at = {"seed": 9, "epoch": 0, "step": step, "batch_size": 4, "row": row, "backend": "cpu"}
+            for place in ("/step-image", f"/crop/{i}", f"/compared/{i}"):
+                shown = picture(page.get(place, params=at).content).transpose(2, 0, 1)
+                assert np.array_equal(shown, images[row])
+
+
+def test_batches_of_a_saved_state_with_a_bad_sample(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", 2, 6)
+    (tmp_path / "images/class-0/img-003.jpg").write_bytes(encode(pixels(5))[:300])
+    loader = feeder.DataLoader(
+        feeder.FolderDataset(tmp_path / "images", [RandomCrop(16)]), batch_size=12, on_error="skip"
+    )
+    list(loader)
+    (bad,) = loader.stats()["substitutions"]
+    page = client(tmp_path / "images", state=loader.state_dict())
+    text = page.get("/batch?epoch=0").text
+    assert ids(text) == [*range(3), bad["substitute"], *range(4, 12)]
+    assert "in place of sample 3" in text
+
+
 def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
     make_tree(tmp_path / "images", classes=1, per_class=4)
     (tmp_path / "images/class-0/img-001.jpg").write_bytes(b"\xff\xd8no image")
@@ -331,9 +366,10 @@ def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
     assert "step must be 0 to 0" in unescape(page.get("/batch?step=3").text)
 
 
-@pytest.fixture
-def server(shards: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    command = [sys.executable, "-m", "feeder", "browse", str(shards)]
+@contextlib.contextmanager
+def served(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The command, and the URL that it prints."""
+    command = [sys.executable, "-m", "feeder", "browse", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process:
@@ -343,13 +379,39 @@ def server(shards: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.kill()
 
 
-def test_command_serves_until_it_is_interrupted(server: tuple[subprocess.Popen[str], str]) -> None:
-    process, url = server
-    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
-    with opener.open(url) as answer:
-        assert "token" not in answer.url
-        assert b"class-1" in answer.read()
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(url.partition("?")[0])
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+def opener() -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+
+
+def test_command_serves_until_it_is_interrupted(shards: Path) -> None:
+    with served(str(shards)) as (process, url):
+        with opener().open(url) as answer:
+            assert "token" not in answer.url
+            assert b"class-1" in answer.read()
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(url.partition("?")[0])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_an_earlier_version_is_shown_by_name_and_with_its_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "set")
+    make_tree(tmp_path / "images", 1, 3)
+    make_tree(tmp_path / "more", 1, 2, first_seed=70)
+    assert cli.main(["shard", str(tmp_path / "images"), "--out", out, "-q"]) == 0
+    loader = feeder.DataLoader(feeder.ShardDataset(out, [RandomCrop(16)]), batch_size=3)
+    list(loader)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    assert cli.main(["append", out, str(tmp_path / "more"), "-q"]) == 0
+    samples = "<dt>samples</dt><dd>{}</dd>"
+    assert samples.format(5) in client(tmp_path / "set").get("/").text
+    assert samples.format(3) in client(tmp_path / "set", version=1).get("/").text
+    state = ("--state", str(tmp_path / "state.json"))
+    with served(out, *state) as (_, url), (browser := opener()).open(url) as answer:
+        assert samples.format(3) in answer.read().decode()
+        with browser.open(f"{url.partition('?')[0]}batch?epoch=0") as batch:
+            assert ids(batch.read().decode()) == [0, 1, 2]
+    assert cli.main(["browse", out, *state, "--version", "2"]) == 2
+    assert "is of version 1 of the set: leave --version out" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from tests.support.chromium import Page, open_chromium
-from tests.support.images import encode, pixels
+from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import write_tar
 
 TOKEN = "secret-of-the-test"
@@ -118,6 +118,23 @@ def test_a_scan_that_was_stopped_goes_on_in_the_next_process_and_not_for_other_c
     assert again.of_kind("duplicate").tolist() == [3]
     assert Scan(str(tars), "two", str(tars.parent / "scans")).done == (0, False)
     assert not Path(scan_path(str(tars), "one", str(tars.parent / "scans"))).exists()
+
+
+def test_versions_of_a_set_are_scanned_apart(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", 1, 3)
+    make_tree(tmp_path / "more", 1, 2, first_seed=70)
+    assert cli.main(["shard", str(tmp_path / "images"), "--out", str(tmp_path / "set"), "-q"]) == 0
+    first = view_of(tmp_path / "set")
+    first.scan.start()
+    first.scan.wait()
+    assert cli.main(["append", str(tmp_path / "set"), str(tmp_path / "more"), "-q"]) == 0
+    newest = view_of(tmp_path / "set")
+    assert (len(newest), newest.scan.done) == (5, (0, False))
+    earlier = SetView(str(tmp_path / "set"), str(tmp_path / "scans"), version=1)
+    assert (len(earlier), earlier.scan.done) == (3, (3, True))
+    newest.scan.start()
+    newest.scan.wait()
+    assert newest.scan.done == (5, True)
 
 
 def test_nobody_else_starts_a_scan(tars: Path) -> None:

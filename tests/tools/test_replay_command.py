@@ -13,10 +13,11 @@ from PIL import Image
 
 import feeder
 from feeder import transforms as T
+from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from tests.support.images import make_tree
+from tests.support.images import encode, make_tree, pixels
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,34 @@ def test_images_are_written_as_the_run_saw_them(
         assert np.array_equal(image, pixels[2][0][row])
 
 
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_bad_sample_and_its_substitute_are_named(
+    is_written: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = make_tree(tmp_path / "images", 2, 6)
+    (tree / "class-1/img-003.jpg").write_bytes(encode(pixels(5))[:300])
+    run = run_of(tree, on_error="skip")
+    batches = list(run)
+    (bad,) = run.stats()["substitutions"]
+    step, row = next(
+        (step, keys.index(bad["key"]))
+        for step in range(3)
+        for keys in [run.samples_of(0, step).keys]
+        if bad["key"] in keys
+    )
+    (tmp_path / "state.json").write_text(json.dumps(run.state_dict()))
+    command = ["replay", str(tree), "--state", str(tmp_path / "state.json"), "--epoch", "0", "--step", str(step)]
+    written = ["--out", str(tmp_path / "out")] if is_written else []
+    assert main([*command, *written, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["substitutions"] == [bad]
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert f"{bad['key']} is bad, and sample {bad['substitute']} stands in: {bad['reason']}" in told
+    if is_written:
+        image = np.asarray(Image.open(tmp_path / f"out/{row:04d}.png")).transpose(2, 0, 1)
+        assert np.array_equal(image, batches[step][0][row])
+
+
 @pytest.mark.parametrize("shuffle", [False, True, feeder.Window(9), feeder.Lanes(2, 8)])
 def test_each_way_to_shuffle_is_taken_from_the_state(
     shuffle: Any, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -62,6 +91,59 @@ def test_each_way_to_shuffle_is_taken_from_the_state(
         assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == keys
 
 
+def test_a_state_from_before_an_append_is_replayed_with_its_version(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree, more = make_tree(tmp_path / "images", 2, 6), make_tree(tmp_path / "more", 2, 3, first_seed=50)
+    shard(str(tree), str(tmp_path / "set"), ShardOptions(samples_per_shard=4))
+    run = feeder.DataLoader(feeder.ShardDataset(tmp_path / "set", T.RandomCrop(8), ["key"]), 4, shuffle=True)
+    expected = [keys for *_, keys in run]
+    (tmp_path / "state.json").write_text(json.dumps(run.state_dict()))
+    assert main(["append", str(tmp_path / "set"), str(more), "-q"]) == 0
+    command = ["replay", str(tmp_path / "set"), "--state", str(tmp_path / "state.json"), "--epoch", "0", "--step", "1"]
+    assert main([*command, "--json"]) == 0
+    assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == expected[1]
+
+
+VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
+    "buckets": ([T.RandomResizedCrop(T.BUCKET)], {"buckets": feeder.Buckets(sizes=[(8, 16), (12, 12), (16, 8)])}),
+    "by epoch": ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))], {}),
+    "padded": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77)}),
+    "grouped": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77, group_by_aspect=True)}),
+}
+
+
+@pytest.mark.parametrize("encode_as", [None, "keep"])
+@pytest.mark.parametrize("name", VARIED)
+def test_images_of_runs_with_several_sizes_are_written(
+    name: str, encode_as: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ops, options = VARIED[name]
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(11):
+        width, height = [(40, 20), (20, 40), (30, 30)][seed % 3]
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(encode(pixels(seed, width, height)))
+    if encode_as is None:
+        place, data = tmp_path / "images", feeder.FolderDataset(tmp_path / "images", ops, ["key"])
+    else:
+        place = tmp_path / "set"
+        shard(str(tmp_path / "images"), str(place), ShardOptions(encode=EncodeOptions(encode_as)))
+        data = feeder.ShardDataset(place, ops, ["key"])
+    run = feeder.DataLoader(data, 3, seed=5, shuffle=True, **options)
+    epochs = [list(run) for _ in range(2)]
+    (tmp_path / "state.json").write_text(json.dumps(run.state_dict()))
+    command = ["replay", str(place), "--state", str(tmp_path / "state.json"), "--json"]
+    for step in range(4):
+        out = tmp_path / f"out-{step}"
+        assert main([*command, "--epoch", "1", "--step", str(step), "--out", str(out)]) == 0
+        images, _, *sizes, keys = epochs[1][step]
+        assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == keys
+        for row, image in enumerate(images.numpy()):
+            height, width = sizes[0][row].tolist() if sizes else image.shape[1:]
+            written = np.asarray(Image.open(out / f"{row:04d}.png")).transpose(2, 0, 1)
+            assert np.array_equal(written, image[:, :height, :width])
+
+
 @pytest.mark.parametrize(
     ("content", "key", "says"),
     [
@@ -69,7 +151,9 @@ def test_each_way_to_shuffle_is_taken_from_the_state(
         ({"loader": 3}, ["--key", "data"], "has no 'data'; there are: loader"),
         ({"a": {}, "b": {}}, [], "has 2 states; name one with --key: a, b"),
         ({"recipe": None}, [], "calls a function"),
-        ({"spans": [], "buckets": "8x8"}, [], "of a loader with buckets: make that loader, and call its replay"),
+        ({"spans": [], "buckets": "8x8"}, [], "sizes must be a list of 1 to 1,024 sizes"),
+        ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
+        ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
         ({"consumed": None}, [], "older version of feeder"),
     ],
 )
@@ -77,7 +161,7 @@ def test_what_a_state_does_not_have_is_named(
     content: Any, key: list[str], says: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = run_of(tree).state_dict()
-    if {"recipe", "spans", "consumed"} & set(content):
+    if {"recipe", "spans", "consumed", "fingerprint"} & set(content):
         content = {name: value for name, value in (state | content).items() if name != "consumed" or value is not None}
     else:
         content = {name: value if value == 3 else state for name, value in content.items()}

@@ -16,7 +16,6 @@ from feeder.decoders.targets.annotations import Annotations, decode_boxes
 from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import DecodeError
 from feeder.tools.browse.set_view import SetView
-from feeder.tools.presets import open_dataset
 
 __all__ = ["SMALL_PX", "Pictures", "difference", "jpeg", "png"]
 
@@ -36,7 +35,7 @@ class Pictures:
     def __init__(self, view: SetView) -> None:
         self._view = view
         small = T.Compose([T.Resize(SMALL_PX), T.CenterCrop(SMALL_PX)])
-        self._small: FeederDataset = open_dataset(view.path, small)
+        self._small: FeederDataset = view.open(small)
 
     def small(self, i: int) -> bytes:
         """Returns a sample's image as a small, square JPEG.

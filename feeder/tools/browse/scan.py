@@ -2,9 +2,9 @@
 
 Note [Scan]
     What a scan finds is kept in a SQLite file in the user's cache folder, and nothing beside the set. The file is named
-    after the set's place and its contents, so that a set that was changed is scanned anew, and what was found before is
-    removed. A scan that was stopped, or killed, goes on where it was. Images are duplicates if their stored bytes are
-    equal: those with equal CRC-32 and length are read again and compared.
+    after the set's place, its version and that one's contents, so that a set that was changed is scanned anew, and what
+    was found before is removed. A scan that was stopped, or killed, goes on where it was. Images are duplicates if
+    their stored bytes are equal: those with equal CRC-32 and length are read again and compared.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ class Scan:
         place: The set, or a folder of images.
         contents: Tells its present contents from all others.
         folder: Folder of the file; None: the user's cache.
+        version: Number of the set's version.
     """
 
-    def __init__(self, place: str, contents: str, folder: str | None = None) -> None:
-        self._place = place
-        path = scan_path(place, contents, folder)
+    def __init__(self, place: str, contents: str, folder: str | None = None, version: int = 1) -> None:
+        self._place, self._version = place, version
+        path = scan_path(place, contents, folder, version)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         for other in glob.glob(f"{glob.escape(path.rpartition('-')[0])}-*"):
             if not other.startswith(path):
@@ -130,7 +131,7 @@ class Scan:
         try:
             # Not to a crop: only the rows below one are decoded.
             recipe = T.Compose([T.Resize((_LOOKED_AT_PX, _LOOKED_AT_PX))])
-            dataset = open_dataset(self._place, recipe)
+            dataset = open_dataset(self._place, recipe, version=self._version)
             names = [name for name in dataset.reader.field_names() if _is_caption(name)]
             for first in range(self.done[0], len(dataset), AT_ONCE):
                 if self._is_stopped.is_set():
@@ -192,13 +193,13 @@ class Scan:
             return self._file.execute(query, values).fetchall()
 
 
-def scan_path(place: str, contents: str, folder: str | None = None) -> str:
+def scan_path(place: str, contents: str, folder: str | None = None, version: int = 1) -> str:
     """Returns the path of the file for a set, see Note [Scan]."""
     if folder is None:
         cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         folder = os.path.join(cache, "feeder-browse")
     where, what = (hashlib.sha256(os.fsencode(text)).hexdigest()[:16] for text in (os.path.abspath(place), contents))
-    return os.path.join(folder, f"{where}-{what}.sqlite")
+    return os.path.join(folder, f"{where}-{version}-{what}.sqlite")
 
 
 def _is_caption(name: str) -> bool:

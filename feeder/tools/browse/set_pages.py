@@ -176,7 +176,7 @@ class SetPages:
         backends = request.query_params.getlist("backend")
 
         def picture() -> bytes:
-            images = self._training.on_backends(i, seed, epoch, backends)
+            images = [self._training.crop(i, seed, epoch, backend) for backend in backends]
             return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
 
         if not 1 <= len(backends) <= 2 or set(backends) - set(_BACKENDS):

@@ -79,17 +79,28 @@ class SetView:
     Args:
         path: A shard set's folder, an index file, a set's URL, or a folder of images.
         scans: Folder for what scans find; None: the user's cache.
+        version: Number of the set's version; None: the newest.
 
     Raises:
         FeederError: if it can't be opened.
     """
 
-    def __init__(self, path: str, scans: str | None = None) -> None:
-        self._scans = scans
+    def __init__(self, path: str, scans: str | None = None, version: int | None = None) -> None:
+        self._scans, self._version = scans, version
         self.path = path
-        self.dataset: FeederDataset = open_dataset(path, None)
+        self.dataset = self.open(None)
         self.reader: Any = self.dataset.reader
         self.lock = threading.RLock()
+
+    def open(self, transform: Any) -> FeederDataset:
+        """Opens the set once more, with a recipe."""
+        return open_dataset(self.path, transform, version=self._version)
+
+    @property
+    def version(self) -> int:
+        """Number of the set's version."""
+        index = getattr(self.reader, "index", None)
+        return getattr(index, "version", 1)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -108,7 +119,7 @@ class SetView:
         index = getattr(self.reader, "index", None)
         header = getattr(index, "header", None)
         contents = self.reader.fingerprint() if header is None else header.hash.hex()
-        return Scan(self.path, contents, self._scans)
+        return Scan(self.path, contents, self._scans, self.version)
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""
@@ -137,7 +148,7 @@ class SetView:
         if isinstance(self.reader, ShardReader):
             index = self.reader.index
             found["shards"] = f"{index.shard_count:,}, {index.size_bytes / 1e6:,.1f} MB"
-            found["version"] = str(getattr(index, "version", 1))
+            found["version"] = str(self.version)
         if self.classes:
             found["classes"] = f"{len(self.classes):,}"
         heights, widths = self._stored[1].T

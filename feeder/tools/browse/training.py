@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.base import FeederDataset, drawn_samples
+from feeder.dataset.base import FeederDataset
 from feeder.decoders.images import decode
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView
-from feeder.tools.presets import open_dataset, preset
-from feeder.tools.replay import as_pixels, loader_of
+from feeder.tools.presets import preset
+from feeder.tools.replay import as_pixels, batch_pixels, loader_of
 from feeder.transforms import Recipe
 
 __all__ = ["Batch", "Step", "Training"]
@@ -41,11 +40,11 @@ class Batch(NamedTuple):
 
     Attributes:
         ids: The id of each sample that was drawn, and that of the sample that is there: another one, if it is bad.
-        images: uint8 [N, H, W, 3] for each view.
+        images: Of each view N, uint8 [H, W, 3].
     """
 
     ids: list[tuple[int, int]]
-    images: list[npt.NDArray[np.uint8]]
+    images: list[list[npt.NDArray[np.uint8]]]
 
 
 class Training:
@@ -65,9 +64,7 @@ class Training:
         self.state = state
         self._saved = None if state is None else loader_of(view.path, state)
         self.dataset: FeederDataset = (
-            open_dataset(view.path, preset("train", "uint8", image_size))
-            if self._saved is None
-            else self._saved.dataset
+            view.open(preset("train", "uint8", image_size)) if self._saved is None else self._saved.dataset
         )
         self.recipe = self.dataset.recipe
         self._loader = functools.lru_cache(_LOADERS)(self._new_loader)
@@ -87,34 +84,36 @@ class Training:
             DecodeError: for a bad sample.
         """
         with self._view.lock:
-            found = (self._saved or self._loader(step.seed, step.batch_size)).replay(step.epoch, step.step)
+            loader = self._saved or self._loader(step.seed, step.batch_size)
+            found = loader.replay(step.epoch, step.step)
         replaced = {each["key"]: each["substitute"] for each in found.substitutions}
         ids = [(i, replaced.get(key, i)) for i, key in zip(found.samples.ids.tolist(), found.samples.keys, strict=True)]
-        return Batch(ids, as_pixels(found.batch[0], self.recipe))
+        return Batch(ids, batch_pixels(loader, found.batch))
 
-    def crop(self, i: int, seed: int, epoch: int) -> npt.NDArray[np.uint8]:
-        """Returns a sample's first view in an epoch, uint8 [H, W, 3]."""
-        with self._view.lock:
-            image = drawn_samples(self.dataset, seed, epoch, [i])[0][0]
-        view = image[0] if isinstance(image, list) else image
-        (pixels,) = as_pixels(view[None], self.recipe.views[0])[0]
-        return np.asarray(pixels)
-
-    def on_backends(self, i: int, seed: int, epoch: int, backends: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-        """Returns a sample's first view as several backends decode it, uint8 [H, W, 3] each.
+    def crop(self, i: int, seed: int, epoch: int, backend: str = "cpu") -> npt.NDArray[np.uint8]:
+        """Returns a sample's first view in an epoch as a backend makes it, uint8 [H, W, 3].
 
         Raises:
-            BackendError: if one is missing.
+            BackendError: if the backend is missing.
             DecodeError: if it can't be decoded.
         """
-        recipe: Recipe = self.recipe.views[0]
         with self._view.lock:
             found = self._view.reader.read(np.array([i]))
             if found.errors[0] is not None:
                 raise found.errors[0]
-            data = bytes(found.buffers[0])
-        images = [decode([data], recipe, ids=[i], seed=seed, epoch=epoch, backend=each) for each in backends]
-        return [as_pixels([image], recipe)[0][0] for image in images]
+            data, recipe = bytes(found.buffers[0]), self._recipe_of(i, epoch)
+        image = decode([data], recipe, ids=[i], seed=seed, epoch=epoch, backend=backend)
+        return as_pixels(image, recipe)[0][0]
+
+    def _recipe_of(self, i: int, epoch: int) -> Recipe:
+        """Returns the recipe of a sample's first view; with buckets that of the sample's own one."""
+        recipe: Recipe = self.recipe.views[0]
+        buckets = None if self._saved is None else self._saved.buckets
+        if buckets is None:
+            return recipe
+        known = self.dataset.reader.stored(np.array([i]))
+        assert known is not None  # the loader has measured them
+        return recipe.at(buckets.sizes[int(buckets.nearest(known[1])[0])], epoch)
 
     def _new_loader(self, seed: int, batch_size: int) -> DataLoader[Any]:
         loader: DataLoader[Any] = DataLoader(

@@ -46,6 +46,13 @@ def add(commands: Any) -> None:
     command.add_argument("--image-size", type=int, metavar="PX", default=224, help="side of crops (default: 224)")
     command.add_argument("--state", metavar="FILE", help="take recipe, seed and batches from what state_dict() gave")
     command.add_argument("--key", metavar="NAME", help="name of the loader's state in the checkpoint, such as loader")
+    command.add_argument(
+        "--version",
+        dest="set_version",
+        type=int,
+        metavar="N",
+        help="version of the set (default: the newest, or --state's)",
+    )
     command.set_defaults(run=run)
 
 
@@ -62,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
 
+    from feeder.loader.rank_agreement import set_version
     from feeder.tools.browse.endpoints import Endpoints
     from feeder.tools.browse.server import make_app
     from feeder.tools.browse.set_view import SetView
@@ -72,7 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     view = training = None
     if arguments.set is not None:
         state = None if arguments.state is None else read_state(arguments.state, arguments.key)
-        view = SetView(arguments.set)
+        version = arguments.set_version
+        if state is not None:
+            version = set_version(state)
+            if arguments.set_version not in (None, version):
+                raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
+        view = SetView(arguments.set, version=version)
         training = Training(view, arguments.image_size, state)
     is_open = arguments.host in ("0.0.0.0", "::")
     hosts = ["*"] if is_open else ["127.0.0.1", "localhost", arguments.host]

@@ -16,8 +16,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "replay",
         help="show the samples of a batch of a training run, and make it again",
-        description="Shows which samples a step of a training run had, by a saved state of its loader, and writes its "
-        "images as the run saw them.",
+        description="Makes a step of a training run again, by a saved state of its loader: shows which samples it had, "
+        "and those that stood in for bad ones, and writes its images as the run saw them.",
         examples=(
             "feeder replay ./shards --state checkpoint.pt --key loader --step 1200",
             "feeder replay ./shards --state loader.json --epoch 3 --step 17 --out batch",
@@ -45,17 +45,14 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.tools.replay import loader_of, read_state, save_images
+    from feeder.tools.replay import batch_pixels, loader_of, read_state, save_images
 
     state = read_state(arguments.state, arguments.key)
     loader = loader_of(arguments.set, state, arguments.exif_orientation)
     epoch = state["epoch"] if arguments.epoch is None else arguments.epoch
-    substitutions: list[dict[str, Any]] = []
-    if arguments.out is None:
-        samples = loader.samples_of(epoch, arguments.step, rank=arguments.rank)
-    else:
-        batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
-        save_images(batch[0], loader.dataset.recipe, arguments.out)
+    batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
+    if arguments.out is not None:
+        save_images(batch_pixels(loader, batch), arguments.out)
     rows = zip(samples.ids.tolist(), samples.keys, samples.paths, strict=True)
     if arguments.json:
         listed = [{"id": i, "key": key, "path": path} for i, key, path in rows]
@@ -65,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"epoch {epoch}, step {arguments.step}, rank {arguments.rank}: {count(len(samples.ids), 'sample')}")
         for i, key, path in rows:
             say(printable(f"{i:>10}  {key or ''}  {path or ''}".rstrip()))
+        for each in substitutions:
+            say(printable(f"{each['key']} is bad, and sample {each['substitute']} stands in: {each['reason']}"))
         if arguments.out is not None:
             say(printable(f"images written to {arguments.out}"))
     return 0
