@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -151,18 +152,102 @@ def test_search_finds_paths_and_goes_on_where_it_stopped(shards: Path, monkeypat
     assert found == wanted
 
 
-def test_kinds_of_trouble(tmp_path: Path) -> None:
-    images = tmp_path / "images/a"
+def troubled(folder: Path) -> Path:
+    """Three images: one of the usual, a small and a turned one."""
+    images = folder / "images/a"
     images.mkdir(parents=True)
     (images / "plain.jpg").write_bytes(encode(pixels(0, 80, 70)))
     (images / "small.jpg").write_bytes(encode(pixels(1, 80, 20)))
     (images / "turned.jpg").write_bytes(encode(pixels(2, 80, 70), orientation=6))
-    assert cli.main(["shard", str(tmp_path / "images"), "--no-shuffle", "-q"]) == 0
+    return folder / "images"
+
+
+def test_kinds_of_trouble(tmp_path: Path) -> None:
+    assert cli.main(["shard", str(troubled(tmp_path)), "--no-shuffle", "-q"]) == 0
     page = client(tmp_path / "images-shards")
     paths = feeder.ShardDataset(tmp_path / "images-shards").column("path")
+    text = page.get("/").text
     for kind in ("small", "turned"):
         assert [paths[i] for i in ids(page.get(f"/samples?kind={kind}").text)] == [f"a/{kind}.jpg"]
+        assert f'kind={kind}">1 with' in text
     assert ids(page.get("/samples?kind=large").text) == []
+    assert "0 of more than 20 megapixels" in text
+    assert "0 without a label" in text
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_kinds_that_nothing_tells_are_found_by_a_scan(
+    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of folders of images, and of sets of more samples than are counted."""
+    place = troubled(tmp_path)
+    if is_large:
+        assert cli.main(["shard", str(place), "--no-shuffle", "-q"]) == 0
+        place = tmp_path / "images-shards"
+        monkeypatch.setattr("feeder.tools.browse.set_view._COUNTED", 2)
+    page = client(place)
+    for path in ("/", "/scan"):
+        text = page.get(path).text
+        assert not re.search(r"\d (with an orientation|with a side|of more than)", text)
+    assert ("rejected" in page.get("/").text) == is_large
+    assert "As far as the scan has looked: 0 of 3 samples." in page.get("/samples?kind=small").text
+    view = SetView(str(place), str(place.parent / "scans"))
+    view.scan.start()
+    view.scan.wait()
+    text = page.get("/").text
+    assert "0 of more than 20 megapixels" in text
+    for kind in ("small", "turned"):
+        assert f'kind={kind}">1 with' in text
+        found = page.get(f"/samples?kind={kind}").text
+        assert [Path(view.row(i).path).name for i in ids(found)] == [f"{kind}.jpg"]
+        assert "As far as" not in found
+    assert "0 without a label" in text
+    assert ("not shown of more than 2 samples" in text) == is_large
+
+
+def test_targets_that_are_missing_count_as_without_a_label(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    for seed in range(3):
+        (tmp_path / f"images/{seed}.jpg").write_bytes(encode(pixels(seed, 80, 70)))
+    (tmp_path / "images.csv").write_text("path,age\nimages/0.jpg,3.5\nimages/1.jpg,\nimages/2.jpg,7\n")
+    command = ["shard", str(tmp_path / "images.csv"), "--target-column", "age", "--no-shuffle", "-q"]
+    assert cli.main([*command, "--out", str(tmp_path / "set")]) == 0
+    page = client(tmp_path / "set")
+    assert 'kind=unlabelled">1 without a label' in page.get("/").text
+    assert ids(page.get("/samples?kind=unlabelled").text) == [1]
+
+
+@pytest.mark.parametrize(
+    ("remove", "says", "lists"),
+    [
+        ([], "2 rejected when the set was made", "class-0/a.jpg"),
+        (
+            ["rejected.jsonl"],
+            "2 rejected when the set was made",
+            "2, and rejected.jsonl, which names them, is missing.",
+        ),
+        (["manifest.json"], "not known, as the set has no manifest", "class-0/a.jpg"),
+        (["manifest.json", "rejected.jsonl"], "not known, as the set has no manifest", "Not known"),
+    ],
+)
+def test_rejected_files_are_not_said_to_be_none_where_that_is_not_known(
+    remove: list[str], says: str, lists: str, shards: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(shards, tmp_path / "set")
+    for name in remove:
+        (tmp_path / "set" / name).unlink()
+    page = client(tmp_path / "set")
+    assert says in page.get("/").text
+    assert lists in page.get("/rejected").text
+
+
+def test_a_damaged_manifest_leaves_the_page(shards: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards, tmp_path / "set")
+    (tmp_path / "set/manifest.json").write_bytes(b"{")
+    answer = client(tmp_path / "set").get("/")
+    assert answer.status_code == 200
+    assert "manifest.json: " in answer.text
+    assert "rejected when" not in answer.text
 
 
 def marked(folder: Path) -> Path:
@@ -329,7 +414,14 @@ def test_batches_and_crops_of_a_saved_state_with_buckets(tmp_path: Path) -> None
     page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
     for step, (images, _, numbers) in enumerate(batches):
         for row, i in enumerate(numbers.tolist()):
-            at = {"seed": 9, "epoch": 0, "step": step, "batch_size": 4, "row": row, "backend": "cpu"}
+            at: dict[str, int | str] = {
+                "seed": 9,
+                "epoch": 0,
+                "step": step,
+                "batch_size": 4,
+                "row": row,
+                "backend": "cpu",
+            }
             for place in ("/step-image", f"/crop/{i}", f"/compared/{i}"):
                 shown = picture(page.get(place, params=at).content).transpose(2, 0, 1)
                 assert np.array_equal(shown, images[row])

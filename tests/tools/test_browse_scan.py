@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_header import SetHeader
 from feeder.tools import cli
 from feeder.tools.browse.scan import Scan, scan_path
 from feeder.tools.browse.server import make_app
@@ -135,6 +137,48 @@ def test_versions_of_a_set_are_scanned_apart(tmp_path: Path) -> None:
     newest.scan.start()
     newest.scan.wait()
     assert newest.scan.done == (5, True)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_scan_without_a_file_is_in_memory_and_the_page_says_so(
+    is_damaged: bool, tars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache's folder can't be made, or the file there is no database."""
+    cache = tars.parent / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    if is_damaged:
+        place = Path(scan_path(str(tars), SetHeader(str(tars / "index.bin")).hash.hex()))
+        place.parent.mkdir(parents=True)
+        place.write_bytes(b"no database" * 100)
+    else:
+        cache.write_bytes(b"")
+    view = SetView(str(tars))
+    page = TestClient(make_app(view, Training(view, 32, None), TOKEN), base_url="http://127.0.0.1:8000")
+    text = page.get("/", params={"token": TOKEN}).text
+    assert "is not kept when feeder browse ends" in text
+    assert ("file is not a database" if is_damaged else "Not a directory") in text
+    view.scan.start()
+    view.scan.wait()
+    assert keys(view, kind="damaged") == ["c"]
+    assert view_of(tars).scan.not_kept == ""
+
+
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("database or disk is full"), OSError(5, "I/O error")])
+def test_a_scan_that_cannot_write_says_so(error: Exception, tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = view_of(tars)
+
+    def failing(dataset: object, ids: range, names: list[str]) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(view.scan, "look_at", failing)
+        view.scan.start()
+        view.scan.wait()
+    assert str(error) in view.scan.error
+    assert "make room there" in view.scan.error
+    view.scan.start()
+    view.scan.wait()
+    assert (view.scan.error, view.scan.done) == ("", (7, True))
 
 
 def test_nobody_else_starts_a_scan(tars: Path) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 
 import feeder
 from feeder import transforms as T
+from feeder.dataset.base import FeederDataset
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -124,7 +125,8 @@ def test_images_of_runs_with_several_sizes_are_written(
         width, height = [(40, 20), (20, 40), (30, 30)][seed % 3]
         (tmp_path / f"images/a/{seed}.jpg").write_bytes(encode(pixels(seed, width, height)))
     if encode_as is None:
-        place, data = tmp_path / "images", feeder.FolderDataset(tmp_path / "images", ops, ["key"])
+        place = tmp_path / "images"
+        data: FeederDataset = feeder.FolderDataset(place, ops, ["key"])
     else:
         place = tmp_path / "set"
         shard(str(tmp_path / "images"), str(place), ShardOptions(encode=EncodeOptions(encode_as)))

@@ -4,7 +4,8 @@ Note [Scan]
     What a scan finds is kept in a SQLite file in the user's cache folder, and nothing beside the set. The file is named
     after the set's place, its version and that one's contents, so that a set that was changed is scanned anew, and what
     was found before is removed. A scan that was stopped, or killed, goes on where it was. Images are duplicates if
-    their stored bytes are equal: those with equal CRC-32 and length are read again and compared.
+    their stored bytes are equal: those with equal CRC-32 and length are read again and compared. Where there can be no
+    file, findings are in memory, and go with the process.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import sqlite3
 import threading
+from collections.abc import Collection
 from typing import Any
 from zlib import crc32
 
@@ -25,17 +27,11 @@ import numpy.typing as npt
 
 from feeder import transforms as T
 from feeder.errors import DecodeError, FeederError
+from feeder.tools.browse.kinds import is_of_size, is_unlabelled
 from feeder.tools.presets import open_dataset
 
-__all__ = ["AT_ONCE", "SCANNED", "Scan", "scan_path"]
+__all__ = ["AT_ONCE", "Scan", "scan_path"]
 
-# What a scan finds, with the words of the page.
-SCANNED = {
-    "damaged": "that can't be decoded",
-    "grey": "without color",
-    "duplicate": "with the same bytes as an earlier one",
-    "uncaptioned": "without a caption",
-}
 _TABLES = """
 CREATE TABLE IF NOT EXISTS done (samples INTEGER, is_whole INTEGER);
 CREATE TABLE IF NOT EXISTS found (kind TEXT, id INTEGER, note TEXT, PRIMARY KEY (kind, id));
@@ -56,22 +52,29 @@ class Scan:
         contents: Tells its present contents from all others.
         folder: Folder of the file; None: the user's cache.
         version: Number of the set's version.
+        kinds: What it looks for beside damage, colors, duplicates and captions, of
+            :data:`feeder.tools.browse.kinds.KINDS`.
+
+    Attributes:
+        error: The error that ended the scan; empty without one.
+        not_kept: The reason that findings go with the process; empty if they are kept.
     """
 
-    def __init__(self, place: str, contents: str, folder: str | None = None, version: int = 1) -> None:
-        self._place, self._version = place, version
-        path = scan_path(place, contents, folder, version)
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        for other in glob.glob(f"{glob.escape(path.rpartition('-')[0])}-*"):
-            if not other.startswith(path):
-                os.unlink(other)
+    def __init__(
+        self, place: str, contents: str, folder: str | None = None, version: int = 1, kinds: Collection[str] = ()
+    ) -> None:
+        self._place, self._version, self._kinds = place, version, kinds
+        self._path = scan_path(place, contents, folder, version)
         self._lock = threading.Lock()
-        self._file = sqlite3.connect(path, check_same_thread=False)
-        os.chmod(path, 0o600)
-        self._file.executescript(_TABLES)
         self._thread: threading.Thread | None = None
         self._is_stopped = threading.Event()
-        self.error = ""
+        self.error = self.not_kept = ""
+        try:
+            self._file = _opened(self._path)
+        except (OSError, sqlite3.Error) as error:
+            self.not_kept = f"{self._path}: {getattr(error, 'strerror', None) or error}"
+            self._file = sqlite3.connect(":memory:", check_same_thread=False)
+            self._file.executescript(_TABLES)
 
     @property
     def is_running(self) -> bool:
@@ -85,13 +88,14 @@ class Scan:
         return (rows[0][0], bool(rows[0][1])) if rows else (0, False)
 
     def counts(self) -> dict[str, int]:
-        """Number of samples of each of :data:`SCANNED`; those with captions only where there are any."""
+        """Number of samples of each kind that it looks for; those without captions only where there are any."""
         found = dict(self._rows("SELECT kind, count(*) FROM found GROUP BY kind"))
         has_captions = bool(self._rows("SELECT 1 FROM captions LIMIT 1"))
-        return {kind: found.get(kind, 0) for kind in SCANNED if kind != "uncaptioned" or has_captions}
+        kinds = [*self._kinds, "damaged", "grey", "duplicate", *(["uncaptioned"] if has_captions else [])]
+        return {kind: found.get(kind, 0) for kind in kinds}
 
     def of_kind(self, kind: str) -> npt.NDArray[np.int64]:
-        """Returns the samples of one of :data:`SCANNED`, sorted."""
+        """Returns the samples of a kind that it looks for, sorted."""
         rows = self._rows("SELECT id FROM found WHERE kind = ? ORDER BY id", kind)
         return np.array([i for (i,) in rows], np.int64)
 
@@ -140,6 +144,8 @@ class Scan:
             self._compare(dataset)
         except FeederError as error:
             self.error = str(error)
+        except (OSError, sqlite3.Error) as error:
+            self.error = f"{self._path}: can't be written ({error}): make room there, and go on"
 
     def look_at(self, dataset: Any, ids: range, names: list[str]) -> None:
         """Decodes some samples, and keeps what is found of them."""
@@ -148,6 +154,13 @@ class Scan:
         sums = [(crc32(data), len(data), i) for data, i in zip(encoded.buffers, ids, strict=True) if len(data)]
         found: list[tuple[str, int, str]] = []
         captions: list[tuple[int, str]] = []
+        read = [error is None for error in encoded.errors]
+        for kind in self._kinds:
+            if kind == "unlabelled":
+                of_kind = is_unlabelled(encoded.labels)
+            else:
+                of_kind = is_of_size(kind, encoded.orientations, encoded.sizes) & read
+            found += [(kind, i, "") for i in np.array(ids)[of_kind].tolist()]
         for i in ids:
             try:
                 pixels = dataset[i][0].numpy().astype(np.int16)
@@ -200,6 +213,26 @@ def scan_path(place: str, contents: str, folder: str | None = None, version: int
         folder = os.path.join(cache, "feeder-browse")
     where, what = (hashlib.sha256(os.fsencode(text)).hexdigest()[:16] for text in (os.path.abspath(place), contents))
     return os.path.join(folder, f"{where}-{version}-{what}.sqlite")
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    """Opens the file at a path, and removes those of other contents of the set.
+
+    Raises:
+        OSError, sqlite3.Error: if there can be none, or it is damaged.
+    """
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    for other in glob.glob(f"{glob.escape(path.rpartition('-')[0])}-*"):
+        if not other.startswith(path):
+            os.unlink(other)
+    file = sqlite3.connect(path, check_same_thread=False)
+    try:
+        os.chmod(path, 0o600)
+        file.executescript(_TABLES)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _is_caption(name: str) -> bool:

@@ -11,11 +11,13 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
+from feeder.shard.store.url import is_remote
+from feeder.tools.browse.kinds import KINDS, SCANNED
 from feeder.tools.browse.pictures import Pictures, difference, png
 from feeder.tools.browse.renderer import Renderer
-from feeder.tools.browse.scan import SCANNED
-from feeder.tools.browse.set_view import KINDS, Choice, SetView
+from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
+from feeder.tools.presets import is_shards
 
 __all__ = ["SetPages"]
 
@@ -50,6 +52,7 @@ class SetPages:
             Route("/sample/{id:int}", self.sample),
             Route("/batch", self.batch),
             Route("/rejected", self.rejected),
+            Route("/rejected/count", self.rejected_count),
             Route("/scan", self.scan),
             Route("/scan/{what}", self.change_scan, methods=["POST"]),
             Route("/small/{id:int}", self.small),
@@ -61,16 +64,33 @@ class SetPages:
 
     def set(self, request: Request) -> Response:
         view = self._view
-        kinds = [(kind, words, view.kinds[kind]) for kind, words in KINDS.items()]
-        rejected = sum(len(paths) for _, paths in view.rejected)
+        kinds = [(kind, KINDS[kind], number) for kind, number in view.kinds.items()]
         return self._renderer.page(
             "set.html",
             facts=view.facts,
             classes=view.classes,
             kinds=kinds,
-            rejected=rejected,
+            **self._rejected_values(is_later=is_remote(view.path)),
             **self._scan_values(),
         )
+
+    def rejected_count(self, request: Request) -> Response:
+        """The line of the first page for which a store is asked."""
+        return self._renderer.page("rejected_count.html", **self._rejected_values(is_later=False))
+
+    def _rejected_values(self, *, is_later: bool) -> dict[str, Any]:
+        number, problem = None, ""
+        if not is_later:
+            try:
+                number = self._view.rejected_count
+            except FeederError as error:
+                problem = str(error)
+        return {
+            "rejected": number,
+            "rejected_problem": problem,
+            "is_later": is_later,
+            "is_set": is_shards(self._view.path),
+        }
 
     def scan(self, request: Request) -> Response:
         """The part of the first page that a running scan renews."""
@@ -80,13 +100,15 @@ class SetPages:
         scan = self._view.scan
         is_running = scan.is_running  # before the counts: a scan that ends meanwhile is asked for again
         looked_at, is_whole = scan.done
-        scanned = [(kind, SCANNED[kind], number) for kind, number in scan.counts().items()]
+        scanned = [(kind, self._view.words[kind], number) for kind, number in scan.counts().items()]
         return {
             "is_running": is_running,
             "error": scan.error,
+            "not_kept": scan.not_kept,
             "looked_at": looked_at,
             "is_whole": is_whole,
             "scanned": scanned,
+            "has_kinds": len(self._view.kinds) < len(KINDS),
         }
 
     def change_scan(self, request: Request) -> Response:
@@ -107,6 +129,7 @@ class SetPages:
         first = _number(request, "first")
         rows, following = self._view.rows(choice, first, _ROWS)
         name = "" if choice.label is None else self._view.class_name(choice.label)
+        scan = self._view.scan
         return self._renderer.page(
             "samples.html",
             rows=rows,
@@ -114,6 +137,7 @@ class SetPages:
             first=first,
             choice=choice,
             kinds=KINDS | SCANNED,
+            looked_at=scan.done[0] if choice.kind in self._view.words and not scan.done[1] else None,
             class_name=name,
         )
 
@@ -157,7 +181,8 @@ class SetPages:
         )
 
     def rejected(self, request: Request) -> Response:
-        return self._renderer.page("rejected.html", reasons=self._view.rejected)
+        view = self._view
+        return self._renderer.page("rejected.html", reasons=view.rejected, rejected=view.rejected_count)
 
     def small(self, request: Request) -> Response:
         return _picture(lambda: self._pictures.small(self._id(request)))

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,21 +16,14 @@ import numpy.typing as npt
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError
-from feeder.shard.write.options import REJECTED_NAME
 from feeder.tools.browse.exif import exif_of
-from feeder.tools.browse.scan import SCANNED, Scan
+from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
+from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
+from feeder.tools.browse.scan import Scan
 from feeder.tools.presets import is_shards, open_dataset
 
-__all__ = ["KINDS", "SEARCHED", "Choice", "Member", "Row", "SetView"]
+__all__ = ["SEARCHED", "Choice", "Member", "Row", "SetView"]
 
-# Ways to look for trouble, with the words of the page.
-KINDS = {
-    "turned": "with an orientation other than 1",
-    "unlabelled": "without a label",
-    "small": "with a side below 64 pixels",
-    "large": "of more than 20 megapixels",
-}
-_SMALL_PX, _LARGE_PX = 64, 20_000_000
 _SHOWN_CHARS = 20_000
 SEARCHED = 20_000  # samples a request: then the page offers to search on
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
@@ -45,7 +37,7 @@ class Choice(NamedTuple):
     Attributes:
         label: A label; None for all.
         text: Text in key, path or, of a set that was scanned, caption, in any case; empty for all.
-        kind: One of :data:`KINDS` or :data:`feeder.tools.browse.scan.SCANNED`; empty for all.
+        kind: One of :data:`KINDS` or :data:`SCANNED` of :mod:`feeder.tools.browse.kinds`; empty for all.
     """
 
     label: int | None = None
@@ -119,7 +111,7 @@ class SetView:
         index = getattr(self.reader, "index", None)
         header = getattr(index, "header", None)
         contents = self.reader.fingerprint() if header is None else header.hash.hex()
-        return Scan(self.path, contents, self._scans, self.version)
+        return Scan(self.path, contents, self._scans, self.version, [kind for kind in KINDS if kind not in self.kinds])
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""
@@ -155,6 +147,8 @@ class SetView:
         for name, side in (("width", widths), ("height", heights)) if len(widths) else ():
             low, median, high = np.percentile(side, (0, 50, 100), method="nearest").tolist()
             found[name] = f"{low:,} to {high:,} pixels, median {median:,}"
+        if len(self) > _COUNTED:
+            found["labels"] = f"not shown of more than {_COUNTED:,} samples"
         found["members"] = ", ".join(name for name in self.reader.field_names() if name not in _NUMBERS)
         return {name: value for name, value in found.items() if value}
 
@@ -171,36 +165,44 @@ class SetView:
         return orientations, sizes
 
     @functools.cached_property
-    def rejected(self) -> list[tuple[str, list[str]]]:
-        """Inputs that are not in the set: reasons, the most frequent first, and paths."""
-        by_reason: dict[str, list[str]] = {}
-        name = os.path.join(self.path if os.path.isdir(self.path) else os.path.dirname(self.path), REJECTED_NAME)
-        if is_shards(self.path) and os.path.isfile(name):
-            with open(name, encoding="utf-8", errors="replace") as file:
-                for line in file:
-                    with contextlib.suppress(ValueError, AttributeError):
-                        row = json.loads(line)
-                        by_reason.setdefault(str(row.get("reason")), []).append(str(row.get("path")))
-        return sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    def rejected_count(self) -> int | None:
+        """Number of inputs that are not in the set; None if that is not known. Of a set in a store it is fetched.
+
+        Raises:
+            FormatError: if the set's manifest is damaged.
+            StoreError: if the store can't be read.
+        """
+        return count_rejected(self.path) if is_shards(self.path) else None
+
+    @functools.cached_property
+    def rejected(self) -> list[Reason]:
+        """Inputs that are not in the set, by reason; see :func:`feeder.tools.browse.rejected.rejected_by_reason`."""
+        return rejected_by_reason(self.path) if is_shards(self.path) else []
 
     @functools.cached_property
     def kinds(self) -> dict[str, int]:
-        """Number of samples of each of :data:`KINDS`."""
-        return {kind: len(self._of_kind(kind)) for kind in KINDS}
+        """Number of samples of those of :data:`KINDS` that the set's index or folder tells; a scan finds the others."""
+        return {kind: len(found) for kind in KINDS if (found := self._known(kind)) is not None}
+
+    @property
+    def words(self) -> dict[str, str]:
+        """The words for each kind that a scan finds."""
+        return {kind: words for kind, words in KINDS.items() if kind not in self.kinds} | SCANNED
 
     def _of_kind(self, kind: str) -> npt.NDArray[np.int64]:
-        none = np.empty(0, np.int64)
-        if kind in SCANNED:
-            return self.scan.of_kind(kind)
+        known = self._known(kind)
+        return self.scan.of_kind(kind) if known is None else known
+
+    def _known(self, kind: str) -> npt.NDArray[np.int64] | None:
+        """Returns the samples of one of :data:`KINDS` as far as that is known without looking at them; else None."""
+        if kind in SCANNED or len(self) > _COUNTED:
+            return None
         if kind == "unlabelled":
-            is_counted = self.labels.dtype == np.int64 and len(self) <= _COUNTED
-            return np.flatnonzero(self.labels < 0) if is_counted else none
+            return np.flatnonzero(is_unlabelled(self.labels))
+        if not isinstance(self.reader, ShardReader):
+            return None
         orientations, sizes = self._stored
-        if kind == "turned":
-            return np.flatnonzero(orientations != 1)
-        if kind == "small":
-            return np.flatnonzero(np.minimum(*sizes.T) < _SMALL_PX)
-        return np.flatnonzero(np.multiply(*sizes.T, dtype=np.int64) > _LARGE_PX)
+        return np.flatnonzero(is_of_size(kind, orientations, sizes))
 
     def rows(self, choice: Choice, first: int, most: int) -> tuple[list[Row], int | None]:
         """Returns samples for the grid, and the id from which to go on; None at the end.

@@ -103,7 +103,8 @@ class Training:
                 raise found.errors[0]
             data, recipe = bytes(found.buffers[0]), self._recipe_of(i, epoch)
         image = decode([data], recipe, ids=[i], seed=seed, epoch=epoch, backend=backend)
-        return as_pixels(image, recipe)[0][0]
+        pixels: npt.NDArray[np.uint8] = as_pixels(image, recipe)[0][0]
+        return pixels
 
     def _recipe_of(self, i: int, epoch: int) -> Recipe:
         """Returns the recipe of a sample's first view; with buckets that of the sample's own one."""

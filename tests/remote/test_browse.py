@@ -1,0 +1,43 @@
+"""feeder browse of a set in a store."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from feeder.tools import cli
+from feeder.tools.browse.server import make_app
+from feeder.tools.browse.set_view import SetView
+from feeder.tools.browse.training import Training
+from tests.support.images import make_tree
+from tests.support.remote import Bucket
+from tests.support.remote_sets import end_fetchers
+
+
+def opened(bucket: Bucket, folder: Path) -> TestClient:
+    view = SetView(f"{bucket.url}/set", str(folder / "scans"))
+    page = TestClient(make_app(view, Training(view, 32), "token"), base_url="http://127.0.0.1:8000")
+    page.get("/", params={"token": "token"})
+    return page
+
+
+def test_rejected_files_are_asked_for_after_the_first_page(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_tree(tmp_path / "images", 2, 3)
+    (tmp_path / "images/class-0/a.jpg").write_bytes(b"no image")
+    command = ["shard", str(tmp_path / "images"), "--max-bad", "1", "-q"]
+    assert cli.main([*command, "--out", f"{bucket.url}/set"]) == 0
+    with end_fetchers(tmp_path):
+        page = opened(bucket, tmp_path)
+        text = page.get("/").text
+        assert "rejected when" not in text
+        (later,) = re.findall(r'hx-get="(/rejected[^"]*)"', text)
+        assert "1 rejected when the set was made" in page.get(later).text
+        assert "class-0/a.jpg" in page.get("/rejected").text
+        bucket.client.delete_object(Bucket=bucket.name, Key="set/manifest.json")
+        assert "not known, as the set has no manifest" in opened(bucket, tmp_path).get(later).text
