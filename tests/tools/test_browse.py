@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from starlette.testclient import TestClient
 
 import feeder
 from feeder.tools import cli
+from feeder.tools.browse.hosts import Hosts
 from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
@@ -91,6 +93,27 @@ def test_token_leaves_the_address_at_once(page: TestClient) -> None:
 
 def test_other_hosts_names_are_refused(page: TestClient) -> None:
     assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("address", "refused", "taken"),
+    [
+        ("127.0.0.1", "evil.example 10.0.0.1 localhost.evil.example 127.0.0.1@evil", "127.0.0.1:80 localhost [::1]:9"),
+        ("::1", "evil.example [::2] [::1 ::1", "[::1] [::1]:8000 LOCALHOST:8000"),
+        ("10.0.0.1", "evil.example 10.0.0.2", "10.0.0.1:80 localhost"),
+        ("0.0.0.0", "evil.example [evil] evil.example:80", "10.9.8.7:80 [fe80::1]:80 HERE here.example:80"),
+        ("::", "evil.example", "10.9.8.7 [fe80::1] here"),
+    ],
+)
+def test_a_server_is_called_by_its_names_and_addresses_alone(
+    address: str, refused: str, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Here")
+    monkeypatch.setattr("socket.getfqdn", lambda: "here.Example")
+    hosts = Hosts(address)
+    assert [each for each in refused.split() if hosts.has(each)] == []
+    assert [each for each in taken.split() if not hosts.has(each)] == []
+    assert not hosts.has("")
 
 
 def test_pages_load_nothing_from_elsewhere(page: TestClient) -> None:
@@ -484,6 +507,18 @@ def test_command_serves_until_it_is_interrupted(shards: Path) -> None:
             urllib.request.urlopen(url.partition("?")[0])
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+
+
+def test_command_serves_on_an_address_of_ipv6(shards: Path) -> None:
+    with contextlib.closing(socket.socket(socket.AF_INET6)) as tried:
+        try:
+            tried.bind(("::1", 0))
+        except OSError:
+            pytest.skip("needs IPv6")
+    with served(str(shards), "--host", "::1") as (_, url):
+        assert url.startswith("http://[::1]:")
+        with opener().open(url) as answer:
+            assert b"class-1" in answer.read()
 
 
 def test_an_earlier_version_is_shown_by_name_and_with_its_states(

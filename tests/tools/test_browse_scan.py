@@ -189,6 +189,9 @@ def test_nobody_else_starts_a_scan(tars: Path) -> None:
     assert view.scan.done == (0, False)
     assert stranger.get("/", params={"token": TOKEN}).status_code == 303
     assert stranger.get("/scan/start").status_code == 405
+    for site in ("same-site", "cross-site", "none"):  # a server on another port is of the same site
+        assert stranger.post("/scan/start", headers={"Sec-Fetch-Site": site}).status_code == 403
+    assert not view.scan.is_running
     assert stranger.post("/scan/close").status_code == 404
 
 

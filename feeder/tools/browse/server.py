@@ -4,8 +4,10 @@ Note [Whom the page is for]
     A set may hold what others on a machine, and pages of other sites in the user's browser, must not see. So the server
     listens on the loopback address unless it is told otherwise. It answers only requests that name it as their host,
     which keeps away sites whose names lead here (DNS rebinding), and that have its token: in the URL that the command
-    prints, then in a cookie that other sites' requests don't bring. Pages load nothing from elsewhere, all text from
-    the set is escaped, and pictures are made anew from decoded pixels, so that no byte of a file reaches the browser.
+    prints, then in a cookie that other sites' requests don't bring. Those from pages of other ports of the same address
+    do bring it, so that of requests which change something only those from its own pages are taken. Pages load nothing
+    from elsewhere, all text from the set is escaped, and pictures are made anew from decoded pixels, so that no byte of
+    a file reaches the browser.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -27,6 +28,7 @@ from starlette.staticfiles import StaticFiles
 
 from feeder.errors import FeederError
 from feeder.tools.browse.endpoints import Endpoints
+from feeder.tools.browse.hosts import Hosts
 from feeder.tools.browse.live_pages import LivePages
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_pages import SetPages
@@ -53,7 +55,7 @@ def make_app(
     view: SetView | None,
     training: Training | None,
     token: str | None = None,
-    hosts: list[str] | None = None,
+    hosts: Hosts | None = None,
     endpoints: Endpoints | None = None,
 ) -> Starlette:
     """Returns the application.
@@ -89,8 +91,7 @@ def make_app(
         routes.append(Route("/", to_live))
     token = secrets.token_urlsafe(24) if token is None else token
     middleware = [
-        Middleware(TrustedHostMiddleware, allowed_hosts=hosts or ["127.0.0.1", "localhost"], www_redirect=False),
-        Middleware(_Guard, token=token),
+        Middleware(_Guard, token=token, hosts=Hosts() if hosts is None else hosts),
     ]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers={FeederError: refused, 404: missing})
     app.state.token = token
@@ -98,13 +99,19 @@ def make_app(
 
 
 class _Guard(BaseHTTPMiddleware):
-    """Lets in who has the token, and adds the headers of Note [Whom the page is for]."""
+    """Lets in who may, and adds the headers of Note [Whom the page is for]."""
 
-    def __init__(self, app: Any, token: str) -> None:
+    def __init__(self, app: Any, token: str, hosts: Hosts) -> None:
         super().__init__(app)
-        self._token = token
+        self._token, self._hosts = token, hosts
 
     async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if not self._hosts.has(request.headers.get("host", "")):
+            return HTMLResponse("<!doctype html><title>feeder</title><p>This server has another name.", 400, _HEADERS)
+        if request.method == "POST" and request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+            return HTMLResponse(
+                "<!doctype html><title>feeder</title><p>Only its own pages may ask for that.", 403, _HEADERS
+            )
         name = f"feeder-{request.url.port or 80}"  # cookies are shared by the ports of a host
         given = request.query_params.get("token")
         if given is not None and self._is_right(given):

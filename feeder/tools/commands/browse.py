@@ -71,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from feeder.loader.rank_agreement import set_version
     from feeder.tools.browse.endpoints import Endpoints
+    from feeder.tools.browse.hosts import Hosts
     from feeder.tools.browse.server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
@@ -87,12 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
                 raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
         view = SetView(arguments.set, version=version)
         training = Training(view, arguments.image_size, state)
-    is_open = arguments.host in ("0.0.0.0", "::")
-    hosts = ["*"] if is_open else ["127.0.0.1", "localhost", arguments.host]
+    hosts = Hosts(arguments.host)
     app = make_app(view, training, hosts=hosts, endpoints=endpoints)
     with _listening(arguments.host, arguments.port) as listening:
-        name = socket.gethostname() if is_open else arguments.host
-        url = f"http://{f'[{name}]' if ':' in name else name}:{listening.getsockname()[1]}/?token={app.state.token}"
+        url = f"http://{hosts.shown}:{listening.getsockname()[1]}/?token={app.state.token}"
         say(printable(f"{arguments.set or ', '.join(arguments.live)}: open {url}"))
         say("Ctrl-C ends it")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
