@@ -29,12 +29,12 @@ import feeder
 from feeder.tools import cli
 from feeder.tools.browse.hosts import Hosts
 from feeder.tools.browse.server import make_app
-from feeder.tools.browse.set_view import SetView
+from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
 from feeder.transforms import BUCKET, RandomCrop
 from tests.support.images import encode, make_tree, other_format, pixels
-from tests.support.shard_sets import write_tar
+from tests.support.shard_sets import to_version_1, write_tar
 
 TOKEN = "secret-of-the-test"
 HOSTILE = "<script>alert(1)</script>"
@@ -159,20 +159,60 @@ def test_grid_turns_through_each_sample_once(tmp_path: Path) -> None:
     assert len(found) == 70
 
 
-def test_search_finds_paths_and_goes_on_where_it_stopped(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
-    page = client(shards)
-    paths = feeder.ShardDataset(shards).column("path")
-    wanted = [i for i, path in enumerate(paths) if "img-003" in path]
-    found, at = [], "/samples?text=IMG-003"
-    for _ in range(5):
-        text = page.get(at).text
-        found += ids(text)
-        following = re.search(r'rel="next" href="([^"]+)"', text)
+def searched(page: TestClient, at: str) -> Iterator[str]:
+    """The page of a search, and the parts that it asks for by itself."""
+    while True:
+        answer = page.get(at)
+        assert answer.status_code == 200
+        yield answer.text
+        following = re.search(r'hx-get="(/samples/more[^"]+)" hx-trigger="load"', answer.text)
         if following is None:
-            break
+            return
         at = unescape(following[1])
-    assert found == wanted
+
+
+def test_a_search_goes_on_by_itself_until_the_page_is_full(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
+    monkeypatch.setattr("feeder.tools.browse.set_view._CHOSEN", 4)
+    monkeypatch.setattr("feeder.tools.browse.set_pages._ROWS", 2)
+    page = client(shards)
+    dataset = feeder.ShardDataset(shards)
+    paths, labels = dataset.column("path"), dataset.targets
+    for choice, wanted in (
+        ("", [i for i, path in enumerate(paths) if "img-003" in path]),
+        ("&label=1", [i for i, path in enumerate(paths) if "img-003" in path and labels[i] == 1]),
+    ):
+        texts = list(searched(page, f"/samples?text=IMG-003{choice}"))
+        assert len(texts) > 1
+        assert [i for text in texts for i in ids(text)] == wanted[:2]
+        assert "None." not in "".join(texts)
+        following = re.search(r'rel="next" href="([^"]+)"', texts[-1])
+        assert (following is not None) == (len(wanted) > 2)
+        if following is not None:
+            texts = list(searched(page, unescape(following[1])))
+            assert [i for text in texts for i in ids(text)] == wanted[2:]
+            assert "First" in texts[-1]
+    (*_, last) = searched(page, "/samples?text=nowhere")
+    assert "None." in last
+    assert "First" not in last
+
+
+def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
+    """In the second shard, of indexes of both versions, and in a folder."""
+    texts = ["Ünïcode-ÄÖ", "plain", "a<b>&c", "\udcff-raw"]
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed, text in enumerate(texts):
+        (tmp_path / f"images/a/{text}.jpg").write_bytes(encode(pixels(seed)))
+    command = ["shard", str(tmp_path / "images"), "--no-shuffle", "--samples-per-shard", "2", "-q"]
+    assert cli.main(command) == 0
+    shutil.copytree(tmp_path / "images-shards", tmp_path / "flat")
+    to_version_1(tmp_path / "flat/index.bin")
+    wanted = {"ünïCODE": "Ünïcode-ÄÖ.jpg", "PLAIN": "plain.jpg", "<B>&": "a<b>&c.jpg", "-RAW": "\udcff-raw.jpg"}
+    for place in (tmp_path / "images", tmp_path / "images-shards", tmp_path / "flat"):
+        view = SetView(str(place), str(tmp_path / "scans"))
+        for text, name in wanted.items():
+            rows, following = view.rows(Choice(text=text), 0, 60)
+            assert ([Path(row.path).name for row in rows], following) == ([name], None)
 
 
 def troubled(folder: Path) -> Path:

@@ -397,6 +397,13 @@ class ShardIndex:
             found.append(step if len(found) < 2 else (found[-1] + step) % (1 << 32))
         return found
 
+    def texts(self, name: str, rows: range) -> list[bytes]:
+        """Keys or paths of rows that follow one another; the name is "keys" or "paths"."""
+        some = range(rows.start // CHUNK_ROWS, -(-rows.stop // CHUNK_ROWS))
+        found = self._read(lambda: chunks.texts(self.group(name), self.samples, some))
+        first = some.start * CHUNK_ROWS
+        return found[rows.start - first : rows.stop - first]
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column of all samples, as Note [Index file] has it, but for "shard"; fields are numbered as here."""
         rows = self.rows()
@@ -409,7 +416,7 @@ class ShardIndex:
             return self._numbers(name, every)
         if name.startswith(("key_", "path_")):
             text, _, part = name.partition("_")
-            found = self._read(lambda: chunks.texts(self.group(f"{text}s"), self.samples, every))
+            found = self.texts(f"{text}s", range(self.samples))
             return (
                 _starts([len(each) for each in found]) if part == "start" else np.frombuffer(b"".join(found), np.uint8)
             )

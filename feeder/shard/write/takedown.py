@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import itertools
 import json
 import os
 import re
@@ -158,7 +157,7 @@ class _Takedown:
         for number, own in self._each() if wanted else ():
             dead = own.taken_down()
             gone |= {hashes[each] for each in dead.values() if each in hashes}
-            texts, live = _keys_of(own), []
+            texts, live = own.texts("keys", range(own.samples)), []
             for row, key in enumerate(texts):
                 if key in wanted and row not in dead:
                     live.append(row)
@@ -307,12 +306,6 @@ class _Takedown:
         for path in glob.glob(os.path.join(glob.escape(self._copy.path), f"{stem}.*{extension}")):
             if re.fullmatch(rf"{stem}\..+{re.escape(extension)}", os.path.basename(path)):
                 self._copy.remove(os.path.basename(path))
-
-
-def _keys_of(index: ShardIndex) -> list[bytes]:
-    """Returns the keys of all samples of a shard."""
-    data, starts = index.column("key_data").tobytes(), index.column("key_start").astype(np.int64).tolist()
-    return [data[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def _out_of_reach(*, is_store: bool) -> list[str]:

@@ -41,7 +41,7 @@ CREATE TABLE IF NOT EXISTS captions (id INTEGER PRIMARY KEY, text TEXT);
 AT_ONCE = 64
 _LOOKED_AT_PX = 64
 _GREY = 8  # levels between the channels of nearly all pixels
-_MOST_FOUND = 100_000  # captions of one search
+_MOST_FOUND = 1_000_000  # captions of one search
 
 
 class Scan:
@@ -103,10 +103,10 @@ class Scan:
         """Returns what was found of a sample, in words."""
         return [note for (note,) in self._rows("SELECT note FROM found WHERE id = ? AND note <> ''", i)]
 
-    def with_caption(self, text: str, first: int) -> set[int]:
-        """Returns samples from an id on whose captions have a text, in any case."""
-        query = "SELECT id FROM captions WHERE id >= ? AND instr(text, ?) > 0 ORDER BY id LIMIT ?"
-        return {i for (i,) in self._rows(query, first, text.lower(), _MOST_FOUND)}
+    def with_caption(self, text: str, first: int, end: int) -> list[int]:
+        """Returns the samples from an id to before another whose captions have a text, in any case, sorted."""
+        query = "SELECT id FROM captions WHERE id >= ? AND id < ? AND instr(text, ?) > 0 ORDER BY id LIMIT ?"
+        return [i for (i,) in self._rows(query, first, end, text.lower(), _MOST_FOUND)]
 
     def start(self) -> None:
         """Goes on with the scan in a thread."""

@@ -49,6 +49,7 @@ class SetPages:
         self.routes = [
             Route("/", self.set),
             Route("/samples", self.samples),
+            Route("/samples/more", self.more_samples),
             Route("/sample/{id:int}", self.sample),
             Route("/batch", self.batch),
             Route("/rejected", self.rejected),
@@ -120,6 +121,21 @@ class SetPages:
         return RedirectResponse("/", 303)
 
     def samples(self, request: Request) -> Response:
+        values = self._rows_values(request, _ROWS)
+        choice, scan = values["choice"], self._view.scan
+        name = "" if choice.label is None else self._view.class_name(choice.label)
+        looked_at = scan.done[0] if choice.kind in self._view.words and not scan.done[1] else None
+        words = KINDS | SCANNED
+        return self._renderer.page("samples.html", **values, kinds=words, looked_at=looked_at, class_name=name)
+
+    def more_samples(self, request: Request) -> Response:
+        """The next part of a search, of which the page has fewer rows than it shows at once."""
+        most = _number(request, "most", _ROWS)
+        if not 1 <= most <= _ROWS:
+            raise ArgumentError(f"most must be 1 to {_ROWS}, got {most}")
+        return self._renderer.page("rows.html", **self._rows_values(request, most))
+
+    def _rows_values(self, request: Request, most: int) -> dict[str, Any]:
         label = request.query_params.get("label", "")
         choice = Choice(
             _number(request, "label") if label else None,
@@ -127,19 +143,18 @@ class SetPages:
             request.query_params.get("kind", ""),
         )
         first = _number(request, "first")
-        rows, following = self._view.rows(choice, first, _ROWS)
-        name = "" if choice.label is None else self._view.class_name(choice.label)
-        scan = self._view.scan
-        return self._renderer.page(
-            "samples.html",
-            rows=rows,
-            following=following,
-            first=first,
-            choice=choice,
-            kinds=KINDS | SCANNED,
-            looked_at=scan.done[0] if choice.kind in self._view.words and not scan.done[1] else None,
-            class_name=name,
-        )
+        rows, following = self._view.rows(choice, first, most)
+        goes_on = following is not None and len(rows) < most
+        return {
+            "rows": rows,
+            "following": following,
+            "begin": _number(request, "begin", first),
+            "choice": choice,
+            "most": most,
+            "most_rows": _ROWS,
+            "goes_on": goes_on,
+            "further": self._view.further(choice, following, _ROWS) if goes_on and following is not None else [],
+        }
 
     def sample(self, request: Request) -> Response:
         i = self._id(request)

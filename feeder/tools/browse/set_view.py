@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError
 from feeder.tools.browse.exif import exif_of
 from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
+from feeder.tools.browse.names import names_of
 from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
 from feeder.tools.browse.scan import Scan
 from feeder.tools.presets import is_shards, open_dataset
@@ -25,7 +26,8 @@ from feeder.tools.presets import is_shards, open_dataset
 __all__ = ["SEARCHED", "Choice", "Member", "Row", "SetView"]
 
 _SHOWN_CHARS = 20_000
-SEARCHED = 20_000  # samples a request: then the page offers to search on
+SEARCHED = 200_000  # samples a request: then the page goes on by itself
+_CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 _COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
@@ -217,26 +219,62 @@ class SetView:
         """
         if choice.kind and choice.kind not in KINDS | SCANNED:
             raise ArgumentError(f"kind must be one of {', '.join(KINDS | SCANNED)}, got {choice.kind!r}")
-        ids: Iterator[int] = iter(range(first, len(self)))
-        if choice.label is not None or choice.kind:
-            chosen = self._of_kind(choice.kind) if choice.kind else np.flatnonzero(self.labels == choice.label)
-            if choice.kind and choice.label is not None:
-                chosen = chosen[self.labels[chosen] == choice.label]
-            ids = iter(chosen[np.searchsorted(chosen, first) :].tolist())
-        found: list[Row] = []
-        wanted = choice.text.lower()
-        captioned = self.scan.with_caption(wanted, first) if wanted else set[int]()
-        for number, i in enumerate(ids):
-            if len(found) == most or number == SEARCHED:
-                return found, i
-            key, path = self._names(i)
+        chosen = self._chosen(choice)
+        if not choice.text:
+            ids = range(first, len(self)) if chosen is None else chosen[np.searchsorted(chosen, first) :]
+            following = int(ids[most]) if len(ids) > most else None
+            return [self.row(int(i)) for i in ids[:most]], following
+        wanted, found = choice.text.lower(), list[Row]()
+        named, following = self._named(chosen, first)
+        captioned = set(self.scan.with_caption(wanted, first, len(self) if following is None else following))
+        for i, key, path in named:
             if wanted in key.lower() or wanted in path.lower() or i in captioned:
-                found.append(Row(i, key, path, self.label_name(i), "; ".join(self.scan.notes(i))))
-        return found, None
+                if len(found) == most:
+                    return found, i
+                found.append(self._row(i, key, path))
+        return found, following
+
+    def further(self, choice: Choice, first: int, most: int) -> list[Row]:
+        """Returns samples from an id on that a search finds by their captions alone, before it comes there.
+
+        Args:
+            choice: Which.
+            first: The id.
+            most: Number of samples.
+        """
+        ids: Sequence[int] = self.scan.with_caption(choice.text.lower(), first, len(self)) if choice.text else []
+        if (chosen := self._chosen(choice)) is not None:
+            ids = np.intersect1d(ids, chosen).astype(np.int64).tolist()
+        return [self.row(i) for i in ids[:most]]
+
+    def _chosen(self, choice: Choice) -> npt.NDArray[np.int64] | None:
+        """Returns the samples of a label and a kind, sorted; None for all."""
+        if choice.kind and choice.kind not in KINDS | SCANNED:
+            raise ArgumentError(f"kind must be one of {', '.join(KINDS | SCANNED)}, got {choice.kind!r}")
+        if choice.label is None and not choice.kind:
+            return None
+        if choice.label is not None and self.labels.dtype != np.int64:
+            raise ArgumentError("this set has numbers as targets, and no classes to choose by")
+        chosen = self._of_kind(choice.kind) if choice.kind else np.flatnonzero(self.labels == choice.label)
+        return chosen[self.labels[chosen] == choice.label] if choice.kind and choice.label is not None else chosen
+
+    def _named(
+        self, chosen: npt.NDArray[np.int64] | None, first: int
+    ) -> tuple[Iterator[tuple[int, str, str]], int | None]:
+        """Returns the names of the samples of one request of a search, and the id from which the next one goes on."""
+        if chosen is None:
+            end = min(first + SEARCHED, len(self))
+            return names_of(self.reader, first, end, self.lock), end if end < len(self) else None
+        ids = chosen[np.searchsorted(chosen, first) :]
+        following = int(ids[_CHOSEN]) if len(ids) > _CHOSEN else None
+        return ((i, *self._names(i)) for i in ids[:_CHOSEN].tolist()), following
 
     def row(self, i: int) -> Row:
-        """Returns a sample's names."""
-        return Row(i, *self._names(i), self.label_name(i))
+        """Returns a sample's names, and what a scan has found of it."""
+        return self._row(i, *self._names(i))
+
+    def _row(self, i: int, key: str, path: str) -> Row:
+        return Row(i, key, path, self.label_name(i), "; ".join(self.scan.notes(i)))
 
     def _names(self, i: int) -> tuple[str, str]:
         with self.lock:
