@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from starlette.testclient import TestClient
 
 import feeder
@@ -313,19 +313,30 @@ def test_a_damaged_manifest_leaves_the_page(shards: Path, tmp_path: Path) -> Non
     assert "rejected when" not in answer.text
 
 
+def indexed(folder: Path, *members: tuple[str, bytes]) -> Path:
+    """A set of one sample with some members."""
+    write_tar(folder / "set.tar", [(f"a.{name}", data) for name, data in members])
+    assert cli.main(["index", str(folder / "set.tar"), "-q"]) == 0
+    return folder
+
+
+def mask_of(classes: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(classes).save(file, "PNG")
+    return file.getvalue()
+
+
+def grey(width: int, height: int, orientation: int = 1) -> bytes:
+    return encode(Image.new("RGB", (width, height), (128, 128, 128)), quality=100, orientation=orientation)
+
+
 def marked(folder: Path) -> Path:
     """One sample: a grey image with a mask of its left half, a box, and a hostile caption."""
     mask = np.zeros((64, 96), np.uint8)
     mask[:, :48] = 1
-    file = io.BytesIO()
-    Image.fromarray(mask).save(file, "PNG")
     boxes = {"boxes": [[60, 10, 90, 50]], "labels": [1]}
-    image = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
-    members = [("a.jpg", image), ("a.cls", b"0"), ("a.seg.png", file.getvalue())]
-    members += [("a.boxes.json", json.dumps(boxes).encode()), ("a.txt", HOSTILE.encode())]
-    write_tar(folder / "set.tar", members)
-    assert cli.main(["index", str(folder / "set.tar")]) == 0
-    return folder
+    members = [("jpg", grey(96, 64)), ("cls", b"0"), ("seg.png", mask_of(mask))]
+    return indexed(folder, *members, ("boxes.json", json.dumps(boxes).encode()), ("txt", HOSTILE.encode()))
 
 
 def test_sample_has_its_members_as_text_and_its_masks_and_boxes_drawn(tmp_path: Path) -> None:
@@ -333,12 +344,54 @@ def test_sample_has_its_members_as_text_and_its_masks_and_boxes_drawn(tmp_path: 
     text = page.get("/sample/0").text
     assert HOSTILE not in text
     assert HOSTILE in unescape(text)
-    assert "/whole/0?over" in text
-    plain, drawn = (picture(page.get(path).content).astype(int) for path in ("/whole/0", "/whole/0?over"))
+    assert "/whole/0?over=stored" in text
+    plain, drawn = (picture(page.get(path).content).astype(int) for path in ("/whole/0", "/whole/0?over=stored"))
     changed = np.abs(drawn - plain).max(axis=2) > 30
     assert changed[:, :44].all()
     assert changed[10, 62:88].all()
     assert not changed[20:40, 66:84].any()
+
+
+@pytest.mark.parametrize("orientation", range(2, 9))
+@pytest.mark.parametrize("canvas", ["stored", "upright"])
+def test_masks_and_boxes_of_turned_photos_are_drawn(canvas: str, orientation: int, tmp_path: Path) -> None:
+    """A mask of the upper left quarter and a box at the lower right, in pixels of the file or as they are seen."""
+    width, height = (96, 64) if canvas == "stored" or orientation < 5 else (64, 96)
+    mask = np.zeros((height, width), np.uint8)
+    mask[: height // 2, : width // 2] = 1
+    left, top, right, bottom = box = [width - 30, height - 28, width - 6, height - 4]
+    x, y = (left + right) // 2, (top + bottom) // 2
+
+    def seen(pixels: np.ndarray) -> np.ndarray:
+        image = Image.open(io.BytesIO(encode(Image.fromarray(pixels), "PNG", orientation=orientation)))
+        return np.asarray(ImageOps.exif_transpose(image) if canvas == "stored" else image) > 0
+
+    def around(x: int, y: int) -> np.ndarray:
+        pixels = np.zeros((height, width), np.uint8)
+        pixels[y - 3 : y + 4, x - 3 : x + 4] = 1
+        return seen(pixels)
+
+    members = [("jpg", grey(96, 64, orientation)), ("cls", b"0"), ("seg.png", mask_of(mask))]
+    page = client(indexed(tmp_path, *members, ("boxes.json", json.dumps({"boxes": [box]}).encode())))
+    if canvas == "stored" or orientation >= 5:  # else both would do, and the file's are taken
+        assert f'src="/whole/0?over={canvas}"' in page.get("/sample/0").text
+    assert f'src="/whole/0?over={canvas}"' in page.get(f"/sample/0?canvas={canvas}").text
+    plain, drawn = (picture(page.get(place).content).astype(int) for place in ("/whole/0", f"/whole/0?over={canvas}"))
+    changed = np.abs(drawn - plain).max(axis=2) > 30
+    assert changed[seen(mask)].mean() > 0.9
+    assert changed[~seen(mask)].mean() < 0.1
+    assert all(changed[around(*edge)].any() for edge in ((left, y), (right, y), (x, top), (x, bottom)))
+    assert not changed[around(x, y)].any()
+
+
+def test_what_is_not_drawn_is_told_with_the_reason(tmp_path: Path) -> None:
+    members = [("jpg", grey(96, 64)), ("cls", b"0"), ("seg.png", mask_of(np.zeros((9, 8), np.uint8)))]
+    members += [("right.png", encode(pixels(3, 96, 64), "PNG")), ("boxes.json", HOSTILE.encode())]
+    text = unescape(client(indexed(tmp_path, *members)).get("/sample/0").text)
+    assert 'src="/whole/0"' in text
+    assert "seg.png: it has 8x9 pixels, the image 96x64" in text
+    assert "right.png: the mask is a PNG of RGB colors" in text
+    assert "boxes.json: not JSON" in text
 
 
 def chunks(*parts: tuple[bytes, bytes]) -> bytes:
@@ -381,13 +434,10 @@ def header(width: int, height: int, depth: int = 8, color: int = 3) -> tuple[byt
     ids=map(str, range(16)),
 )
 def test_hostile_masks_and_boxes_are_not_drawn(name: str, data: bytes, tmp_path: Path) -> None:
-    image = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
-    write_tar(tmp_path / "set.tar", [("a.jpg", image), ("a.cls", b"0"), (f"a.{name}", data)])
-    assert cli.main(["index", str(tmp_path / "set.tar")]) == 0
-    page = client(tmp_path)
+    page = client(indexed(tmp_path, ("jpg", grey(96, 64)), ("cls", b"0"), (name, data)))
     with other_format() as given:
         assert page.get("/sample/0").status_code == 200
-        drawn = page.get("/whole/0?over")
+        drawn = page.get("/whole/0?over=stored")
         assert given == []
     assert drawn.content == page.get("/whole/0").content
 

@@ -1,4 +1,4 @@
-"""Pictures for the page: images of the set, small ones, masks and boxes drawn over them, differences."""
+"""Pictures for the page: images of the set, small ones, with masks and boxes over them, differences."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
-from feeder.decoders.targets.annotations import Annotations, decode_boxes
-from feeder.decoders.targets.mask import decode_mask
-from feeder.errors import DecodeError
+from feeder.errors import ArgumentError, DecodeError
+from feeder.tools.browse.overlays import CANVASES, Overlays, is_overlay
 from feeder.tools.browse.set_view import SetView
 
 __all__ = ["SMALL_PX", "Pictures", "difference", "jpeg", "png"]
 
 SMALL_PX = 192
 _SHOWN_PX = 1600  # longer sides are shown smaller
-_COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#46f0f0", "#f032e6", "#bcf60c", "#fabebe", "#008080")
-_IGNORED = 255  # by convention, of a mask
 
 
 class Pictures:
@@ -46,73 +43,55 @@ class Pictures:
         with self._view.lock:
             return jpeg(_pixels(self._small[i][0]), 80)
 
-    def whole(self, i: int, *, is_drawn_over: bool) -> bytes:
+    def whole(self, i: int, canvas: str = "") -> bytes:
         """Returns a sample's image as a JPEG, upright, at most 1,600 pixels wide and high.
 
         Args:
             i: The sample.
-            is_drawn_over: True to draw its masks and boxes over it.
+            canvas: One of :data:`feeder.tools.browse.overlays.CANVASES` to draw its masks and boxes over it; else none.
 
         Raises:
+            ArgumentError: for another canvas.
             DecodeError: if it can't be decoded.
         """
         with self._view.lock:
             pixels = _pixels(self._view.dataset[i][0])
         image = Image.fromarray(pixels)
-        if is_drawn_over:
-            for member in self._view.members(i):
-                with self._view.lock:
-                    data = self._view.reader.member(i, member.name)
-                image = _over(image, member.name, data)
+        if canvas:
+            image = self._overlays(i, (image.height, image.width), canvas).over(image)
         image.thumbnail((_SHOWN_PX, _SHOWN_PX))
         return jpeg(np.asarray(image), 90)
 
-    def can_draw_over(self, i: int) -> bool:
-        """Returns True if the sample has masks or boxes that fit its image as it is shown."""
-        names = [member.name for member in self._view.members(i)]
-        return any(map(_is_drawn, names)) and self._view.numbers(i).get("orientation", "1") == "1"
+    def overlays(self, i: int, canvas: str = "") -> Overlays:
+        """Returns the masks and boxes of a sample; none if its image can't be read.
+
+        Args:
+            i: The sample.
+            canvas: As for :meth:`whole`; empty for the one in which most of them fit.
+        """
+        with self._view.lock:
+            size = self._view.upright_size(i)
+        if size is None:
+            return Overlays(CANVASES[0], {}, {})
+        choices = [self._overlays(i, size, each) for each in ((canvas,) if canvas else CANVASES)]
+        return max(choices, key=lambda each: len(each.drawn))  # of equals the first
+
+    def _overlays(self, i: int, size: tuple[int, int], canvas: str) -> Overlays:
+        if canvas not in CANVASES:
+            raise ArgumentError(f"canvas must be one of {', '.join(CANVASES)}, got {canvas!r}")
+        reader, found = self._view.reader, list[tuple[str, bytes]]()
+        with self._view.lock:
+            for name in filter(is_overlay, reader.field_names()):
+                with contextlib.suppress(DecodeError):  # the page names it among the members
+                    data = reader.member(i, name)
+                    found += [] if data is None else [(name, data)]
+            orientation = reader.orientation(i)
+        return Overlays.of(found, orientation, size, canvas)
 
 
 def _pixels(image: Any) -> npt.NDArray[np.uint8]:
     """Returns a sample's image, uint8 [3, H, W], as [H, W, 3]."""
     return np.ascontiguousarray(image.numpy().transpose(1, 2, 0))
-
-
-def _is_drawn(name: str) -> bool:
-    return name.endswith(("boxes.json", ".png"))
-
-
-def _over(image: Image.Image, name: str, data: bytes) -> Image.Image:
-    """Returns an image with a mask or boxes over it; as it is, if the member is neither."""
-    with contextlib.suppress(DecodeError):
-        if name.endswith("boxes.json"):
-            return _with_boxes(image, decode_boxes(data))
-        if name.endswith(".png"):
-            mask = decode_mask(data, "int32", image.width * image.height)
-            if mask.shape == (image.height, image.width):
-                return _with_mask(image, mask)
-    return image
-
-
-def _with_boxes(image: Image.Image, boxes: Annotations) -> Image.Image:
-    drawn = image.copy()
-    pen = ImageDraw.Draw(drawn)
-    labels = boxes.rest.get("labels", np.zeros(len(boxes.values), np.int64))
-    corners = boxes.values.reshape(-1, 2, 2).clip(-1, image.size)
-    for ((left, top), (right, bottom)), label in zip(corners.tolist(), labels.tolist(), strict=True):
-        if left < right and top < bottom:
-            color = _COLORS[label % len(_COLORS)]
-            pen.rectangle((left, top, right, bottom), outline=color, width=max(2, image.width // 300))
-    return drawn
-
-
-def _with_mask(image: Image.Image, classes: npt.NDArray[Any]) -> Image.Image:
-    palette = np.array([[int(color[k : k + 2], 16) for k in (1, 3, 5)] for color in _COLORS], np.float32)
-    pixels = np.asarray(image, np.float32)
-    marked = (classes > 0) & (classes != _IGNORED)
-    mixed = np.where(marked[..., None], 0.5 * pixels + 0.5 * palette[classes % len(palette)], pixels)
-    mixed[classes == _IGNORED] *= 0.4
-    return Image.fromarray(mixed.astype(np.uint8))
 
 
 def difference(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8], times: int = 16) -> npt.NDArray[np.uint8]:

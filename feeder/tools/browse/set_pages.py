@@ -166,7 +166,8 @@ class SetPages:
             numbers=self._view.numbers(i),
             members=self._view.members(i),
             exif=self._view.exif(i),
-            is_drawn_over=self._pictures.can_draw_over(i),
+            is_turned=self._view.numbers(i).get("orientation", "1") != "1",
+            overlays=self._pictures.overlays(i, request.query_params.get("canvas", "")),
             last=len(self._view) - 1,
             seed=seed,
             epochs=range(first, first + _EPOCHS),
@@ -203,8 +204,8 @@ class SetPages:
         return _picture(lambda: self._pictures.small(self._id(request)))
 
     def whole(self, request: Request) -> Response:
-        is_drawn_over = "over" in request.query_params
-        return _picture(lambda: self._pictures.whole(self._id(request), is_drawn_over=is_drawn_over))
+        canvas = request.query_params.get("over", "")
+        return _picture(lambda: self._pictures.whole(self._id(request), canvas))
 
     def crop(self, request: Request) -> Response:
         i, seed, epoch = self._id(request), _number(request, "seed"), _number(request, "epoch")

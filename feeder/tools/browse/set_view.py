@@ -58,11 +58,12 @@ class Row(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member of a sample: its name, its size in bytes, and its text where it is text."""
+    """A member of a sample: its name, its size in bytes, its text if it is text, and the reason if it can't be read."""
 
     name: str
     size: int
     text: str | None
+    problem: str = ""
 
 
 class SetView:
@@ -284,8 +285,12 @@ class SetView:
         """Returns a sample's members, with those that are text as text."""
         found = []
         for name in self.reader.field_names():
-            with self.lock:
-                data = None if name in _NUMBERS else self.reader.member(i, name)
+            try:
+                with self.lock:
+                    data = None if name in _NUMBERS else self.reader.member(i, name)
+            except DecodeError as error:
+                found.append(Member(name, 0, None, error.reason))
+                continue
             if data is not None:
                 found.append(Member(name, len(data), _text(name, data)))
         return found
@@ -295,6 +300,12 @@ class SetView:
         with self.lock:
             found = self.reader.read(np.array([i]))
             return {} if found.errors[0] is not None else exif_of(bytes(found.buffers[0]))
+
+    def upright_size(self, i: int) -> tuple[int, int] | None:
+        """Returns the upright (height, width) of a sample's image, pixels; None if it can't be read."""
+        with contextlib.suppress(DecodeError), self.lock:
+            return self.reader.field(i, "height"), self.reader.field(i, "width")
+        return None
 
     def numbers(self, i: int) -> dict[str, str]:
         """Returns what the set knows of a sample's image."""
