@@ -32,7 +32,7 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.transforms import BUCKET, RandomCrop
+from feeder.transforms import BUCKET, RandomCrop, Views
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import to_version_1, write_tar
 
@@ -442,6 +442,41 @@ def test_hostile_masks_and_boxes_are_not_drawn(name: str, data: bytes, tmp_path:
     assert drawn.content == page.get("/whole/0").content
 
 
+def test_further_images_of_a_sample_are_shown(tmp_path: Path) -> None:
+    mask = np.zeros((64, 96), np.uint8)
+    mask[:, :48] = 1
+    right = encode(pixels(3, 80, 50), "PNG")
+    members = [("left.jpg", grey(96, 64)), ("right.png", right), ("seg.png", mask_of(mask)), ("txt", b"a caption")]
+    page = client(indexed(tmp_path, *members, ("damaged.png", right[:200])))
+    text = page.get("/sample/0").text
+    headings = [unescape(name) for name in re.findall(r"<h2><bdi>(.*?)</bdi>", text)]
+    shown = {headings[int(place.rpartition("/")[2])]: place for place in re.findall(r'src="(/member/0/\d+)"', text)}
+    assert set(shown) == {"right.png", "seg.png", "damaged.png"}
+    assert np.abs(picture(page.get(shown["right.png"]).content).astype(int) - np.asarray(pixels(3, 80, 50))).mean() < 5
+    colors = picture(page.get(shown["seg.png"]).content)
+    assert colors[:, :48].min(axis=(0, 1)).max() > 100
+    assert not colors[:, 48:].any()
+    assert page.get(shown["damaged.png"]).headers["content-type"] == "image/svg+xml"
+    assert page.get("/member/0/99").status_code == 400
+
+
+def test_all_of_many_classes_are_reached_and_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_pages._CLASSES", 3)
+    make_tree(tmp_path / "images", classes=8, per_class=1)
+    page = client(tmp_path / "images")
+    found, at = (
+        re.findall(r'label=(\d)"', page.get("/").text),
+        re.search(r'"(/classes\?first[^"]*)"', page.get("/").text),
+    )
+    while at is not None:
+        text = page.get(unescape(at[1])).text
+        found += re.findall(r'label=(\d)"', text)
+        at = re.search(r'rel="next" href="([^"]*)"', text)
+    assert found == [*"01234567"]
+    for text, wanted in (("SS-5", ["5"]), ("7", ["7"]), ("class", [*"012"]), ("nowhere", [])):
+        assert re.findall(r'label=(\d)"', page.get("/classes", params={"text": text}).text) == wanted
+
+
 def test_batch_is_the_loaders(shards: Path, page: TestClient) -> None:
     dataset = open_dataset(str(shards), preset("train", "uint8", 32))
     loader = feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=5)
@@ -516,6 +551,40 @@ def test_batches_of_a_saved_state(shards: Path) -> None:
     assert "RandomCrop" in page.get("/batch").text
 
 
+def test_batches_of_each_rank_of_a_saved_state(shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
+    loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9, rank=1, world_size=2)
+    batches = list(loader)
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    at = {"seed": 9, "epoch": 0, "step": 2, "batch_size": 4, "rank": 1}
+    text = page.get("/batch", params=at).text
+    assert ids(text) == loader.samples_of(0, 2, rank=1).ids.tolist()
+    assert ids(text) != loader.samples_of(0, 2, rank=0).ids.tolist()
+    assert 'name="rank"' in text
+    assert "&rank=1" in unescape(re.findall(r'rel="next" href="([^"]*)"', text)[0])
+    shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
+    assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[2][0])
+    assert "rank must be 0 to 1" in page.get("/batch", params={**at, "rank": 2}).text
+    assert 'name="rank"' not in client(shards).get("/batch").text
+
+
+def test_every_view_is_shown(shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, Views([RandomCrop(16), RandomCrop(16), RandomCrop(12)]))
+    loader = feeder.DataLoader(dataset, batch_size=30, seed=9)
+    ((images, _),) = loader
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    text = page.get("/sample/4?epoch=0").text
+    batch = page.get("/batch", params={"epoch": 0, "compared": "on"}).text
+    for view in range(3):
+        at: dict[str, int | str] = {"seed": 9, "epoch": 0, "view": view, "backend": "pillow"}
+        for place in ("/crop/4", "/compared/4"):
+            shown = picture(page.get(place, params=at).content)
+            assert np.array_equal(shown.transpose(2, 0, 1), images[view][4])
+            assert f"{place}?seed=9&epoch=0&view={view}" in unescape(text)
+        assert f"/compared/4?seed=9&epoch=0&view={view}" in unescape(batch)
+    assert page.get("/crop/4?view=3").status_code == 400
+
+
 def test_batches_and_crops_of_a_saved_state_with_buckets(tmp_path: Path) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     for seed in range(8):
@@ -569,6 +638,45 @@ def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
         assert "Not shown" in answer.text
     assert page.get("/nothing").status_code == 404
     assert "step must be 0 to 0" in unescape(page.get("/batch?step=3").text)
+
+
+def test_samples_that_were_taken_down_are_marked_in_all_versions(tmp_path: Path) -> None:
+    out = str(tmp_path / "set")
+    make_tree(tmp_path / "images", 1, 6)
+    make_tree(tmp_path / "more", 1, 3, first_seed=70)
+    assert cli.main(["shard", str(tmp_path / "images"), "--out", out, "--no-shuffle", "-q"]) == 0
+    assert cli.main(["append", out, str(tmp_path / "more"), "-q"]) == 0
+    keys = list(feeder.ShardDataset(out).column("key"))
+    assert cli.main(["takedown", out, keys[2], keys[7], "-q"]) == 0
+    page, earlier = client(tmp_path / "set"), client(tmp_path / "set", version=1)
+    stand_in = keys.index(feeder.ShardDataset(out).column("key")[2])
+    text = page.get("/sample/2").text
+    assert f'Taken down: <a href="/sample/{stand_in}">sample {stand_in}</a> stands in its place' in text
+    assert "Taken down" not in page.get(f"/sample/{stand_in}").text
+    assert f"taken down; sample {stand_in} stands in" in page.get("/samples").text
+    assert f"taken down; sample {stand_in} stands in" in page.get("/batch?batch_size=9").text
+    for each, gone in ((page, [2, 7]), (earlier, [2])):
+        assert f'kind=gone">{len(gone)} that were taken down' in each.get("/").text
+        assert ids(each.get("/samples?kind=gone").text) == gone
+    rows = re.findall(
+        r"<tr><td>(\d)( <small>shown here</small>)?</td>" + 3 * r'<td class="number">(\d)</td>',
+        earlier.get("/versions").text,
+    )
+    assert rows == [("2", "", "9", "2", "2"), ("1", " <small>shown here</small>", "6", "1", "1")]
+    (tmp_path / "set/index-000001.bin").unlink()
+    assert "index-000001.bin" in page.get("/versions").text
+
+
+def test_a_scan_leaves_out_what_was_taken_down(tmp_path: Path) -> None:
+    make_tree(tmp_path / "images", 1, 6)
+    assert cli.main(["shard", str(tmp_path / "images"), "-q"]) == 0
+    place = tmp_path / "images-shards"
+    assert cli.main(["takedown", str(place), feeder.ShardDataset(place).column("key")[2], "-q"]) == 0
+    view = SetView(str(place), str(tmp_path / "scans"))
+    view.scan.start()
+    view.scan.wait()
+    assert view.scan.done == (6, True)
+    assert view.scan.counts() == {"damaged": 0, "grey": 0, "duplicate": 0}
 
 
 @contextlib.contextmanager

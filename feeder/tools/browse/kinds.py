@@ -15,6 +15,7 @@ KINDS = {
     "unlabelled": "without a label",
     "small": "with a side below 64 pixels",
     "large": "of more than 20 megapixels",
+    "gone": "that were taken down, in whose places others stand",
 }
 # Those that only a scan finds.
 SCANNED = {

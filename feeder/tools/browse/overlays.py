@@ -17,10 +17,11 @@ from feeder.errors import DecodeError
 from feeder.transforms.boxes import Boxes, move_boxes
 from feeder.transforms.moves import upright
 
-__all__ = ["CANVASES", "Overlays", "is_overlay"]
+__all__ = ["CANVASES", "Overlays", "in_colors", "is_overlay"]
 
 CANVASES = ("stored", "upright")  # as of targets, see feeder.transforms.Mask
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#46f0f0", "#f032e6", "#bcf60c", "#fabebe", "#008080")
+_PALETTE = np.array([[int(color[k : k + 2], 16) for k in (1, 3, 5)] for color in _COLORS], np.uint8)
 _IGNORED = 255  # by convention, of a mask
 
 
@@ -102,10 +103,16 @@ def _with_boxes(image: Image.Image, boxes: Annotations) -> Image.Image:
     return drawn
 
 
+def in_colors(mask: MaskArray) -> npt.NDArray[np.uint8]:
+    """Returns a mask in the colors in which it is drawn over an image, uint8 [H, W, 3]: class 0 black, 255 white."""
+    colors = _PALETTE[mask % len(_PALETTE)]
+    colors[mask <= 0], colors[mask == _IGNORED] = 0, 255
+    return colors
+
+
 def _with_mask(image: Image.Image, classes: npt.NDArray[Any]) -> Image.Image:
-    palette = np.array([[int(color[k : k + 2], 16) for k in (1, 3, 5)] for color in _COLORS], np.float32)
     pixels = np.asarray(image, np.float32)
     marked = (classes > 0) & (classes != _IGNORED)
-    mixed = np.where(marked[..., None], 0.5 * pixels + 0.5 * palette[classes % len(palette)], pixels)
+    mixed = np.where(marked[..., None], 0.5 * pixels + 0.5 * _PALETTE[classes % len(_PALETTE)], pixels)
     mixed[classes == _IGNORED] *= 0.4
     return Image.fromarray(mixed.astype(np.uint8))

@@ -12,8 +12,10 @@ from PIL import Image
 
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
+from feeder.decoders.images import decode
+from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import ArgumentError, DecodeError
-from feeder.tools.browse.overlays import CANVASES, Overlays, is_overlay
+from feeder.tools.browse.overlays import CANVASES, Overlays, in_colors, is_overlay
 from feeder.tools.browse.set_view import SetView
 
 __all__ = ["SMALL_PX", "Pictures", "difference", "jpeg", "png"]
@@ -59,6 +61,23 @@ class Pictures:
         image = Image.fromarray(pixels)
         if canvas:
             image = self._overlays(i, (image.height, image.width), canvas).over(image)
+        image.thumbnail((_SHOWN_PX, _SHOWN_PX))
+        return jpeg(np.asarray(image), 90)
+
+    def member(self, i: int, name: str) -> bytes:
+        """Returns a further image of a sample, or a mask in colors, as a JPEG or PNG.
+
+        Raises:
+            DecodeError: if it is neither, or can't be decoded.
+        """
+        with self._view.lock:
+            data = self._view.reader.member(i, name)
+        if data is None:
+            raise DecodeError(f"the sample has no member {name!r}")
+        if is_overlay(name):
+            with contextlib.suppress(DecodeError):
+                return png(in_colors(decode_mask(data, "int32")))
+        image = Image.fromarray(_pixels(decode([data], [])[0]))
         image.thumbnail((_SHOWN_PX, _SHOWN_PX))
         return jpeg(np.asarray(image), 90)
 

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from feeder import transforms as T
 from feeder.errors import DecodeError, FeederError
 from feeder.tools.browse.kinds import is_of_size, is_unlabelled
+from feeder.tools.browse.taken_down import taken_down_of
 from feeder.tools.presets import open_dataset
 
 __all__ = ["AT_ONCE", "Scan", "scan_path"]
@@ -151,17 +152,22 @@ class Scan:
         """Decodes some samples, and keeps what is found of them."""
         reader = dataset.reader
         encoded = reader.read(np.array(ids))
-        sums = [(crc32(data), len(data), i) for data, i in zip(encoded.buffers, ids, strict=True) if len(data)]
         found: list[tuple[str, int, str]] = []
         captions: list[tuple[int, str]] = []
         read = [error is None for error in encoded.errors]
+        gone = taken_down_of(reader, ids)  # what is there is another sample's
         for kind in self._kinds:
             if kind == "unlabelled":
                 of_kind = is_unlabelled(encoded.labels)
             else:
                 of_kind = is_of_size(kind, encoded.orientations, encoded.sizes) & read
             found += [(kind, i, "") for i in np.array(ids)[of_kind].tolist()]
-        for i in ids:
+        sums = [
+            (crc32(data), len(data), i)
+            for data, i in zip(encoded.buffers, ids, strict=True)
+            if len(data) and i not in gone
+        ]
+        for i in filter(lambda i: i not in gone, ids):
             try:
                 pixels = dataset[i][0].numpy().astype(np.int16)
                 if np.percentile(np.ptp(pixels, axis=0), 99) <= _GREY:

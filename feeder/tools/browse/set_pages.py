@@ -17,12 +17,14 @@ from feeder.tools.browse.pictures import Pictures, difference, png
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
+from feeder.tools.browse.versions import versions_of
 from feeder.tools.presets import is_shards
 
 __all__ = ["SetPages"]
 
 _ROWS = 60
 _EPOCHS = 8
+_CLASSES = 500
 _MOST_BATCH = 1024
 _BACKENDS = ("cpu", "pillow")
 _NO_PICTURE = (
@@ -51,6 +53,9 @@ class SetPages:
             Route("/samples", self.samples),
             Route("/samples/more", self.more_samples),
             Route("/sample/{id:int}", self.sample),
+            Route("/member/{id:int}/{number:int}", self.member),
+            Route("/classes", self.classes),
+            Route("/versions", self.versions),
             Route("/batch", self.batch),
             Route("/rejected", self.rejected),
             Route("/rejected/count", self.rejected_count),
@@ -69,11 +74,29 @@ class SetPages:
         return self._renderer.page(
             "set.html",
             facts=view.facts,
-            classes=view.classes,
+            classes=view.classes[:_CLASSES],
+            more_classes=max(0, len(view.classes) - _CLASSES),
             kinds=kinds,
             **self._rejected_values(is_later=is_remote(view.path)),
             **self._scan_values(),
         )
+
+    def classes(self, request: Request) -> Response:
+        """Classes by their names or numbers, some hundred a page."""
+        text = request.query_params.get("text", "").strip()
+        found = [each for each in self._view.classes if text.lower() in each[1].lower() or text == str(each[0])]
+        first = _number(request, "first")
+        return self._renderer.page(
+            "classes.html",
+            classes=found[first : first + _CLASSES],
+            number=len(found),
+            text=text,
+            first=first,
+            step=_CLASSES,
+        )
+
+    def versions(self, request: Request) -> Response:
+        return self._renderer.page("versions.html", versions=versions_of(self._view.path), shown=self._view.version)
 
     def rejected_count(self, request: Request) -> Response:
         """The line of the first page for which a store is asked."""
@@ -109,7 +132,7 @@ class SetPages:
             "looked_at": looked_at,
             "is_whole": is_whole,
             "scanned": scanned,
-            "has_kinds": len(self._view.kinds) < len(KINDS),
+            "has_kinds": bool(self._view.unknown),
         }
 
     def change_scan(self, request: Request) -> Response:
@@ -169,7 +192,9 @@ class SetPages:
             is_turned=self._view.numbers(i).get("orientation", "1") != "1",
             overlays=self._pictures.overlays(i, request.query_params.get("canvas", "")),
             last=len(self._view) - 1,
+            stand_in=self._view.stand_in(i),
             seed=seed,
+            views=len(self._training.recipe.views),
             epochs=range(first, first + _EPOCHS),
             recipe=str(self._training.recipe),
             backends=_BACKENDS,
@@ -188,7 +213,8 @@ class SetPages:
             "batch.html",
             step=step,
             rows=rows,
-            views=0 if found is None else len(found.images),
+            views=len(self._training.recipe.views),
+            ranks=self._training.ranks,
             error=error,
             is_saved=self._training.state is not None,
             is_compared="compared" in request.query_params,
@@ -207,17 +233,25 @@ class SetPages:
         canvas = request.query_params.get("over", "")
         return _picture(lambda: self._pictures.whole(self._id(request), canvas))
 
+    def member(self, request: Request) -> Response:
+        """A further image of a sample, by its member's number."""
+        i, number = self._id(request), request.path_params["number"]
+        members = self._view.members(i)
+        if number >= len(members):
+            raise ArgumentError(f"sample {i:,} has no member {number}")
+        return _picture(lambda: self._pictures.member(i, members[number].name))
+
     def crop(self, request: Request) -> Response:
-        i, seed, epoch = self._id(request), _number(request, "seed"), _number(request, "epoch")
-        return _picture(lambda: png(self._training.crop(i, seed, epoch)))
+        drawn = self._drawn(request)
+        return _picture(lambda: png(self._training.crop(*drawn)))
 
     def compared(self, request: Request) -> Response:
         """A sample by one backend, or the difference of two."""
-        i, seed, epoch = self._id(request), _number(request, "seed"), _number(request, "epoch")
+        drawn = self._drawn(request)
         backends = request.query_params.getlist("backend")
 
         def picture() -> bytes:
-            images = [self._training.crop(i, seed, epoch, backend) for backend in backends]
+            images = [self._training.crop(*drawn, backend) for backend in backends]
             return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
 
         if not 1 <= len(backends) <= 2 or set(backends) - set(_BACKENDS):
@@ -237,6 +271,10 @@ class SetPages:
         if not 1 <= step.batch_size <= _MOST_BATCH:
             raise ArgumentError(f"batch_size must be 1 to {_MOST_BATCH}, got {step.batch_size}")
         return step
+
+    def _drawn(self, request: Request) -> tuple[int, int, int, int]:
+        """Returns the sample, seed, epoch and view of a picture."""
+        return self._id(request), *(_number(request, name) for name in ("seed", "epoch", "view"))  # type: ignore[return-value]
 
     def _id(self, request: Request) -> int:
         i: int = request.path_params["id"]

@@ -15,12 +15,14 @@ import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shard_reader import ShardReader
+from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.tools.browse.exif import exif_of
 from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
 from feeder.tools.browse.names import names_of
 from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
 from feeder.tools.browse.scan import Scan
+from feeder.tools.browse.taken_down import all_taken_down, stand_in
 from feeder.tools.presets import is_shards, open_dataset
 
 __all__ = ["SEARCHED", "Choice", "Member", "Row", "SetView"]
@@ -48,7 +50,7 @@ class Choice(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A sample in the grid."""
+    """A sample in the grid; ``notes`` says what is wrong with it."""
 
     id: int
     key: str
@@ -58,11 +60,20 @@ class Row(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member of a sample: its name, its size in bytes, its text if it is text, and the reason if it can't be read."""
+    """A member of a sample.
+
+    Attributes:
+        name: Its name.
+        size: Its size, bytes.
+        text: Its text; None if it is none.
+        is_picture: True for a further image, or a mask.
+        problem: The reason if it can't be read; empty if it can.
+    """
 
     name: str
     size: int
-    text: str | None
+    text: str | None = None
+    is_picture: bool = False
     problem: str = ""
 
 
@@ -114,7 +125,7 @@ class SetView:
         index = getattr(self.reader, "index", None)
         header = getattr(index, "header", None)
         contents = self.reader.fingerprint() if header is None else header.hash.hex()
-        return Scan(self.path, contents, self._scans, self.version, [kind for kind in KINDS if kind not in self.kinds])
+        return Scan(self.path, contents, self._scans, self.version, self.unknown)
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""
@@ -185,12 +196,18 @@ class SetView:
     @functools.cached_property
     def kinds(self) -> dict[str, int]:
         """Number of samples of those of :data:`KINDS` that the set's index or folder tells; a scan finds the others."""
-        return {kind: len(found) for kind in KINDS if (found := self._known(kind)) is not None}
+        found = {kind: len(known) for kind in KINDS if (known := self._known(kind)) is not None}
+        return {kind: number for kind, number in found.items() if number or kind != "gone"}
 
     @property
     def words(self) -> dict[str, str]:
         """The words for each kind that a scan finds."""
-        return {kind: words for kind, words in KINDS.items() if kind not in self.kinds} | SCANNED
+        return {kind: KINDS[kind] for kind in self.unknown} | SCANNED
+
+    @property
+    def unknown(self) -> list[str]:
+        """Those of :data:`KINDS` that a scan finds."""
+        return [kind for kind in KINDS if kind not in self.kinds and kind != "gone"]
 
     def _of_kind(self, kind: str) -> npt.NDArray[np.int64]:
         known = self._known(kind)
@@ -198,6 +215,9 @@ class SetView:
 
     def _known(self, kind: str) -> npt.NDArray[np.int64] | None:
         """Returns the samples of one of :data:`KINDS` as far as that is known without looking at them; else None."""
+        if kind == "gone":
+            with self.lock:
+                return all_taken_down(self.reader)
         if kind in SCANNED or len(self) > _COUNTED:
             return None
         if kind == "unlabelled":
@@ -275,7 +295,14 @@ class SetView:
         return self._row(i, *self._names(i))
 
     def _row(self, i: int, key: str, path: str) -> Row:
-        return Row(i, key, path, self.label_name(i), "; ".join(self.scan.notes(i)))
+        other = self.stand_in(i)
+        notes = [] if other is None else [f"taken down; sample {other:,} stands in"]
+        return Row(i, key, path, self.label_name(i), "; ".join([*notes, *self.scan.notes(i)]))
+
+    def stand_in(self, i: int) -> int | None:
+        """Returns the sample that stands in the place of one that was taken down; None if that was not."""
+        with self.lock:
+            return stand_in(self.reader, i)
 
     def _names(self, i: int) -> tuple[str, str]:
         with self.lock:
@@ -284,15 +311,16 @@ class SetView:
     def members(self, i: int) -> list[Member]:
         """Returns a sample's members, with those that are text as text."""
         found = []
+        image = self.reader.index.image_field(i) if isinstance(self.reader, ShardReader) else ""
         for name in self.reader.field_names():
             try:
                 with self.lock:
                     data = None if name in _NUMBERS else self.reader.member(i, name)
             except DecodeError as error:
-                found.append(Member(name, 0, None, error.reason))
+                found.append(Member(name, 0, problem=error.reason))
                 continue
             if data is not None:
-                found.append(Member(name, len(data), _text(name, data)))
+                found.append(Member(name, len(data), _text(name, data), is_image_field(name) and name != image))
         return found
 
     def exif(self, i: int) -> dict[str, str]:

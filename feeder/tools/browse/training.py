@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.decoders.images import decode
+from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
@@ -27,12 +28,14 @@ class Step(NamedTuple):
     Attributes:
         seed, epoch, step: Its seed, epoch and number in the epoch.
         batch_size: Number of samples.
+        rank: The rank whose batch it is.
     """
 
     seed: int = 0
     epoch: int = 0
     step: int = 0
     batch_size: int = 32
+    rank: int = 0
 
 
 class Batch(NamedTuple):
@@ -76,6 +79,11 @@ class Training:
             return Step()
         return Step(self.state["seed"], self.state["epoch"], 0, self.state["spans"][-1]["batch_size"])
 
+    @property
+    def ranks(self) -> int:
+        """The most ranks of the run, as far as its state knows."""
+        return 1 if self.state is None else max(span["world_size"] for span in self.state["spans"])
+
     def batch(self, step: Step) -> Batch:
         """Makes a batch. Without a saved state, bad samples are replaced as with ``on_error="skip"``.
 
@@ -85,30 +93,34 @@ class Training:
         """
         with self._view.lock:
             loader = self._saved or self._loader(step.seed, step.batch_size)
-            found = loader.replay(step.epoch, step.step)
+            found = loader.replay(step.epoch, step.step, rank=step.rank)
         replaced = {each["key"]: each["substitute"] for each in found.substitutions}
         ids = [(i, replaced.get(key, i)) for i, key in zip(found.samples.ids.tolist(), found.samples.keys, strict=True)]
         return Batch(ids, batch_pixels(loader, found.batch))
 
-    def crop(self, i: int, seed: int, epoch: int, backend: str = "cpu") -> npt.NDArray[np.uint8]:
-        """Returns a sample's first view in an epoch as a backend makes it, uint8 [H, W, 3].
+    def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str = "cpu") -> npt.NDArray[np.uint8]:
+        """Returns a view of a sample in an epoch as a backend makes it, uint8 [H, W, 3].
 
         Raises:
+            ArgumentError: if the recipe has no such view.
             BackendError: if the backend is missing.
             DecodeError: if it can't be decoded.
         """
+        if view >= len(self.recipe.views):
+            raise ArgumentError(f"view must be 0 to {len(self.recipe.views) - 1}, got {view}")
         with self._view.lock:
             found = self._view.reader.read(np.array([i]))
             if found.errors[0] is not None:
                 raise found.errors[0]
-            data, recipe = bytes(found.buffers[0]), self._recipe_of(i, epoch)
-        image = decode([data], recipe, ids=[i], seed=seed, epoch=epoch, backend=backend)
+            data, recipe = bytes(found.buffers[0]), self._recipe_of(i, epoch, view)
+        key = i + view * len(self.dataset)  # as the loader draws
+        image = decode([data], recipe, ids=[key], seed=seed, epoch=epoch, backend=backend)
         pixels: npt.NDArray[np.uint8] = as_pixels(image, recipe)[0][0]
         return pixels
 
-    def _recipe_of(self, i: int, epoch: int) -> Recipe:
-        """Returns the recipe of a sample's first view; with buckets that of the sample's own one."""
-        recipe: Recipe = self.recipe.views[0]
+    def _recipe_of(self, i: int, epoch: int, view: int) -> Recipe:
+        """Returns the recipe of a view of a sample; with buckets that of the sample's own one."""
+        recipe: Recipe = self.recipe.views[view]
         buckets = None if self._saved is None else self._saved.buckets
         if buckets is None:
             return recipe
