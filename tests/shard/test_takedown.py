@@ -265,6 +265,8 @@ def test_nothing_is_changed_where_a_takedown_is_refused(folder: Path, tmp_path: 
         takedown(str(folder), [keys[0], "nobody"])
     with pytest.raises(ShardError, match=r"all 4 samples of this shard would go"):
         takedown(str(folder), keys[:4])
+    with pytest.raises(ArgumentError, match=r"no keys were given, and there is no interrupted takedown"):
+        takedown(str(folder))
     (folder / ".work").mkdir(exist_ok=True)
     (folder / ".work/plan.json").write_text("{}")
     with pytest.raises(ShardError, match="run the same `feeder append` again"):
@@ -305,6 +307,7 @@ def test_the_command_says_what_it_did_and_what_it_can_not_reach(
     assert "took down 1 sample, in 1 shard" in out
     assert "1 key had been taken down before" in out
     assert "out of reach of this command" in out
+    assert "captions in scans of `feeder browse`" in out
     assert all(len(line) <= 80 for line in out.splitlines()[1:])
     assert main(["inspect", str(folder)]) == 0
     assert "taken down  4, in whose places others stand" in capsys.readouterr().out

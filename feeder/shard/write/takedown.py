@@ -85,7 +85,8 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
         The result, with what is left to do elsewhere.
 
     Raises:
-        ArgumentError: if a key is not in the set; nothing is changed then.
+        ArgumentError: if a key is not in the set, or there are neither keys nor an interrupted call; nothing is changed
+            then.
         FormatError: if the set is damaged, or its index is of version 1.
         LockedError: if another process is writing the set.
         ShardError: if a shard is damaged, would have no sample left, or can't be written.
@@ -132,6 +133,11 @@ class _Takedown:
             self._progress.note("finishing a takedown that was interrupted")
             self._execute(done, is_resumed=True)
             self._header = SetHeader(self._path)
+        elif not keys:
+            raise ArgumentError(
+                f"{copy.shown}: no keys were given, and there is no interrupted takedown to finish; name keys, or a file "
+                "of them with --from"
+            )
         plan, already, twins = self._find(keys)
         if plan:
             self._write_plan(plan)
@@ -313,6 +319,7 @@ def _out_of_reach(*, is_store: bool) -> list[str]:
     lines = [
         "loaders that have the set open: end them",
         "caches of remote sets, until a loader opens the set again there",
+        "captions in scans of `feeder browse`, until it shows that version again",
         "the source, exports, and other copies of the set",
         "snapshots and backups of the disk, and its free blocks",
     ]
