@@ -18,6 +18,7 @@ import feeder
 from feeder.tools.cli import main
 from feeder.tools.commands import common
 from feeder.tools.inspect import inspect
+from tests.support.commands import command_names
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import to_version_1, write_tar
 
@@ -67,19 +68,13 @@ def test_sharding_never_imports_torch(tree: Path, tmp_path: Path) -> None:
     run(program=["-c", code])
 
 
-COMMANDS = (
-    *("shard", "append", "inspect", "index", "export", "cache"),
-    *("bench", "parity", "doctor", "profile", "tune", "replay"),
-)
-
-
 def test_every_command_explains_itself_in_80_columns() -> None:
-    for command in ([], *([name] for name in COMMANDS)):
+    for command in ([], *([name] for name in command_names())):
         done = run(*command, "--help")
         assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", command_names())
 def test_the_examples_of_the_help_are_calls_of_the_command(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

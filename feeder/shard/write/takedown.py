@@ -135,8 +135,8 @@ class _Takedown:
             self._header = SetHeader(self._path)
         elif not keys:
             raise ArgumentError(
-                f"{copy.shown}: no keys were given, and there is no interrupted takedown to finish; name keys, or a file "
-                "of them with --from"
+                f"{copy.shown}: no keys were given, and there is no interrupted takedown to finish; name keys, or a "
+                "file of them with --from"
             )
         plan, already, twins = self._find(keys)
         if plan:

@@ -22,7 +22,7 @@ def add(commands: Any) -> None:
         examples=(
             "feeder browse ./images-shards",
             "feeder browse s3://bucket/set --port 8000",
-            "feeder browse ./images-shards --state checkpoint.pt --key loader    # batches of that run",
+            "feeder browse ./images-shards --state run.pt --key loader  # of that run",
             "feeder browse --live 9090      # of DataLoader(..., metrics_port=9090)",
         ),
     )

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
         "parts of its batches made there. The service goes on after the command has ended, until --stop.",
         examples=(
             "feeder serve --root /data --cpus 8",
-            "feeder serve --root s3://bucket/sets --cpus 16 --name imagenet --address HEAD:6379",
+            "feeder serve --root s3://bucket/sets --cpus 16 --name in1k --address HEAD:6379",
             "feeder serve --status",
             "feeder serve --stop",
             "feeder serve --root /data --cpus 8 --host 10.0.0.5 --file /shared/service.json",
