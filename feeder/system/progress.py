@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from feeder.system.bar import in_notebook, make_bar
@@ -27,7 +29,16 @@ class Progress:
         """Shows a line to the user."""
 
     def end(self) -> None:
-        """Ends."""
+        """Ends, also where the run was interrupted."""
+
+    @contextlib.contextmanager
+    def running(self, samples: int, size_bytes: int, done_samples: int = 0, done_bytes: int = 0) -> Iterator[None]:
+        """Begins, and ends with the block, whatever ends that."""
+        self.begin(samples, size_bytes, done_samples, done_bytes)
+        try:
+            yield
+        finally:
+            self.end()
 
 
 class BarProgress(Progress):
@@ -58,7 +69,7 @@ class BarProgress(Progress):
         say(printable(line), file=self._stream)
 
     def end(self) -> None:
-        self._bar.close()
+        self._bar.drop()
 
 
 class LineProgress(Progress):

@@ -75,7 +75,6 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         ids = [_exported_ids(index, number) for number in range(index.shard_count)]
         renamed = _renamed(index, np.concatenate([np.empty(0, np.int64), *ids]))
         progress = progress or Progress()
-        progress.begin(len(index), index.size_bytes, 0, 0)
 
         def export_one(i: int) -> str:
             is_packed = is_packed_field(index.image_field(i))
@@ -92,12 +91,11 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
             return "copies" if packed_head(data).sequential_copy else "unpacked"
 
         counts = collections.Counter[str]()
-        with ThreadPoolExecutor(_REQUESTS) as pool:
+        with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(_REQUESTS) as pool:
             run = pool.map if is_remote(out) else map
             for number, exported in enumerate(ids):
                 with copy.shard(index.shard_name(number)):
                     counts.update(run(export_one, exported.tolist()))
-        progress.end()
     shown = str(Url.parse(out)) if is_remote(out) else out
     return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"], len(renamed))
 

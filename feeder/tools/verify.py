@@ -104,12 +104,10 @@ def verify(
 
     if deep:
         add_codebooks(index.codebooks)
-    progress.begin(len(index), index.size_bytes, 0, 0)
-    with ThreadPoolExecutor(workers or cores().usable) as pool:
+    with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(workers or cores().usable) as pool:
         for number, found_damages in enumerate(pool.map(check, range(index.shard_count))):
             damages += found_damages
             progress.advance(int(starts[number + 1] - starts[number]), index.shard_entry(number).size_bytes)
-    progress.end()
     return damages
 
 

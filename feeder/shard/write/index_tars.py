@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import zlib
@@ -125,13 +126,13 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
     rejected = list(source.rejected)
     for note in source.notes:
         progress.note(note)
-    progress.begin(len(source.table), sum(map(source.table.size, range(len(source.table)))), 0, 0)
     own: list[list[int]] = [[] for _ in names]
     for i in range(len(source.table)):
         own[source.table.parts(i)[0].container].append(i)
     builders = [IndexBuilder(source.table.targets) for _ in names]
     sums = []
-    try:
+    size_bytes = sum(map(source.table.size, range(len(source.table))))
+    with contextlib.closing(source), progress.running(len(source.table), size_bytes):
         for number, ids in enumerate(own):
             name = os.path.relpath(source.containers[number].path, source.root)
             with source.copied(number) as tar:
@@ -141,9 +142,6 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
                         rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
                     progress.advance(1, source.table.size(i))
                 sums.append(file_sums(tar))
-    finally:
-        source.close()
-    progress.end()
     samples = sum(map(len, builders))
     if not samples:
         first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""

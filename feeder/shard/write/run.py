@@ -131,11 +131,8 @@ class Run:
         done_samples = sum(len(plan[number]) for number in done)
         done_bytes = sum(written.record.size_bytes for written in done.values())
         jobs = {number: self._job(number, positions) for number, positions in enumerate(plan) if number not in done}
-        self._progress.begin(len(table), size_bytes, done_samples, min(done_bytes, size_bytes))
-        try:
+        with self._progress.running(len(table), size_bytes, done_samples, min(done_bytes, size_bytes)):
             return done | self._engine.write(self._folder, self._source, jobs, self._ids, self._progress)
-        finally:
-            self._progress.end()
 
     def _job(self, number: int, positions: range) -> ShardJob:
         name, first_key = shard_name(self._first_shard + number), self._first_key

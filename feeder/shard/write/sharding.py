@@ -22,7 +22,7 @@ from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run
 from feeder.shard.write.store_output import locked_output, previewed_output
 from feeder.system.files import DISK_FULL
-from feeder.system.progress import Progress
+from feeder.system.progress import Progress, terminal_progress
 from feeder.system.warning import warn
 
 __all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
@@ -89,6 +89,7 @@ def write_shards(
     classes: Sequence[str] | None = None,
     engine: str = "local",
     address: str | None = None,
+    progress: bool = False,
 ) -> ShardSummary:
     """Shards any iterable of WebDataset-style dicts, shuffled.
 
@@ -105,6 +106,8 @@ def write_shards(
         encode: As there, or the mode alone: "seekable", "packed", "keep", "jpeg" or "raw".
         classes: Class names by label; None takes the names in ``cls``, sorted.
         engine, address: As in :class:`ShardOptions`.
+        progress: True shows the progress on standard error once all samples are spooled: a bar on a terminal or in a
+            notebook, elsewhere a line every few seconds.
 
     Raises:
         SourceError: for a sample that is not such a dict, a class that is not in ``classes``, or if more than
@@ -129,7 +132,7 @@ def write_shards(
     def open_it(work: str, image_field: str | None) -> Source:
         return open_samples(samples, os.path.join(work, "spool"), image_field, names)
 
-    summary = _run(open_it, local_path(os.fspath(out)), options, Progress())
+    summary = _run(open_it, local_path(os.fspath(out)), options, terminal_progress(not progress))
     if summary.too_many_bad:
         raise SourceError(summary.too_many_bad)
     if summary.clipped:

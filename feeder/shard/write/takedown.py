@@ -225,10 +225,9 @@ class _Takedown:
     def _execute(self, plan: dict[int, dict[int, str]], *, is_resumed: bool) -> None:
         """Does all steps of Note [Takedown], or what an interrupted run has left of them."""
         header, copy = self._header, self._copy
-        self._progress.begin(
-            sum(header.shard(n).samples for n in plan), sum(header.shard(n).size_bytes for n in plan), 0, 0
-        )
-        erased = {number: self._erase(number, [*rows], is_resumed) for number, rows in plan.items()}
+        samples, size_bytes = (sum(getattr(header.shard(n), name) for n in plan) for name in ("samples", "size_bytes"))
+        with self._progress.running(samples, size_bytes):
+            erased = {number: self._erase(number, [*rows], is_resumed) for number, rows in plan.items()}
         for number, rows in plan.items():
             own = self._opened(number)
             if not rows.keys() <= own.taken_down().keys():
@@ -242,7 +241,6 @@ class _Takedown:
         self._write_manifest(erased)
         self._remove_other_indexes()
         copy.remove(TAKEDOWN_NAME)
-        self._progress.end()
 
     def _erase(self, number: int, rows: Sequence[int], is_resumed: bool) -> ErasedShard:
         name, size_bytes = self._header.shard_name(number), self._header.shard(number).size_bytes

@@ -69,29 +69,30 @@ def _upgrade(index: ColumnIndex, copy: SetCopy, progress: Progress) -> None:
         raise FormatError(f"{index.path}: damaged: samples are not in the order of their shards; rebuild it")
     ends = np.cumsum(counts).tolist()
     shards = []
-    progress.begin(len(index), index.size_bytes, 0, 0)
-    for number, (name, size_bytes) in enumerate(index.shards):
-        with copy.shard(name):
-            sha256, blocks = file_sums(index.shard_path(number))
-            found_bytes = os.stat(index.shard_path(number)).st_size
-        if found_bytes != size_bytes or sums.get(name, sha256) != sha256:
-            raise FormatError(
-                f"{index.shard_path(number)}: does not match its size or its SHA-256 in the manifest; restore it "
-                "(`feeder inspect --verify` names all damage) and run the same command again"
+    with progress.running(len(index), index.size_bytes):
+        for number, (name, size_bytes) in enumerate(index.shards):
+            with copy.shard(name):
+                sha256, blocks = file_sums(index.shard_path(number))
+                found_bytes = os.stat(index.shard_path(number)).st_size
+            if found_bytes != size_bytes or sums.get(name, sha256) != sha256:
+                raise FormatError(
+                    f"{index.shard_path(number)}: does not match its size or its SHA-256 in the manifest; restore it "
+                    "(`feeder inspect --verify` names all damage) and run the same command again"
+                )
+            rows = range(ends[number] - int(counts[number]), ends[number])
+            path = index_path(folder, name)
+            write_shard_index(
+                path, _columns(index, rows), index.fields, index.targets, blocks, size_bytes, index.codebooks
             )
-        rows = range(ends[number] - int(counts[number]), ends[number])
-        path = index_path(folder, name)
-        write_shard_index(path, _columns(index, rows), index.fields, index.targets, blocks, size_bytes, index.codebooks)
-        copy.publish(path)
-        shards.append(HashedShard(name, size_bytes, sha256))
-        progress.advance(len(rows), size_bytes)
+            copy.publish(path)
+            shards.append(HashedShard(name, size_bytes, sha256))
+            progress.advance(len(rows), size_bytes)
     write_set(index.path, shards, classes, fingerprint=index.fingerprint())
     copy.publish(index.path)
     if manifest is not None:
         entry = {"size_bytes": os.stat(index.path).st_size, "sha256": file_sha256(index.path)}
         manifest.with_index(entry).write(folder)
         copy.publish(os.path.join(folder, MANIFEST_NAME))
-    progress.end()
 
 
 def _columns(index: ColumnIndex, rows: range) -> Mapping[str, npt.NDArray[Any]]:

@@ -201,23 +201,22 @@ def parity(
     with _open_images(path) as source:
         count = min(images, len(source))
         chosen = permute(np.arange(count), len(source), seed).tolist() if count else []
-        progress.begin(count, 0, 0, 0)
-        for sample in chosen:
-            image = source.read(sample)
-            before = decoder.redone_images
-            failure: Failure | None = _NEITHER
-            if image is not None:
-                failure, differs = _compare(comparison, decoder, reference, recipes, image, seed, sample)
-                if failure is None:
-                    views_differing += differs
-                    charts[Chart.like(image.height, image.width, image.orientation)] = None
-            compared += failure is None
-            redone += failure is None and decoder.redone_images > before
-            unreadable += failure is _NEITHER
-            if failure is not None and failure is not _NEITHER:
-                failures.append(failure)
-            progress.advance(1, len(image.data) if image else 0)
-        progress.end()
+        with progress.running(count, 0):
+            for sample in chosen:
+                image = source.read(sample)
+                before = decoder.redone_images
+                failure: Failure | None = _NEITHER
+                if image is not None:
+                    failure, differs = _compare(comparison, decoder, reference, recipes, image, seed, sample)
+                    if failure is None:
+                        views_differing += differs
+                        charts[Chart.like(image.height, image.width, image.orientation)] = None
+                compared += failure is None
+                redone += failure is None and decoder.redone_images > before
+                unreadable += failure is _NEITHER
+                if failure is not None and failure is not _NEITHER:
+                    failures.append(failure)
+                progress.advance(1, len(image.data) if image else 0)
     return ParityReport(
         backend=decoder.name,
         fidelity=fidelity,
