@@ -19,7 +19,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.bench import contestant
 from feeder.tools.bench import run as bench_run
-from feeder.tools.bench.images import image_fields, listed, tars
+from feeder.tools.bench.images import files_of, image_fields, listed, tars
 from feeder.tools.bench.options import BenchOptions, RivalTask, default_workers
 from feeder.tools.bench.result_file import interleave, machine, spread
 from feeder.tools.bench.rivals import RIVALS, Rival, webdataset_sample
@@ -69,6 +69,42 @@ def test_the_command_measures_all_that_is_installed_and_writes_both_reports(
     assert "torch+" in done.out
     assert all(name in (out / "report.html").read_text() for name in measured)
     assert "checked feeder" in done.err
+
+
+@pytest.fixture(scope="module")
+def packed(tree: Path) -> Path:
+    """The shards of ``tree``, packed."""
+    out = tree.parent / "packed"
+    shard(str(tree), str(out), ShardOptions(encode=EncodeOptions("packed")))
+    return out
+
+
+@pytest.mark.slow
+def test_packed_shards_are_measured_beside_all_that_is_installed(packed: Path, tree: Path) -> None:
+    """DALI gets the files, webdataset unpacks."""
+    lines: list[str] = []
+    options = BenchOptions("train", "uint8", 24, 8, (0,), seconds=0.02, repeats=1)
+    result = throughput(str(packed), options, folder=str(tree), note=lines.append)
+    missing = {rival.title() for rival in RIVALS.values() if rival.missing(str(packed), str(tree))}
+    assert set(result["absent"]) == missing
+    assert set(result["images_per_s"]) == {rival.title() for rival in RIVALS.values()} - missing
+    assert any("webdataset unpacks the packed images first" in line for line in lines)
+
+
+def test_the_files_of_a_packed_set_are_in_its_order(packed: Path, tree: Path, tmp_path: Path) -> None:
+    files = files_of(str(packed), str(tree))
+    assert sorted(files) == sorted(listed(str(tree)))
+    assert files != listed(str(tree))
+    with pytest.raises(SourceError, match=r"not there; --folder is for the files .* `feeder export`"):
+        files_of(str(packed), str(tmp_path))
+
+
+def test_dali_measures_packed_images_only_with_their_files(
+    packed: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert "give it the files of `feeder export` with --folder" in (RIVALS["dali"].missing(str(packed), None) or "")
+    assert RIVALS["dali"].missing(str(packed), str(tree)) is None
 
 
 @pytest.mark.slow
@@ -269,10 +305,10 @@ def test_peers_read_the_samples_that_feeder_reads(tree: Path, shards: Path, tmp_
     assert image_fields(str(shards)) == ["jpg"]
     shard(str(tree), str(tmp_path / "raw"), ShardOptions(encode=EncodeOptions("raw")))
     assert (
-        RIVALS["webdataset"].missing(str(tree))
+        RIVALS["webdataset"].missing(str(tree), None)
         == "reads tars only: run `feeder shard` on the images, and measure the shards"
     )
-    assert "raw pixels" in (RIVALS["dali"].missing(str(tmp_path / "raw")) or "raw pixels")
+    assert "raw pixels" in (RIVALS["dali"].missing(str(tmp_path / "raw"), None) or "raw pixels")
 
 
 @pytest.mark.parametrize("kind", ["text", "targets"])
@@ -297,7 +333,7 @@ def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, k
 
 def test_a_peer_that_is_not_installed_is_reported_as_absent(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert RIVALS["dali"].missing(str(tree)) == "not installed (pip install nvidia-dali-cuda130)"
+    assert RIVALS["dali"].missing(str(tree), None) == "not installed (pip install nvidia-dali-cuda130)"
     assert isinstance(RIVALS["feeder"], Rival)
 
 

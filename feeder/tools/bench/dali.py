@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from feeder.tools.bench.images import image_fields, listed, tars
+from feeder.tools.bench.images import files_of, image_fields, is_packed_set, listed, tars
 from feeder.tools.bench.options import RivalTask
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
@@ -18,7 +18,10 @@ _SHUFFLE_SAMPLES = 1000
 
 
 def dali_batches(task: RivalTask) -> Generator[tuple[torch.Tensor, Any], None, None]:
-    """Yields batches of images and labels; of shards, whose labels are text, without labels."""
+    """Yields batches of images and labels; of shards, whose labels are text, without labels.
+
+    Of packed shards, the files in the task's folder take their place.
+    """
     # By name, as DALI's type hints don't cover this use.
     dali: Any = importlib.import_module("nvidia.dali")
     fn: Any = importlib.import_module("nvidia.dali.fn")
@@ -26,18 +29,24 @@ def dali_batches(task: RivalTask) -> Generator[tuple[torch.Tensor, Any], None, N
     plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     options, size = task.options, task.options.image_size
     train, floats = options.preset == "train", options.dtype == "float32"
+    files: list[tuple[str, int]] | None = None
+    if not is_shards(task.path):
+        files = listed(task.path)
+    elif is_packed_set(task.path):
+        assert task.folder is not None
+        files = files_of(task.path, task.folder)
     resize = {"interp_type": types.INTERP_LINEAR, "antialias": True}
 
     def graph() -> Any:
         reader = {"random_shuffle": not task.in_order, "initial_fill": _SHUFFLE_SAMPLES, "name": "reader"}
-        if is_shards(task.path):
+        if files is None:
             (encoded,) = fn.readers.webdataset(
                 paths=tars(task.path), ext=[";".join(image_fields(task.path)), "cls"], **reader
             )[:1]
             outputs = []
         else:
-            files, targets = zip(*listed(task.path), strict=True)
-            encoded, labels = fn.readers.file(files=list(files), labels=list(targets), **reader)
+            names, targets = zip(*files, strict=True)
+            encoded, labels = fn.readers.file(files=list(names), labels=list(targets), **reader)
             outputs = [labels]
         if train:
             images = fn.decoders.image_random_crop(
@@ -67,7 +76,7 @@ def dali_batches(task: RivalTask) -> Generator[tuple[torch.Tensor, Any], None, N
     built.build()
     iterator = plugin.DALIGenericIterator(
         [built],
-        ["images"] if is_shards(task.path) else ["images", "labels"],
+        ["images"] if files is None else ["images", "labels"],
         reader_name="reader",
         last_batch_policy=plugin.LastBatchPolicy.PARTIAL if task.in_order else plugin.LastBatchPolicy.DROP,
         auto_reset=True,

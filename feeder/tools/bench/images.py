@@ -8,16 +8,35 @@ from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.folders import FOLDER_EXTENSIONS
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders.packed import is_packed_field
+from feeder.errors import SourceError
 from feeder.shard.store.url import is_remote
 from feeder.tools.inspect import open_set
+from feeder.tools.presets import is_shards
 
-__all__ = ["image_fields", "listed", "remote_reader", "tars"]
+__all__ = ["files_of", "image_fields", "is_packed_set", "listed", "remote_reader", "tars"]
 
 
 def listed(path: str) -> list[tuple[str, int]]:
     """Returns images and labels of a class-per-folder tree, in torchvision's order."""
     reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS)
     return [(os.path.join(reader.root, reader.path(i)), int(label)) for i, label in enumerate(reader.labels())]
+
+
+def files_of(path: str, folder: str) -> list[tuple[str, int]]:
+    """Returns the images of a shard set, in its order, as the files below a folder that they were made of, with labels.
+
+    Raises:
+        SourceError: if one of them is not there.
+    """
+    index = open_set(path)
+    files = [(os.path.join(folder, index.source_path(i)), int(index.row(i).labels[0])) for i in range(len(index))]
+    missing = next((file for file, _ in files if not os.path.isfile(file)), None)
+    if missing is not None:
+        raise SourceError(
+            f"{missing}: not there; --folder is for the files that the set was made of, or of `feeder export`"
+        )
+    return files
 
 
 def remote_reader(url: str) -> ShardReader:
@@ -37,3 +56,8 @@ def image_fields(path: str) -> list[str]:
     """Returns the names of the fields that hold images."""
     index = remote_reader(path).index if is_remote(path) else open_set(path)
     return [index.fields[i] for i in sorted(set(index.column("field").tolist()))]
+
+
+def is_packed_set(path: str) -> bool:
+    """Returns whether a path is a shard set with packed images."""
+    return is_shards(path) and any(map(is_packed_field, image_fields(path)))

@@ -57,7 +57,7 @@ class RivalTask:
 
     Attributes:
         path: A shard set, or a class-per-folder tree.
-        folder: The same images as files, for torch's loader; None for ``path``.
+        folder: The same images as files, for torch's loader, and for DALI in place of packed ones; None for ``path``.
         options: The options, with a ``batch_size`` of at most the number of images.
         workers: Number of worker processes or threads.
         in_order: True for every image once, in stored order; False for an endless shuffle.

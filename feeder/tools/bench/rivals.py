@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
+from feeder.decoders.packed import is_packed_field
 from feeder.loader.dataloader import DataLoader
+from feeder.shard.format.packed_samples import packed_decoder
 from feeder.shard.source.labels import label_text
 from feeder.system.versions import pillow_info
-from feeder.tools.bench.images import image_fields, tars
+from feeder.tools.bench.images import image_fields, is_packed_set, tars
 from feeder.tools.bench.options import BenchOptions, RivalTask
 from feeder.tools.bench.pillow import PillowDataset, preprocess
 from feeder.tools.presets import is_shards, open_dataset, preset
@@ -24,7 +26,6 @@ __all__ = ["RIVALS", "Feed", "Rival", "pillow_name"]
 # Shorter epochs go over the images several times, so that their start and end do not dominate.
 _LEAST_BATCHES = 64
 _SHUFFLE_SAMPLES = 1000
-_PACKED = "reads no packed images: measure a set of seekable ones"
 
 
 @dataclass
@@ -46,12 +47,13 @@ class Rival:
 
     Attributes:
         title: Returns its name.
-        missing: Returns the reason why it can't be measured on a path and this machine; None if it can.
+        missing: Returns the reason why it can't be measured on a path, with a folder of the same images or None, and on
+            this machine; None if it can.
         open: Starts it.
     """
 
     title: Callable[[], str]
-    missing: Callable[[str], str | None]
+    missing: Callable[[str, str | None], str | None]
     open: Callable[[RivalTask], Feed]
 
 
@@ -110,11 +112,14 @@ def _webdataset(task: RivalTask) -> Feed:
 
     options, shuffled = task.options, not task.in_order
     classes = open_dataset(task.path, None).class_to_idx or {}
-    sample = functools.partial(webdataset_sample, image_fields(task.path), options, classes)
+    kinds = [f"{name[: -len('fpk')]}jpg" if is_packed_field(name) else name for name in image_fields(task.path)]
+    sample = functools.partial(webdataset_sample, kinds, options, classes)
     # With replacement, so that any number of workers has shards, without end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
         source = source.shuffle(_SHUFFLE_SAMPLES)
+    if is_packed_set(task.path):
+        source = source.map(packed_decoder(task.path))
     source = source.map(sample).batched(
         options.batch_size, collation_fn=torch.utils.data.default_collate, partial=not shuffled
     )
@@ -136,8 +141,8 @@ def _dali(task: RivalTask) -> Feed:
     return Feed(dali_batches(task))
 
 
-def _installed(module: str, package: str) -> Callable[[str], str | None]:
-    def missing(path: str) -> str | None:
+def _installed(module: str, package: str) -> Callable[[], str | None]:
+    def missing() -> str | None:
         try:
             found = importlib.util.find_spec(module) is not None
         except ImportError:  # a parent package is missing
@@ -147,24 +152,24 @@ def _installed(module: str, package: str) -> Callable[[str], str | None]:
     return missing
 
 
-def _webdataset_missing(path: str) -> str | None:
+def _webdataset_missing(path: str, folder: str | None) -> str | None:
     if not is_shards(path):
         return "reads tars only: run `feeder shard` on the images, and measure the shards"
-    return _PACKED if "fpk" in image_fields(path) else _installed("webdataset", "webdataset")(path)
+    return _installed("webdataset", "webdataset")()
 
 
-def _dali_missing(path: str) -> str | None:
-    missing = _installed("nvidia.dali", "nvidia-dali-cuda130")(path)
+def _dali_missing(path: str, folder: str | None) -> str | None:
+    missing = _installed("nvidia.dali", "nvidia-dali-cuda130")()
     if missing is None and is_shards(path) and "npy" in image_fields(path):
         return "decodes images only, and these shards hold raw pixels"
-    if missing is None and is_shards(path) and "fpk" in image_fields(path):
-        return _PACKED
+    if missing is None and folder is None and is_packed_set(path):
+        return "reads no packed images: give it the files of `feeder export` with --folder"
     return missing
 
 
 RIVALS: dict[str, Rival] = {
-    "feeder": Rival(lambda: "feeder", lambda path: None, _feeder),
-    "torch": Rival(lambda: f"torch+{pillow_name()}", lambda path: None, _torch),
+    "feeder": Rival(lambda: "feeder", lambda path, folder: None, _feeder),
+    "torch": Rival(lambda: f"torch+{pillow_name()}", lambda path, folder: None, _torch),
     "webdataset": Rival(lambda: "webdataset", _webdataset_missing, _webdataset),
     "dali": Rival(lambda: "DALI (CPU)", _dali_missing, _dali),
 }

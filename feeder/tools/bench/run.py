@@ -23,7 +23,7 @@ from feeder.shard.store.store import download, open_store
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.cores import cores
 from feeder.system.text import count
-from feeder.tools.bench.images import image_fields
+from feeder.tools.bench.images import is_packed_set
 from feeder.tools.bench.options import SETTLE, BenchOptions, default_workers
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
@@ -36,6 +36,10 @@ __all__ = ["CHECK_LEVELS", "throughput"]
 # half a pixel, as DALI's rounding makes it, gives up to 5 on photos; another crop, channel order or scale gives tens.
 CHECK_LEVELS = 10.0
 _CHECK_IMAGES = 16
+_UNPACKING = (
+    "torch's loader and webdataset unpack the packed images first; with --folder and the files of `feeder export`, "
+    "torch's loader and DALI read those"
+)
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
 # The results of the runs, by rival and number of workers.
 _Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
@@ -52,7 +56,8 @@ def throughput(
     Args:
         path: A shard set, also as a URL, or a class-per-folder tree.
         options: The options.
-        folder: Folder from which torch's loader reads the same images as single files; None for ``path``.
+        folder: Folder from which torch's loader, and in place of packed images also DALI, read the same images as
+            single files; None for ``path``.
         note: Called with a line about each run.
 
     Returns:
@@ -81,11 +86,11 @@ def throughput(
     if is_remote(path):
         absent = dict.fromkeys([name for name in RIVALS if name != "feeder"], "reads local files only")
     else:
-        absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path)) is not None}
+        absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path, folder)) is not None}
     if not options.peers:
         absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
-    if options.peers and folder is None and is_shards(path) and "fpk" in image_fields(path):
-        note("torch's loader unpacks the packed images first; --folder with those of `feeder export` leaves that out")
+    if options.peers and not is_remote(path) and is_packed_set(path):
+        note("webdataset unpacks the packed images first" if folder else _UNPACKING)
     job = {"path": path, "folder": folder, "options": asdict(options)}
     run_s = len(workers) * options.seconds * (1 + SETTLE)
     turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s

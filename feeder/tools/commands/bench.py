@@ -28,7 +28,9 @@ def add(commands: Any) -> None:
         "dir", metavar="DIR", nargs="?", help="shard set, also as a URL, or folder with a subfolder for each class"
     )
     command.add_argument(
-        "--folder", metavar="DIR", help="the same images as single files, for torch's loader (default: DIR)"
+        "--folder",
+        metavar="DIR",
+        help="the same images as single files, for torch's loader, and for DALI in place of packed ones (default: DIR)",
     )
     add_work(command)
     command.add_argument(
