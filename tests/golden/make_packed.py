@@ -47,8 +47,8 @@ def main() -> None:
     add_codebooks([book])
     file = native.pack(original, codebook_id(book), hashlib.sha256(original).digest())
     out = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "packed.npz")
-    parts = {"jpeg": original, "codebook": book, "packed": file}
-    np.savez_compressed(out, **{name: np.frombuffer(data, np.uint8) for name, data in parts.items()})
+    jpeg_bytes, book_bytes, packed_bytes = (np.frombuffer(data, np.uint8) for data in (original, book, file))
+    np.savez_compressed(out, jpeg=jpeg_bytes, codebook=book_bytes, packed=packed_bytes)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def test_the_kernel_names_the_cpus_near_a_gpu_that_nvml_does_not(
     device.mkdir(parents=True)
     (device / "local_cpulist").write_text("4-7,12-15\n")
     found = gpu_cpus(fake_torch(pci_domain_id=2, pci_bus_id=0xC1, pci_device_id=10), 0, two_sockets)
-    assert found == {4, 5, 6, 7, 12, 13, 14, 15}
+    assert found == frozenset({4, 5, 6, 7, 12, 13, 14, 15})
     assert gpu_cpus(fake_torch(pci_domain_id=0, pci_bus_id=0xC1, pci_device_id=10), 0, two_sockets) is None
     assert gpu_cpus(fake_torch(), 0, two_sockets) is None
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
