@@ -48,7 +48,7 @@ from feeder.system.nvml import current_gpu_busy
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
-from feeder.tools.bench.result_file import spread
+from feeder.tools.bench.result_file import processor_name, spread
 from feeder.tools.cli import main as shard
 from feeder.tools.presets import preset
 from feeder.tools.terminal import table
@@ -286,7 +286,7 @@ def _arithmetic() -> dict[str, Any]:
 def render(result: dict[str, Any], *, markdown: bool = False) -> str:
     """Returns the table with its title."""
     machine, simulated = result["machine"], standin.NAME in result
-    where = f"{machine['processor']}, {machine['cores']} cores"
+    where = f"{processor_name(machine)}, {machine['cores']} cores"
     title = "Simulated accelerator: an A100, scaled to these cores" if simulated else result["gpu"]["name"]
     heading = ["", "batch", "images/s", "epoch min", "busy", "cores", "wait ms"]
     rows = [heading]

@@ -69,7 +69,7 @@ def check(result: Any) -> list[str]:
     if not isinstance(result, dict) or not isinstance(result.get("benchmark"), str):
         return ['expected an object with "benchmark"']
     machine = result.get("machine")
-    wanted = ("processor", "cores", "memory_gib", "kernel", "commit", "versions", "arguments", "date")
+    wanted = ("processor", "cpu", "cores", "memory_gib", "kernel", "commit", "versions", "arguments", "date")
     wrong = [f"machine lacks {key!r}" for key in wanted if not isinstance(machine, dict) or key not in machine]
     if "skipped" in result:
         return wrong

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from feeder.system.cores import cores, memory_limit
 from feeder.system.nvml import Nvml, open_nvml
+from feeder.system.processor import processor
 from feeder.system.versions import PillowInfo, pillow_simd_command, versions
 from feeder.tools.doctor.packages import driver_of
 from feeder.tools.terminal import WIDTH, size, wrap
@@ -94,15 +95,11 @@ def _system() -> str:
 
 def _cpu(root: str) -> str:
     """Returns the first processor's model and instruction sets."""
-    try:
-        text = Path(root, "proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
-    except OSError:
+    cpu = processor(root)
+    if cpu.name is None:
         return "unknown"
-    lines = (line.partition(":") for line in text.splitlines())
-    fields = {name.strip(): value.strip() for name, _, value in lines}
-    flags = (fields.get("flags") or fields.get("Features") or "").split()
-    model = fields.get("model name") or fields.get("CPU part") or "unknown"
-    return f"{model}: {' '.join(name for name in _FEATURES if name in flags) or 'no known instruction sets'}"
+    name = f"{cpu.name} ({cpu.microarchitecture})" if cpu.microarchitecture else cpu.name
+    return f"{name}: {' '.join(flag for flag in _FEATURES if flag in cpu.flags) or 'no known instruction sets'}"
 
 
 def _memory(root: str) -> str:

@@ -120,6 +120,12 @@ def test_fewer_images_than_a_batch_are_measured_in_smaller_batches(tree: Path) -
     assert ", webdataset, DALI (CPU): not asked for" in text
     page = result_page({"machine": machine(), **result})
     assert "batches of 32" in page
+    cpu = {"microarchitecture": "Zen 4", "family": 25, "model": 17, "stepping": 1}
+    page = result_page({"machine": {**machine(), "processor": "AMD EPYC", "cpu": cpu}, **result})
+    assert page.count("AMD EPYC (Zen 4)") == 2
+    assert "family 25, model 17, stepping 1" in page
+    earlier = {name: value for name, value in machine().items() if name != "cpu"}
+    assert "family" not in result_page({"machine": earlier, **result}).partition("</style>")[2]
 
 
 def _run_of(rate: float) -> dict[str, Any]:

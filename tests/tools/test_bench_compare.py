@@ -94,6 +94,17 @@ def test_machine_options_and_versions_that_differ_are_named():
     assert max(map(len, found.render().splitlines())) <= 80
 
 
+def test_processors_of_one_name_and_two_models_are_named():
+    zen4, zen5 = result(), result()
+    zen4["machine"]["cpu"] = {"microarchitecture": "Zen 4", "family": 25}
+    assert compare(result(), zen4).warnings == ()  # an earlier result does not tell it
+    zen5["machine"]["cpu"] = {"microarchitecture": "Zen 5", "family": 26}
+    assert compare(zen4, zen5).warnings == (
+        "processor's microarchitecture differs: Zen 4 in A, Zen 5 in B",
+        "processor's family differs: 25 in A, 26 in B",
+    )
+
+
 def test_repeats_that_overlap_are_the_same_and_those_apart_are_not():
     """Over all orders of 5 and 5 ranks that chance may give, less than 1 % are called a change."""
     changed = 0

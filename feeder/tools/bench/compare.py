@@ -240,6 +240,10 @@ def _warnings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     machines = [_section(result, "machine") for result in (a, b)]
     for name in ("processor", "cores", "memory_gib", "kernel", "commit"):
         found += _differ(name, machines[0].get(name), machines[1].get(name))
+    cpus = [_section(machine, "cpu") for machine in machines]
+    if all(cpus):  # earlier results have none
+        for name, pair in _both(*cpus).items():
+            found += _differ(f"processor's {name}", *pair)
     for name, pair in _both(*(_section(machine, "versions") for machine in machines)).items():
         found += _differ(f"{name}'s version", *pair)
     for name in ("dataset", "kind", "images"):

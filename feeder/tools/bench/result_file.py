@@ -17,18 +17,22 @@ from typing import Any
 import feeder
 from feeder.system.cores import cores
 from feeder.system.files import write_text
+from feeder.system.processor import processor
 
-__all__ = ["interleave", "machine", "save", "spread"]
+__all__ = ["interleave", "machine", "processor_name", "save", "spread"]
 
 
 def machine() -> dict[str, Any]:
-    """Returns processor, cores, memory, kernel, commit and package versions."""
+    """Returns processor, cores, memory, kernel, commit and package versions.
+
+    ``cpu`` has the processor's microarchitecture, family, model and stepping, each None where it isn't known.
+    """
     from feeder.system.versions import versions
 
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    cpu = processor()
     return {
-        "processor": model,
+        "processor": cpu.name or platform.machine(),
+        "cpu": {name: getattr(cpu, name) for name in ("microarchitecture", "family", "model", "stepping")},
         "cores": cores().usable,
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "kernel": platform.release().partition("-")[0],
@@ -37,6 +41,16 @@ def machine() -> dict[str, Any]:
         "arguments": [os.path.basename(a) if os.path.isabs(a) else a for a in sys.argv[1:]],
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def processor_name(machine: Mapping[str, Any]) -> str:
+    """Returns the name of a result's processor, with its microarchitecture: "AMD EPYC (Zen 4)".
+
+    Args:
+        machine: As of :func:`machine`; earlier results have no ``cpu`` in it.
+    """
+    known = machine.get("cpu", {}).get("microarchitecture")
+    return f"{machine['processor']} ({known})" if known else str(machine["processor"])
 
 
 def interleave(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.system.text import count
+from feeder.tools.bench.result_file import processor_name
 from feeder.tools.encoding_gain import EncodingGain
 from feeder.tools.html.charts import Bar, Line, Point, Stack, bar_chart, line_chart, stacked_bar
 from feeder.tools.html.page import Html, Section, Tone, callout, facts, page, text
@@ -67,6 +68,7 @@ def result_page(result: Mapping[str, Any]) -> str:
     counts = _counts(result)
     most = str(counts[-1])
     machine = result["machine"]
+    where = f"{processor_name(machine)}, {machine['cores']} cores"
     at = f"with {_workers(most)}"
     sections = [
         Section(
@@ -128,7 +130,7 @@ def result_page(result: Mapping[str, Any]) -> str:
     return page(
         f"feeder bench: {result['dataset']}",
         sections,
-        lead=f"{machine['processor']}, {machine['cores']} cores, {machine['date']}. {_work(result)}. {_held(result)}.",
+        lead=f"{where}, {machine['date']}. {_work(result)}. {_held(result)}.",
         top=[_verdict(result, most)],
         foot=f"feeder {machine['versions'].get('feeder')}, commit {machine['commit'] or 'unknown'}",
     )
@@ -236,6 +238,13 @@ def _absent(result: Mapping[str, Any]) -> list[Html]:
     return [html_table([["not measured", "why"], *map(list, result["absent"].items())])]
 
 
+def _cpu(machine: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the processor's numbers; nothing for a result that lacks them."""
+    numbers = {name: machine.get("cpu", {}).get(name) for name in ("family", "model", "stepping")}
+    known = ", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None)
+    return {"processor's numbers": known} if known else {}
+
+
 def _facts(result: Mapping[str, Any]) -> Html:
     machine, options = result["machine"], result["options"]
     versions = {k: v for k, v in machine["versions"].items() if isinstance(v, str)}
@@ -244,7 +253,8 @@ def _facts(result: Mapping[str, Any]) -> Html:
         versions["pillow"] = f"{pillow['distribution']} {pillow['version']}, {pillow['libjpeg']}"
     return facts(
         {
-            "processor": machine["processor"],
+            "processor": processor_name(machine),
+            **_cpu(machine),
             "cores": machine["cores"],
             "memory": f"{machine['memory_gib']} GiB",
             "kernel": machine["kernel"],
