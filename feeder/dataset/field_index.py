@@ -48,6 +48,8 @@ def open_shards(
     Raises:
         FormatError, ArgumentError: as :func:`index_of_field` does.
     """
+    if image_field is not None and mirror is not None:  # the set may get another version while this one is read
+        version = open_index(index, version, mirror).version
     made = None if image_field is None else index_of_field(index, image_field, version, mirror, writes=writes)
     if made is None or image_field is None:
         return ShardReader(index, exif=exif, version=version, mirror=mirror)

@@ -10,11 +10,14 @@ Note [Shards that change]
     after the reader was made, or after the shard was opened, each sample read from it is compared with its checksum in
     the index: a sample that is still the same is used, any other is an error. A copy of the reader in another process
     refuses any index but the one that the reader was made with.
+    Of a set in a store the fetcher checks all bytes, but by the header that is in the store by then. So a shard is
+    opened only if it still has the hash that it has in the reader's own header.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -31,10 +34,10 @@ from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes
-from feeder.shard.format.index import Rows
+from feeder.shard.format.index import Index, Rows
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
-from feeder.shard.store.mirror import Mirror
+from feeder.shard.store.mirror import Mirror, check_same
 from feeder.system.files import open_regular
 
 if TYPE_CHECKING:
@@ -408,7 +411,7 @@ class ShardReader(ShardFields):
     def _has_changed(self, entry: OpenFile) -> bool:
         """Returns whether a shard may have changed since the reader was made; see Note [Shards that change].
 
-        The bytes of a mirror are checked before they are read.
+        The bytes of a mirror are checked before they are read, and its shards when they are opened.
         """
         if self.mirror is not None:
             return False
@@ -444,7 +447,10 @@ class ShardReader(ShardFields):
             return entry
         path = self.index.shard_path(shard)
         try:
-            descriptor = open_regular(path) if self.mirror is None else self.mirror.open(self.index.shard_name(shard))
+            if self.mirror is None:
+                descriptor = open_regular(path)
+            else:
+                descriptor = self.mirror.open(self.index.shard_name(shard), self._named_by.shard_hash(shard))
         except OSError as error:
             raise FormatError(
                 f"{path}: the index names this shard, but it can't be opened ({error.strerror}); "
@@ -454,6 +460,17 @@ class ShardReader(ShardFields):
         entry = OpenFile(descriptor, status.st_size, status.st_ctime_ns)
         files.add(shard, entry)
         return entry
+
+    @functools.cached_property
+    def _named_by(self) -> Index:
+        """The index that has the shards' hashes: that of the set."""
+        if self.field_of is None:
+            return self.index
+        path, version, _ = self.field_of
+        found = open_index(path, version, self.mirror)
+        made_from = None if self.index.image_of is None else self.index.image_of.identity
+        check_same(self.place, os.path.basename(path), found.identity, bytes.fromhex(made_from or ""))
+        return found
 
     def _own_files(self) -> OpenFiles:
         files: OpenFiles | None = getattr(self._local, "files", None)

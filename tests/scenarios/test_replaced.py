@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +17,20 @@ import torch
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import FormatError, WorkerError
+from feeder.errors import ChangedError, FormatError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import RandomResizedCrop
 from tests.support import jpegs
 from tests.support.batches import copied_epoch
 from tests.support.loader_data import write_shards
+from tests.support.processes import all_ended
+from tests.support.remote import Bucket
+from tests.support.remote_sets import end_fetchers, make_set, upload
+from tests.support.shard_sets import write_tar
 
 CROP = RandomResizedCrop(16)
 REPLACED = r"shard-00000\d.tar: it was changed or replaced while it was in use"
@@ -137,3 +143,69 @@ def test_workers_refuse_another_index_than_the_datasets(shards: Path, tmp_path: 
     os.replace(write_shards(tmp_path / "fewer", 48) / INDEX_NAME, shards / INDEX_NAME)
     with pytest.raises(WorkerError, match=r"index.bin: it was replaced by another index while it was in use"):
         list(loader)
+
+
+def _open_again(url: str, cache: Path) -> None:
+    """Opens the set once more, which has the fetcher look for a new header."""
+    ShardDataset(url, CROP, cache_dir=cache)
+
+
+def _kill_the_fetcher(url: str, cache: Path) -> None:
+    """Ends the fetcher, and has shards leave the cache: the next one reads the new header."""
+    pid = int(next(cache.rglob("fetcher.lock")).read_text())
+    os.kill(pid, signal.SIGKILL)
+    assert all_ended([pid])
+    for path in cache.rglob("*.tar"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("learn", [_open_again, _kill_the_fetcher])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_set_replaced_in_its_bucket_in_an_epoch_is_an_error_that_names_it(
+    bucket: Bucket, tmp_path: Path, learn: Callable[[str, Path], None], workers: int, on_error: str
+) -> None:
+    local = make_set(tmp_path / "local")
+    options: dict[str, Any] = {"batch_size": 4, "num_workers": workers, "on_error": on_error}
+    if workers:
+        options["prefetch_factor"] = 1
+    expected = copied_epoch(DataLoader(ShardDataset(local, CROP), batch_size=4))
+    with end_fetchers(tmp_path):
+        url = upload(bucket, local)
+        loader: Any = DataLoader(ShardDataset(url, CROP, cache_dir=tmp_path / "cache"), **options)
+        iterator = iter(loader)
+        found = [next(iterator)[0].clone()]
+        upload(bucket, make_set(tmp_path / "other", first=64))
+        learn(url, tmp_path / "cache")
+        with pytest.raises(ChangedError, match=rf"^{url}/shard-0000\d\d.*: it was replaced while it was in use"):
+            found.extend(images.clone() for images, _ in iterator)
+    for batch, right in zip(found, expected, strict=False):
+        assert torch.equal(batch, right[0])
+
+
+@pytest.mark.parametrize("has_indexes", [False, True])
+@pytest.mark.parametrize("image_field", [None, "b.jpg"])
+def test_a_reader_of_a_bucket_refuses_what_another_set_has_under_the_same_names(
+    bucket: Bucket, tmp_path: Path, has_indexes: bool, image_field: str | None
+) -> None:
+    for name, first in (("one", 0), ("two", 8)):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            samples = range(4 * number, 4 * number + 4)
+            members = [
+                (f"{i}.{field}", jpegs.jpeg("4:2:0", (32, 32), first + i))
+                for i in samples
+                for field in ("a.jpg", "b.jpg")
+            ]
+            write_tar(tmp_path / name / f"{number}.tar", members)
+        index_tars(str(tmp_path / name), image_field="a.jpg")
+    with end_fetchers(tmp_path):
+        url = upload(bucket, tmp_path / "one")
+        reader = ShardDataset(url, CROP, cache_dir=tmp_path / "cache", image_field=image_field).reader
+        if has_indexes:
+            reader.read(np.arange(8))
+        upload(bucket, tmp_path / "two")
+        _open_again(url, tmp_path / "cache")
+        for ids in (np.arange(4), np.arange(4, 8)):
+            with pytest.raises(ChangedError, match=rf"^{url}/.*: it was replaced while it was in use"):
+                reader.read(ids)

@@ -54,6 +54,6 @@ class StrictMirror:
                 file.truncate(size)
                 os.pwrite(file.fileno(), os.pread(whole.fileno(), min(end, size) - start, first + start), start)
 
-    def open(self, name: str) -> int:
+    def open(self, name: str, expected: bytes = b"") -> int:
         self.opened.append(name)
         return open_regular(str(self.folder / name))

@@ -31,6 +31,7 @@ from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plan, Plans
 from feeder.shard.cache.presence import RECORDS, blocks_of
 from feeder.shard.cache.set_files import SetFiles
+from feeder.shard.store.mirror import check_same
 from feeder.shard.store.store import Store, open_store
 from feeder.system.files import open_regular
 
@@ -140,9 +141,11 @@ class Fetcher:
         """False: it asks for what is needed itself, which is no image."""
         return False
 
-    def open(self, name: str) -> int:
+    def open(self, name: str, expected: bytes = b"") -> int:
         """Opens a file for reading; see :meth:`feeder.shard.store.mirror.Mirror.open`."""
-        return open_regular(os.path.join(self.folder, name))
+        with self.files.lock:
+            check_same(self.place, name, self.files.files[name].presence.identity, expected)
+            return open_regular(os.path.join(self.folder, name))
 
     def serve(self, listener: socket.socket) -> None:
         """Serves clients until there has been none for a while, or the last one left after an error: it may have been

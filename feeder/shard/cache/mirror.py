@@ -18,6 +18,7 @@ from feeder.shard.cache.places import identity, mirror_folder
 from feeder.shard.cache.presence import Presence, boot_id, record_path
 from feeder.shard.cache.waits import waits
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.store.mirror import check_same
 from feeder.shard.store.store import TIMEOUT_S, allows_http
 from feeder.shard.store.url import Url, is_remote
 
@@ -178,9 +179,14 @@ class CacheMirror:
                 )
         self._close_old(local, len(wants))
 
-    def open(self, name: str) -> int:
-        """Returns a descriptor of a file of which this thread's last :meth:`need` had a range; the caller closes it."""
-        return os.dup(self._own().files[name].descriptor)
+    def open(self, name: str, expected: bytes = b"") -> int:
+        """Returns a descriptor of a file of which this thread's last :meth:`need` had a range; see :meth:`Mirror.open`.
+
+        The record was the file's when it was opened, see :class:`_File`, and names its hash.
+        """
+        file = self._own().files[name]
+        check_same(self.place, name, file.presence.identity, expected)
+        return os.dup(file.descriptor)
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Sends the fetcher a message and returns its answer."""

@@ -306,6 +306,10 @@ class Index(ABC):
         """
         return self.shard_entry(shard).name
 
+    def shard_hash(self, shard: int) -> bytes:
+        """Hash of a shard, 16 bytes, by its number; empty if the index has none."""
+        return b""
+
     def shard_path(self, shard: int) -> str:
         """Full path of a shard, by its number."""
         return os.path.join(os.path.dirname(self.path), self.shard_name(shard))

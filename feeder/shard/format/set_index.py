@@ -112,6 +112,10 @@ class SetIndex(Index):
         """See :meth:`Index.shard_name`."""
         return self.header.shard_name(shard)
 
+    def shard_hash(self, shard: int) -> bytes:
+        """See :meth:`Index.shard_hash`."""
+        return self.header.shard(shard).shard_hash
+
     def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
         """See :meth:`Index.shard_ids`."""
         return np.arange(*self.header.sample_range(shard))
@@ -365,21 +369,21 @@ class SetIndex(Index):
         return found
 
     def _mapped(self, name: str, shard: IndexedShard) -> ShardIndex:
-        path = os.path.join(self._folder, name)
         if self._mirror is None:
-            return ShardIndex(path, shard=shard, targets=self.targets)
-        fetch, descriptor = functools.partial(self._fetch_group, name), self._mirror.open(name)
+            return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets)
+        shown, fetch = f"{self._mirror.place}/{name}", functools.partial(self._fetch_group, name)
+        descriptor = self._mirror.open(name, shard.index_hash)
         try:
-            return ShardIndex(path, shard=shard, targets=self.targets, fetch=fetch, descriptor=descriptor)
+            return ShardIndex(shown, shard=shard, targets=self.targets, fetch=fetch, descriptor=descriptor)
         finally:
             os.close(descriptor)
 
-    def _fetch_group(self, index_name: str, group: str, size_bytes: int) -> memoryview:
-        """Returns an optional group of a shard's index that is in a store."""
+    def _fetch_group(self, index_name: str, group: str, size_bytes: int, expected: bytes) -> memoryview:
+        """Returns an optional group of a shard's index that is in a store, by its size and hash."""
         assert self._mirror is not None
         name = group_file(index_name, group)
         self._mirror.need([(name, 0, size_bytes)])
-        descriptor = self._mirror.open(name)
+        descriptor = self._mirror.open(name, expected)
         try:
             return map_file(descriptor, size_bytes)
         finally:

@@ -199,11 +199,11 @@ class ShardIndex:
     """The mapped index of one shard.
 
     Args:
-        path: The file.
+        path: The file; its name in messages where it is open.
         shard: The shard as the set's header has it; None to take the file as it is.
         targets: Names of the targets that each sample has; None to take the file as it is.
-        fetch: Returns the bytes of an optional group, by its name and size, if the file ends before it; None: such a
-            file is damaged.
+        fetch: Returns the bytes of an optional group, by its name, size and hash, if the file ends before it; None:
+            such a file is damaged.
         descriptor: The open file, which may be closed afterwards; None: the one at the path.
 
     Attributes:
@@ -231,7 +231,7 @@ class ShardIndex:
         *,
         shard: IndexedShard | None = None,
         targets: tuple[str, ...] | None = None,
-        fetch: Callable[[str, int], memoryview] | None = None,
+        fetch: Callable[[str, int, bytes], memoryview] | None = None,
         descriptor: int | None = None,
     ) -> None:
         self.path, self._fetch = path, fetch
@@ -441,7 +441,7 @@ class ShardIndex:
         offset, size, expected = groups[name]
         data = self._data[self._end + offset : self._end + offset + size]
         if len(data) < size and self._fetch is not None:
-            data = self._fetch(name, size)
+            data = self._fetch(name, size, bytes.fromhex(expected))
         if len(data) != size or short_hash(data).hex() != expected:
             raise damaged(self.path, f"the bytes of {name!r} do not match their hash")
         return data
@@ -471,7 +471,7 @@ class ShardIndex:
 
 def _placed(groups: Any) -> dict[str, tuple[int, int, str]]:
     """Returns the places of the groups."""
-    found = {str(name): (int(entry[0]), int(entry[1]), str(entry[2])) for name, entry in groups.items()}
+    found = {str(name): (int(entry[0]), int(entry[1]), bytes.fromhex(entry[2]).hex()) for name, entry in groups.items()}
     for name, (offset, size, _) in found.items():
         if offset < 0 or size < 0 or offset + size >= 1 << 32:
             raise ValueError(f"{size} bytes of {name!r} at byte {offset}")

@@ -5,7 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Mirror", "group_file", "group_name"]
+from feeder.errors import ChangedError
+
+__all__ = ["Mirror", "check_same", "group_file", "group_name"]
+
+
+def check_same(place: str, name: str, found: bytes, expected: bytes) -> None:
+    """Raises ChangedError if a file of a mirror is not the one that its reader means.
+
+    Args:
+        place: URL of the set.
+        name: The file.
+        found: Its hash.
+        expected: The hash that it must have; empty for any.
+    """
+    if expected and found != expected:
+        raise ChangedError(
+            f"{place}/{name}: it was replaced while it was in use; create the dataset again to use the present set, or "
+            "restore the earlier one in the store and start again"
+        )
 
 
 def group_file(index: str, group: str) -> str:
@@ -58,13 +76,16 @@ class Mirror(Protocol):
             StoreError: if they can't be had.
         """
 
-    def open(self, name: str) -> int:
+    def open(self, name: str, expected: bytes = b"") -> int:
         """Opens a file for reading and returns its descriptor, which the caller closes.
 
         Args:
             name: The file, relative to the set's folder.
+            expected: Its hash in the header or the index that the caller reads it by: another set may have taken the
+                place of that header's in the store since. Empty for a file without one.
 
         Raises:
             OSError: if it can't be opened.
+            ChangedError: if it has another hash.
             StoreError: if the store has no such file.
         """
