@@ -44,7 +44,7 @@ from typing import Any
 
 from bench.remote_runs.epoch import Run
 from bench.smoke import ROOT, arguments
-from feeder.shard.cache.presence import Presence
+from feeder.shard.cache.presence import Record
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.terminal import table
 from tests.support.fault_proxy import FaultProxy, Faults
@@ -394,7 +394,7 @@ def _make_low(pids: Iterable[int]) -> None:
 
 def _kept_bytes(cache: str) -> int:
     """Returns the size of the shards that stay in a cache."""
-    records = [Presence(str(path)) for path in Path(cache).glob("*/.have/*.tar")]
+    records = [Record(str(path)) for path in Path(cache).glob("*/.have/*.tar")]
     return sum(record.size_bytes for record in records if record.is_pinned)
 
 

@@ -24,7 +24,7 @@ from PIL import Image
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
-from feeder.shard.cache.presence import Presence
+from feeder.shard.cache.presence import Record
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
@@ -174,7 +174,7 @@ def test_two_ranks_on_a_machine_download_one_copy(url: str, local: Path, cache: 
 
 def kept_bytes(cache: Path) -> int:
     """Returns the size of the shards that stay in a cache."""
-    records = [Presence(str(path)) for path in cache.glob("*/.have/*.tar")]
+    records = [Record(str(path)) for path in cache.glob("*/.have/*.tar")]
     return sum(record.size_bytes for record in records if record.is_pinned)
 
 

@@ -17,12 +17,13 @@ from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.fetcher import become_fetcher
 from feeder.shard.cache.mirror import CacheMirror, FetchOptions
 from feeder.shard.cache.presence import BLOCK_BYTES
+from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url
 
 _PIECE = 300_000  # no multiple of a block
 
-__all__ = ["FolderContents", "FolderStore", "fault", "fetcher_pid", "folder_mirror", "main"]
+__all__ = ["FolderContents", "FolderStore", "fault", "fetcher_pid", "folder_mirror", "main", "main_of_set"]
 
 
 class FolderStore:
@@ -124,10 +125,17 @@ def fault(folder: Path, key: str, kind: str, count: int = 1) -> Path:
     return path
 
 
-def folder_mirror(cache: Path, folder: Path, **options: Any) -> CacheMirror:
-    """A mirror of a folder, whose fetcher is a process as that of any store."""
+def folder_mirror(cache: Path, folder: Path, *, is_set: bool = False, **options: Any) -> CacheMirror:
+    """A mirror of a folder, whose fetcher is a process as that of any store.
+
+    Args:
+        cache, folder: The mirror and the folder.
+        is_set: True to have the contents by the header that is in the folder.
+        options: See :class:`FetchOptions`.
+    """
     cache.mkdir(exist_ok=True, parents=True)
-    return CacheMirror(str(cache), FetchOptions(str(folder), **options), "tests.support.folder_store:main")
+    target = "tests.support.folder_store:main_of_set" if is_set else "tests.support.folder_store:main"
+    return CacheMirror(str(cache), FetchOptions(str(folder), **options), target)
 
 
 def fetcher_pid(cache: Path) -> int:
@@ -139,3 +147,12 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
     """The main function of a fetcher of a folder."""
     place = options["url"]
     become_fetcher(folder, lock, options, lambda: (cast(Any, FolderStore(place)), lambda _: FolderContents(place)))
+
+
+def main_of_set(folder: str, lock: int, options: dict[str, Any]) -> None:
+    """The main function of a fetcher of a set in a folder."""
+    store: Any = FolderStore(options["url"])
+    become_fetcher(
+        *(folder, lock, options),
+        lambda: (store, lambda own: SetFiles(store, own.files, options["index"], own, own.is_wanted)),
+    )

@@ -11,7 +11,7 @@ import pytest
 
 from feeder.shard.cache.link import lock_mirror
 from feeder.shard.cache.places import mirror_folder
-from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Presence, record_path
+from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Record, record_path
 from feeder.shard.store.url import Url
 from feeder.tools.cli import main
 from tests.support.folder_store import fetcher_pid, folder_mirror
@@ -26,10 +26,7 @@ def fill(cache: Path, url: str, shards: int, first_time: int) -> Path:
     for number in range(shards):
         path = folder / f"{number}.tar"
         path.write_bytes(np.random.default_rng(number).bytes(SHARD))
-        Presence.create(record_path(str(folder), path.name), SHARD, bytes(IDENTITY_BYTES))
-        record = Presence(record_path(str(folder), path.name), writable=True)
-        record.mark(0)
-        record.mark(1)
+        Record.create(record_path(str(folder), path.name), SHARD, bytes(IDENTITY_BYTES)).mark(0, 2)
         os.utime(path, (first_time + number, first_time + number))
     return folder
 

@@ -12,7 +12,7 @@ from feeder.errors import ArgumentError
 from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.link import lock_idle_mirror, lock_mirror
 from feeder.shard.cache.places import MARK
-from feeder.shard.cache.presence import Presence, record_path
+from feeder.shard.cache.presence import Record, record_path
 
 __all__ = ["CachedSet", "cached_sets", "trim"]
 
@@ -67,7 +67,7 @@ def _extent(folder: str) -> tuple[int, int]:
         for name in names:
             record = os.path.join(place, name)
             with contextlib.suppress(OSError, ValueError):  # one that is being made, or has just been dropped
-                size += Presence(record).present_bytes()
+                size += Record(record).present_bytes()
                 used_ns = max(used_ns, os.stat(os.path.join(folder, os.path.relpath(record, records))).st_mtime_ns)
     return size, used_ns
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
-from feeder.shard.cache.files import Block, CachedFile, CacheFiles
+from feeder.shard.cache.cached_file import Block, CachedFile
+from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
@@ -76,7 +77,7 @@ class Download:
 
     def missing(self) -> list[int]:
         """Returns the blocks that have not come yet."""
-        return self.file.presence.missing(self.first, self.end)
+        return self.file.record.missing(self.first, self.end)
 
 
 @dataclass(eq=False)
@@ -147,7 +148,9 @@ class Downloads:
         """Begins to get blocks at once, as :meth:`get`; returns those that are missing."""
         with self._lock:
             missing = dict.fromkeys(
-                (file, block) for file, first, end in ranges for block in file.presence.missing(first, end)
+                (file, block)
+                for file, first, end in map(self._current, ranges)
+                for block in file.record.missing(first, end)
             )
             new = collections.defaultdict[CachedFile, list[int]](list)
             for file, block in missing:
@@ -189,6 +192,16 @@ class Downloads:
         with self._lock:
             self._is_closed = True
             self._wake.notify_all()
+
+    def _current(self, blocks: tuple[CachedFile, int, int]) -> tuple[CachedFile, int, int]:
+        """Returns blocks whose file may have left the cache, with the lock held."""
+        file = self._files.current(blocks[0])
+        if file is None:
+            raise self._replaced(blocks[0])
+        return file, *blocks[1:]
+
+    def _replaced(self, file: CachedFile) -> StoreError:
+        return StoreError(f"{self._shown(file)}: the set was replaced while it was read")
 
     def _is_coming(self, file: CachedFile, block: int) -> bool:
         download = self._coming.get((file, block))
@@ -251,7 +264,7 @@ class Downloads:
             if found is None:
                 return None
             file, first, end = found
-            blocks = [block for block in file.presence.missing(first, end) if not self._is_coming(file, block)]
+            blocks = [block for block in file.record.missing(first, end) if not self._is_coming(file, block)]
             downloads = self._begin(file, blocks)
             if downloads:
                 self._urgent.extendleft(reversed(downloads[1:]))  # where parts of the range are there already
@@ -304,7 +317,7 @@ class Downloads:
                 self._tell(file, right)
             found += wrong
             first += len(blocks)
-            if not file.presence.missing(first, end):  # or its twin was faster
+            if not file.record.missing(first, end):  # or its twin was faster
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")
@@ -320,7 +333,7 @@ class Downloads:
             except FileNotFoundError:
                 with self._lock:
                     if self._files.files.get(file.name) is not file:
-                        raise StoreError(f"{self._shown(file)}: the set was replaced while it was read") from None
+                        raise self._replaced(file) from None
                     self._files.file(file.name, contents)
             except OSError as error:
                 self._files.disk_is_full(error, sum(map(len, data)), file.name)

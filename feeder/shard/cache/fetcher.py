@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import select
 import shutil
 import signal
@@ -23,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from feeder.errors import FeederError, NotFoundError, StoreError
+from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.contents import SetContents
 from feeder.shard.cache.downloads import Downloads, Wait
-from feeder.shard.cache.files import CachedFile, CacheFiles
+from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, socket_address
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plan, Plans
@@ -144,7 +146,9 @@ class Fetcher:
     def open(self, name: str, expected: bytes = b"") -> int:
         """Opens a file for reading; see :meth:`feeder.shard.store.mirror.Mirror.open`."""
         with self.files.lock:
-            check_same(self.place, name, self.files.files[name].presence.identity, expected)
+            known = self.files.files.get(name)
+            if known is not None:
+                check_same(self.place, name, known.record.identity, expected)
             return open_regular(os.path.join(self.folder, name))
 
     def serve(self, listener: socket.socket) -> None:
@@ -209,9 +213,7 @@ class Fetcher:
 
         found = self._threads.map(find, names) if names[1:] else map(self._file, names)
         files = dict(zip(names, found, strict=True))
-        return [
-            (files[name], *blocks_of(start, min(end, files[name].presence.size_bytes))) for name, start, end in wants
-        ]
+        return [(files[name], *blocks_of(start, min(end, files[name].record.size_bytes))) for name, start, end in wants]
 
     def _is_needed(self, name: str) -> bool:
         return name in self._leases or self._plans.needs(name)
@@ -402,6 +404,7 @@ def become_fetcher(
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
         threading.stack_size(_STACK_BYTES)
+        _raise_file_limit()
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
@@ -428,6 +431,13 @@ def become_fetcher(
         with contextlib.suppress(BaseException):
             sys.stderr.flush()
         os._exit(code)
+
+
+def _raise_file_limit() -> None:
+    """Allows this process as many open files as it may have: each client takes one, and each download some."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _refuse(listener: socket.socket, error: FeederError) -> None:

@@ -4,75 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from feeder._native import crc32c
 from feeder.errors import StoreError
+from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.contents import Contents
-from feeder.shard.cache.presence import BLOCK_BYTES, Presence, blocks_of, boot_id, record_path
+from feeder.shard.cache.presence import BLOCK_BYTES, Record, blocks_of, boot_id, record_path
 from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX
+from feeder.system.limit_errors import limit_reached
 
-__all__ = ["CHECKED", "Block", "CacheFiles", "CachedFile"]
+__all__ = ["CHECKED", "CacheFiles"]
 
-Block = Sequence[memoryview]  # the bytes of a block, in pieces
 CHECKED = ".checked."  # the start of the names of files that are checked before they count
 
 _FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
 _IOV_MAX = 1024  # pieces that one call writes
-
-
-class CachedFile:
-    """A file in the cache.
-
-    Attributes:
-        name: Its name in the set.
-        contents: The contents that it must have; None for one that has not been asked for.
-        presence: Its record.
-        present_bytes: Size of its blocks that are present.
-        busy: Number of downloads of its blocks that are on their way.
-        is_done: True once a plan has come past its last use of it.
-        inode: Number of the file; -1: not made yet.
-    """
-
-    def __init__(self, name: str, presence: Presence) -> None:
-        self.name, self.presence = name, presence
-        self.contents: Contents | None = None
-        self.present_bytes = presence.present_bytes()
-        self.busy = 0
-        self.is_done = False
-        self.inode = -1
-
-    @property
-    def is_complete(self) -> bool:
-        """True if all of its blocks are present."""
-        return not self.presence.missing(0, self.presence.blocks)
-
-    def is_of(self, contents: Contents) -> bool:
-        """Returns True if its blocks are of these contents."""
-        return (self.presence.size_bytes, self.presence.identity) == (contents.size_bytes, contents.identity)
-
-    def block_range(self, first: int, end: int) -> tuple[int, int]:
-        """Returns the first byte and the end of some blocks."""
-        return first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.presence.size_bytes)
-
-    def wrong_blocks(self, first: int, blocks: Sequence[Block]) -> list[int]:
-        """Returns the blocks, of these from ``first`` on, that are not as they must be."""
-        contents = self.contents
-        assert contents is not None
-        if contents.blocks is None:
-            return []
-        known = contents.blocks[first : first + len(blocks)].tolist()
-        return [
-            number
-            for number, block, checksum in zip(itertools.count(first), blocks, known, strict=False)
-            if functools.reduce(lambda before, view: crc32c(view, before), block, 0) != checksum
-        ]
 
 
 class CacheFiles:
@@ -88,9 +39,12 @@ class CacheFiles:
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
         whole_bytes: Bytes that came of files that come as a whole.
-        files: The files by name, the one used last at the end.
+        files: The files by name, the one used last at the end; one that has left the cache is not among them.
         is_needed: Returns True for a file that somebody reads, or will read soon.
         lock: Held by those who change a file's record.
+
+    Raises:
+        StoreError: if the folder can't be read.
     """
 
     def __init__(self, folder: str, budget_bytes: int | None, is_needed: Callable[[str], bool]) -> None:
@@ -100,7 +54,15 @@ class CacheFiles:
         self.used_bytes = self.coming_bytes = self.whole_bytes = self._pinned_bytes = self._largest = 0
         self.is_needed = is_needed
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
-        self._load()
+        # Those that don't stay, by whether a plan is done with them: of many files only these are looked through.
+        self._passing: dict[bool, OrderedDict[str, CachedFile]] = {True: OrderedDict(), False: OrderedDict()}
+        try:
+            self._load()
+        except OSError as error:
+            reason = limit_reached(error) or "name another place with cache_dir="
+            raise StoreError(
+                f"{error.filename or folder}: the cache can't be read: {error.strerror}; {reason}"
+            ) from error
         self._has_budget = budget_bytes is not None
         self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
 
@@ -114,16 +76,45 @@ class CacheFiles:
             file = self.files.get(name)
             while file is None or not file.is_of(contents) or not self._is_whole(file):
                 try:
-                    file = self._remake(name, contents)
+                    file = self._remake(name, contents, file)
                 except OSError as error:
                     self.disk_is_full(error, BLOCK_BYTES, name)
             if file.contents is not contents:
                 file.contents = contents
                 self._check_boot(file)
-            if contents.is_kept and not file.presence.is_pinned:
+            if contents.is_kept and not file.record.is_pinned:
                 self._set_pinned(file, True)
             self.files.move_to_end(name)
+            self._place(file)
             return file
+
+    def current(self, file: CachedFile) -> CachedFile | None:
+        """Returns a file, made anew if it has left the cache meanwhile; None if one of other contents is in its place.
+
+        Raises:
+            StoreError: if it can't be made.
+        """
+        with self.lock:
+            found = self.files.get(file.name)
+            if found is file:
+                return file
+            assert file.contents is not None
+            return self.file(file.name, file.contents) if found is None or found.is_of(file.contents) else None
+
+    def set_done(self, name: str) -> None:
+        """Notes that a plan has come past its last use of a file."""
+        file = self.files.get(name)
+        if file is not None:
+            file.is_done = True
+            self._place(file)
+
+    def set_none_done(self) -> None:
+        """Notes that there is a new plan, which may use any file."""
+        for file in [*self._passing[True].values(), *self._passing[False].values()]:  # in the order of use
+            file.is_done = False
+            self._place(file)
+        for file in self.files.values():
+            file.is_done = False
 
     def brought(self, name: str, contents: Contents) -> CachedFile:
         """Returns a file as :meth:`file` does, and with all of its blocks if it comes as a whole.
@@ -174,7 +165,8 @@ class CacheFiles:
         """
         start, left = first * BLOCK_BYTES, list(data)
         path, at = os.path.join(self.folder, file.name), start
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        with self.lock:
+            descriptor = self._open_own(file, path)
         try:
             inode = os.fstat(descriptor).st_ino
             while left:
@@ -189,12 +181,22 @@ class CacheFiles:
         with self.lock:
             if inode != file.inode or self.files.get(file.name) is not file:
                 raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
-            before = file.present_bytes
-            for block in file.presence.missing(first, blocks_of(start, at)[1]):
-                file.presence.mark(block)
+            before, stop = file.present_bytes, blocks_of(start, at)[1]
+            missing = file.record.missing(first, stop)
+            file.record.mark(first, stop)
+            for block in missing:
                 begin, end = file.block_range(block, block + 1)
                 self._count(file, end - begin)
             return file.present_bytes - before
+
+    def _open_own(self, file: CachedFile, path: str) -> int:
+        """Opens a file for writing, with the lock held: it must not be another one that has taken its place."""
+        if self.files.get(file.name) is file:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            if os.fstat(descriptor).st_ino == file.inode:
+                return descriptor
+            os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
 
     def make_room(self, file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
         """Drops files that nobody needs until so many bytes more fit the budget.
@@ -211,8 +213,8 @@ class CacheFiles:
             self._pin(file)
             over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             is_kept = file.contents is not None and file.contents.is_kept
-            self._largest = max(self._largest, 0 if is_kept else file.presence.size_bytes)
-            if not is_urgent and not file.presence.is_pinned:
+            self._largest = max(self._largest, 0 if is_kept else file.record.size_bytes)
+            if not is_urgent and not file.record.is_pinned:
                 over += self._largest  # for what somebody will wait for
             if over > 0:
                 over -= self.drop(over, besides=file)
@@ -243,17 +245,20 @@ class CacheFiles:
         Returns:
             The bytes that came free.
         """
-        freed = 0
+        freed, going = 0, list[CachedFile]()
         with self.lock:
-            for file in sorted(self.files.values(), key=lambda file: not file.is_done):
+            files: Iterable[CachedFile] = itertools.chain(self._passing[True].values(), self._passing[False].values())
+            if pinned:
+                files = sorted(self.files.values(), key=lambda file: not file.is_done)
+            for file in files:
                 if freed >= size_bytes:
                     break
-                may_go = file is not besides and file.present_bytes and not file.busy
-                if file.contents is not None and file.contents.is_kept:
-                    may_go = False
-                if may_go and (pinned or not file.presence.is_pinned) and not self.is_needed(file.name):
+                is_kept = file.contents is not None and file.contents.is_kept
+                if file is not besides and not file.busy and not is_kept and not self.is_needed(file.name):
                     freed += file.present_bytes
-                    self._empty(file)
+                    going.append(file)
+            for file in going:
+                self._remove(file)
         return freed
 
     def disk_is_full(self, error: OSError, size_bytes: int, name: str) -> None:
@@ -268,9 +273,8 @@ class CacheFiles:
             StoreError: if no file can be dropped, or the write has failed for another reason.
         """
         if error.errno not in DISK_FULL:
-            raise StoreError(
-                f"{self.folder}/{name}: can't be written: {error.strerror}; name another place with cache_dir="
-            ) from error
+            reason = limit_reached(error) or "name another place with cache_dir="
+            raise StoreError(f"{self.folder}/{name}: can't be written: {error.strerror}; {reason}") from error
         with self.lock:
             freed = self.drop(max(size_bytes, self.used_bytes // 20), besides=self.files.get(name), pinned=True)
             self.budget_bytes = min(self.budget_bytes, self.used_bytes + size_bytes)
@@ -294,24 +298,32 @@ class CacheFiles:
     def forget_block(self, file: CachedFile, block: int) -> None:
         """Marks a block as missing."""
         with self.lock:
-            if not file.presence.missing(block, block + 1):
+            if not file.record.missing(block, block + 1):
                 begin, end = file.block_range(block, block + 1)
                 self._count(file, begin - end)
-                file.presence.unmark(block)
+                file.record.unmark(block)
 
     def _pin(self, file: CachedFile) -> None:
         """Decides whether a file stays: while all that stay leave room for those that come and go."""
-        if file.presence.is_pinned or file.present_bytes:
+        if file.record.is_pinned or file.present_bytes or self.files.get(file.name) is not file:
             return
-        if self._pinned_bytes + file.presence.size_bytes + self._ring_bytes() <= self.budget_bytes:
+        if self._pinned_bytes + file.record.size_bytes + self._ring_bytes() <= self.budget_bytes:
             self._set_pinned(file, True)
 
     def _ring_bytes(self) -> int:
         return self.budget_bytes // _DEFAULT_RING if self.ring_bytes is None else self.ring_bytes
 
     def _set_pinned(self, file: CachedFile, value: bool) -> None:
-        self._pinned_bytes += (int(value) - int(file.presence.is_pinned)) * file.presence.size_bytes
-        file.presence.is_pinned = value
+        self._pinned_bytes += (int(value) - int(file.record.is_pinned)) * file.record.size_bytes
+        file.record.pin(value)
+        self._place(file)
+
+    def _place(self, file: CachedFile) -> None:
+        """Puts a file at the end of those that it now belongs to."""
+        for files in self._passing.values():
+            files.pop(file.name, None)
+        if not file.record.is_pinned and self.files.get(file.name) is file:
+            self._passing[file.is_done][file.name] = file
 
     def _count(self, file: CachedFile, size_bytes: int) -> None:
         file.present_bytes += size_bytes
@@ -326,22 +338,24 @@ class CacheFiles:
                 os.unlink(os.path.join(self.folder, entry))
         for place, _, names in os.walk(records):
             for entry in names:
-                path = os.path.join(place, entry)
-                name = os.path.relpath(path, records)
+                name = os.path.relpath(os.path.join(place, entry), records)
                 try:
-                    if entry.endswith(TEMPORARY_SUFFIX):
-                        raise ValueError("a record that was being made")
-                    file = self.files[name] = CachedFile(name, Presence(path, writable=True))
-                except (OSError, ValueError):  # cut off when it was made
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
-                    continue
-                self.used_bytes += file.present_bytes
-                self._pinned_bytes += file.presence.size_bytes if file.presence.is_pinned else 0
-                with contextlib.suppress(OSError):
+                    record = Record(os.path.join(place, entry))
                     times[name] = os.stat(os.path.join(self.folder, name)).st_mtime_ns
+                    if record.is_retired:
+                        raise ValueError("its file was to leave the cache")
+                except (FileNotFoundError, ValueError):  # cut off when it was made, or when it left
+                    times.pop(name, None)
+                    for path in (os.path.join(self.folder, name), os.path.join(place, entry)):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(path)
+                    continue
+                file = self.files[name] = CachedFile(name, record)
+                self.used_bytes += file.present_bytes
+                self._pinned_bytes += record.size_bytes if record.is_pinned else 0
         for name in sorted(times, key=times.__getitem__):
             self.files.move_to_end(name)
+            self._place(self.files[name])
 
     def _is_whole(self, file: CachedFile) -> bool:
         """Returns True unless it was dropped, or somebody has deleted or cut it or its record."""
@@ -351,56 +365,56 @@ class CacheFiles:
             return False
         if file.inode == -1:
             file.inode = status.st_ino
-        is_same = (status.st_size, status.st_ino) == (file.presence.size_bytes, file.inode)
-        return is_same and os.path.exists(record_path(self.folder, file.name))
+        is_same = (status.st_size, status.st_ino) == (file.record.size_bytes, file.inode)
+        return is_same and os.path.exists(file.record.path)
 
-    def _remake(self, name: str, contents: Contents) -> CachedFile:
+    def _remake(self, name: str, contents: Contents, before: CachedFile | None) -> CachedFile:
         """Makes a file without any block, in place of one that is there; raises OSError if it can't be made."""
-        path, before = os.path.join(self.folder, name), self.files.pop(name, None)
+        path = os.path.join(self.folder, name)
+        if before is not None and self.files.get(name) is before:
+            self._remove(before)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        is_same = False
-        if before is not None:
-            known = before.presence
-            is_same = before.is_of(contents) and os.path.exists(record_path(self.folder, name))
-            self._set_pinned(before, False)
-            self._count(before, -before.present_bytes)
-            known.renew(retire=not is_same)
-        if before is None or not is_same:
-            Presence.create(record_path(self.folder, name), contents.size_bytes, contents.identity)
-            before = CachedFile(name, Presence(record_path(self.folder, name), writable=True))
+        record = Record.create(record_path(self.folder, name), contents.size_bytes, contents.identity)
+        if before is not None and before.is_of(contents):  # what is on its way goes on
+            file = before
+            file.record = record
+        else:
+            file = CachedFile(name, record)
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.truncate(contents.size_bytes)
-            before.inode = os.fstat(file.fileno()).st_ino
-        self.files[name] = before
-        return before
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as made:
+            made.truncate(contents.size_bytes)
+            file.inode = os.fstat(made.fileno()).st_ino
+        self.files[name] = file
+        return file
 
-    def _empty(self, file: CachedFile) -> None:
-        """Drops all blocks of a file; see Note [Presence]."""
+    def _remove(self, file: CachedFile) -> None:
+        """Has a file leave the cache; see Note [Presence]."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.folder, file.name))
-        file.presence.renew()
-        self._set_pinned(file, False)
+        self._pinned_bytes -= file.record.size_bytes if file.record.is_pinned else 0
         self._count(file, -file.present_bytes)
+        del self.files[file.name]
+        self._place(file)
+        file.record.retire()
 
     def _check_boot(self, file: CachedFile) -> None:
         """Checks the blocks that were written before this machine was started; see Note [Presence]."""
-        presence, contents = file.presence, file.contents
-        if presence.boot == boot_id() or contents is None:
+        record, contents = file.record, file.contents
+        if record.boot == boot_id() or contents is None:
             return
         path = os.path.join(self.folder, file.name)
         with open(path, "rb") as stream:
-            for block in range(presence.blocks):
-                if presence.missing(block, block + 1):
+            for block in range(record.blocks):
+                if record.missing(block, block + 1):
                     continue
                 begin, end = file.block_range(block, block + 1)
                 stream.seek(begin)
                 known = contents.blocks is not None
                 if not known or file.wrong_blocks(block, [[memoryview(stream.read(end - begin))]]):
-                    presence.unmark(block)
-        self._count(file, presence.present_bytes() - file.present_bytes)
-        presence.adopt()
+                    record.unmark(block)
+        self._count(file, record.present_bytes() - file.present_bytes)
+        record.adopt()
 
     def _free_budget(self) -> int:
         disk = os.statvfs(self.folder)

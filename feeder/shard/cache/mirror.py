@@ -74,19 +74,18 @@ class _File:
 
     Attributes:
         presence: Its record.
-        generation: The generation that ``descriptor`` is of.
+        descriptor: The open file, which is the record's.
     """
 
     def __init__(self, folder: str, name: str) -> None:
         while True:
             self.presence = Presence(record_path(folder, name))
-            self.generation = self.presence.generation
             if self.presence.boot != boot_id():
                 raise ValueError("the fetcher checks it first")
             self.descriptor = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
             if os.fstat(self.descriptor).st_size != self.presence.size_bytes:
                 raise ValueError("it was cut, or is being made")
-            if self.presence.generation == self.generation and not self.presence.is_retired:
+            if not self.presence.is_retired:
                 return
             os.close(self.descriptor)
             del self.descriptor
@@ -253,17 +252,15 @@ class CacheMirror:
         file = local.files.get(name)
         if file is not None:
             local.files.move_to_end(name)
-            presence = file.presence
-            if not presence.is_retired and presence.generation == file.generation:
-                # The generation is looked at again, as the bytes may be the next one's by now.
-                return presence.has(start, end) and presence.generation == file.generation
+            if not file.presence.is_retired:
+                return file.presence.has(start, end)
             del local.files[name], file
         try:
             file = _File(self.folder, name)
         except (FileNotFoundError, ValueError):
             return False
         local.files[name] = file
-        return file.presence.has(start, end) and file.presence.generation == file.generation
+        return file.presence.has(start, end)
 
     def _close_old(self, local: _Local, used: int) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import StoreError
-from feeder.shard.cache.files import CachedFile, CacheFiles
+from feeder.shard.cache.cached_file import CachedFile
+from feeder.shard.cache.files import CacheFiles
 
 __all__ = ["Plan", "Plans"]
 
@@ -65,8 +66,7 @@ class Plans:
             )
         plan = Plan(working_bytes=working_bytes)
         self._plans.append(plan)
-        for file in files.files.values():
-            file.is_done = False
+        files.set_none_done()
         # It does not become smaller again: shards that were to stay would leave and come in turns.
         files.ring_bytes = max(files.ring_bytes or 0, coming) or None
         return plan
@@ -77,11 +77,10 @@ class Plans:
         for name, last in last_steps:
             plan.last_steps[name] = max(last, plan.last_steps.get(name, -1))
         gone = [name for name, last in plan.last_steps.items() if last < step]
-        known = self._files().files
+        files = self._files()
         for name in gone:
             del plan.last_steps[name]
-            if name in known:
-                known[name].is_done = True
+            files.set_done(name)
 
     def end(self, plan: Plan) -> None:
         """Drops a plan, whose trainer is gone."""
@@ -92,12 +91,12 @@ class Plans:
         files = self._files()
         for plan in list(self._plans):
             if plan.first:
-                plan.first = [each for each in plan.first if each[0].busy and each[0].presence.missing(*each[1:])]
+                plan.first = [each for each in plan.first if each[0].busy and each[0].record.missing(*each[1:])]
             while plan.ranges and not plan.first:
                 file, first, end = plan.ranges[0]
                 if file.contents is not None:
                     file = files.file(file.name, file.contents)
-                missing = file.presence.missing(first, end)
+                missing = file.record.missing(first, end)
                 begin, stop = file.block_range(first, end)
                 if missing and not files.make_room(file, stop - begin, is_urgent=False):
                     break

@@ -2,36 +2,38 @@
 
 Note [Presence]
     Beside each cached file lies a record of its blocks of 256 KiB: one byte for each, which is set once the block was
-    checked and written. The fetcher alone writes it, through a mapping; clients map it too, and ask it without a system
-    call. A killed fetcher leaves it right, as the kernel has both the block and the byte by then. A power failure may
-    keep the byte and lose the block. So a record names the boot that it was written in, and blocks of an earlier boot
-    are checked anew before they are used.
+    checked and written. The fetcher alone writes it. It keeps the bytes in memory, and no record open or mapped, as a
+    cache may have more files than a process may open or map. Clients map the record, and ask it without a system call.
+    A killed fetcher leaves it right, as the kernel has both the block and the byte by then. A power failure may keep
+    the byte and lose the block. So a record names the boot that it was written in, and blocks of an earlier boot are
+    checked anew before they are used.
 
-    A file that leaves the cache is unlinked first, then its record gets the next generation, then the bytes are
-    cleared, and only then the file may be made anew. A client that has opened the file between two equal looks at the
-    generation has that generation's file, and what was present in it stays readable through its descriptor for good.
+    A record is of one file for good. When a file leaves the cache, it is unlinked first, then its record is marked as
+    retired and unlinked, and only then the file may be made anew, with another record. A client that has opened the
+    file and finds the record not retired afterwards has that record's file, and what was present in it stays readable
+    through its descriptor for good.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from feeder.system.files import TEMPORARY_SUFFIX
+from feeder.system.mapping import map_file
 
-__all__ = ["BLOCK_BYTES", "IDENTITY_BYTES", "RECORDS", "Presence", "blocks_of", "boot_id", "record_path"]
+__all__ = ["BLOCK_BYTES", "IDENTITY_BYTES", "RECORDS", "Presence", "Record", "blocks_of", "boot_id", "record_path"]
 
 BLOCK_BYTES = 1 << 18
 IDENTITY_BYTES = 16
-_MAGIC = b"FDRHAVE1"
-# Magic, size in bytes, generation, flags, identity of the contents, boot.
-_HEAD = struct.Struct("<8sQQQ16s16s")
+_MAGIC = b"FDRHAVE2"
+# Magic, size in bytes, flags, identity of the contents, boot.
+_HEAD = struct.Struct("<8sQQ16s16s")
 RECORDS = ".have"
-_SIZE, _GENERATION, _FLAGS = 1, 2, 3  # as 8-byte words of the head
+_FLAGS_AT, _BOOT_AT = 16, 40
 _RETIRED, _PINNED = 1, 2
 
 
@@ -52,105 +54,157 @@ def boot_id() -> bytes:
         return bytes.fromhex(file.read().strip().replace("-", ""))
 
 
+class _Head(NamedTuple):
+    """The head of a record."""
+
+    size_bytes: int
+    flags: int
+    identity: bytes
+    boot: bytes
+
+
+def _head(path: str, data: bytes | memoryview) -> _Head:
+    """Returns the head of a record; raises ValueError if it is none."""
+    if len(data) < _HEAD.size:
+        raise ValueError(f"{path}: a record of {len(data)} bytes")
+    magic, *rest = _HEAD.unpack_from(data)
+    head = _Head(*rest)
+    if magic != _MAGIC or len(data) != _HEAD.size + blocks_of(0, head.size_bytes)[1]:
+        raise ValueError(f"{path}: no record of blocks")
+    return head
+
+
 class Presence:
-    """The record of one file, mapped; see Note [Presence].
+    """The record of one file as a client sees it; see Note [Presence].
 
     Args:
-        path: The record, made by :meth:`create`.
-        writable: True for the fetcher, which alone may change it.
+        path: The record.
+
+    Attributes:
+        size_bytes: Size of the file.
+        identity: Identity of its contents, 16 bytes.
+        boot: Boot of the machine that its blocks were written in.
+        blocks: Number of its blocks.
 
     Raises:
         OSError: if it can't be opened.
         ValueError: if it is no such record.
     """
 
-    def __init__(self, path: str, *, writable: bool = False) -> None:
-        descriptor = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size = os.fstat(descriptor).st_size
-            if size < _HEAD.size:
-                raise ValueError(f"{path}: a record of {size} bytes")
-            self._map = mmap.mmap(descriptor, size, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+            self._map = map_file(descriptor, os.fstat(descriptor).st_size)
         finally:
             os.close(descriptor)
-        self.size_bytes: int
-        magic, self.size_bytes, _, _, self.identity, self.boot = _HEAD.unpack_from(self._map)
-        self.blocks = -(-self.size_bytes // BLOCK_BYTES)
-        if magic != _MAGIC or size != _HEAD.size + self.blocks:
-            raise ValueError(f"{path}: no record of blocks")
-        self._words: Any = memoryview(self._map)[: _HEAD.size].cast("Q")  # each is read and written whole
+        self.size_bytes, _, self.identity, self.boot = _head(path, self._map)
+        self.blocks = blocks_of(0, self.size_bytes)[1]
+        self._flags: Any = self._map[_FLAGS_AT : _FLAGS_AT + 8].cast("Q")
 
-    @staticmethod
-    def create(path: str, size_bytes: int, identity: bytes, generation: int = 1) -> None:
+    @property
+    def is_retired(self) -> bool:
+        """True once the file has left the cache."""
+        return bool(self._flags[0] & _RETIRED)
+
+    def has(self, start: int, end: int) -> bool:
+        """Returns True if all blocks of a range of bytes are present; it may end past the file's end."""
+        first, last = blocks_of(start, min(end, self.size_bytes))
+        return first >= last or 0 not in bytes(self._map[_HEAD.size + first : _HEAD.size + last])
+
+
+class Record:
+    """The record of one file as the fetcher keeps it; see Note [Presence].
+
+    Its methods raise OSError if the record can't be written.
+
+    Args:
+        path: The record, made by :meth:`create`.
+
+    Attributes:
+        path: Its path.
+        size_bytes, identity, boot, blocks: As those of :class:`Presence`.
+        is_retired: True once the file has left the cache.
+        is_pinned: True if the file is to stay in the cache.
+
+    Raises:
+        OSError: if it can't be read.
+        ValueError: if it is no such record.
+    """
+
+    __slots__ = ("_present", "blocks", "boot", "identity", "is_pinned", "is_retired", "path", "size_bytes")
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            data = file.read()
+        self.path = path
+        self.size_bytes, flags, self.identity, self.boot = _head(path, data)
+        self.blocks = blocks_of(0, self.size_bytes)[1]
+        self.is_retired, self.is_pinned = bool(flags & _RETIRED), bool(flags & _PINNED)
+        self._present = bytearray(data[_HEAD.size :])
+
+    @classmethod
+    def create(cls, path: str, size_bytes: int, identity: bytes) -> Record:
         """Makes the record of a file without any block, in place of an earlier one."""
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         temporary = f"{path}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
         try:
             with open(temporary, "xb") as file:
-                file.write(_HEAD.pack(_MAGIC, size_bytes, generation, 0, identity, boot_id()))
-                file.write(bytes(-(-size_bytes // BLOCK_BYTES)))
+                file.write(_HEAD.pack(_MAGIC, size_bytes, 0, identity, boot_id()))
+                file.write(bytes(blocks_of(0, size_bytes)[1]))
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-
-    @property
-    def generation(self) -> int:
-        """Number of the file, of all that were made under this record."""
-        return int(self._words[_GENERATION])
-
-    @property
-    def is_retired(self) -> bool:
-        """True if another record has taken the place of this one."""
-        return bool(self._words[_FLAGS] & _RETIRED)
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if the file is to stay in the cache."""
-        return bool(self._words[_FLAGS] & _PINNED)
-
-    @is_pinned.setter
-    def is_pinned(self, value: bool) -> None:
-        self._words[_FLAGS] = self._words[_FLAGS] & ~_PINNED | (_PINNED if value else 0)
-
-    def has(self, start: int, end: int) -> bool:
-        """Returns True if all blocks of a range of bytes are present; it may end past the file's end."""
-        first, last = blocks_of(start, min(end, self.size_bytes))
-        return first >= last or self._map.find(b"\0", _HEAD.size + first, _HEAD.size + last) < 0
+        return cls(path)
 
     def missing(self, first: int, end: int) -> list[int]:
         """Returns the blocks from ``first`` to ``end`` that are not present."""
-        view = self._map[_HEAD.size + first : _HEAD.size + min(end, self.blocks)]
-        return [first + k for k, byte in enumerate(view) if not byte]
+        return [first + k for k, byte in enumerate(self._present[first:end]) if not byte]
 
     def present_bytes(self) -> int:
         """Returns the size of all blocks that are present."""
-        present: bytes = self._map[_HEAD.size :]
-        count = self.blocks - present.count(b"\0")
-        is_last_short = bool(count) and bool(present[-1])
+        count = self.blocks - self._present.count(0)
+        is_last_short = bool(count) and bool(self._present[-1])
         return count * BLOCK_BYTES - (-self.size_bytes % BLOCK_BYTES if is_last_short else 0)
 
-    def mark(self, block: int) -> None:
-        """Sets a block as present."""
-        self._map[_HEAD.size + block] = 1
+    def mark(self, first: int, end: int) -> None:
+        """Sets the blocks from ``first`` to ``end`` as present."""
+        self._write(b"\1" * (end - first), _HEAD.size + first)
+        self._present[first:end] = b"\1" * (end - first)
 
     def unmark(self, block: int) -> None:
         """Sets a block as not present."""
-        self._map[_HEAD.size + block] = 0
+        self._present[block] = 0
+        self._write(b"\0", _HEAD.size + block)
 
-    def renew(self, *, retire: bool = False) -> None:
-        """Starts the next generation without any block; the file has been unlinked.
+    def pin(self, value: bool) -> None:
+        """Sets whether the file is to stay in the cache."""
+        self.is_pinned = value
+        self._write_flags()
 
-        Args:
-            retire: True if another record takes the place of this one.
-        """
-        self._words[_GENERATION] += 1
-        if retire:
-            self._words[_FLAGS] |= _RETIRED
-        self._map[_HEAD.size :] = bytes(self.blocks)
+    def retire(self) -> None:
+        """Ends the record of a file that was unlinked, and removes it."""
+        self.is_retired, self.is_pinned = True, False
+        self._present = bytearray(self.blocks)
+        self._write_flags()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
 
     def adopt(self) -> None:
         """Makes the record one of this boot, once its blocks were checked."""
         self.boot = boot_id()
-        self._map[_HEAD.size - 16 : _HEAD.size] = self.boot
+        self._write(self.boot, _BOOT_AT)
+
+    def _write_flags(self) -> None:
+        flags = (_RETIRED if self.is_retired else 0) | (_PINNED if self.is_pinned else 0)
+        self._write(flags.to_bytes(8, "little"), _FLAGS_AT)
+
+    def _write(self, data: bytes, at: int) -> None:
+        """Writes to the record; one that somebody has deleted is made anew when its file is needed next."""
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.pwrite(descriptor, data, at)
+            finally:
+                os.close(descriptor)

@@ -96,7 +96,7 @@ class SetFiles:
         if header.hash == self._compared:
             return []
         with self._files.lock:
-            cached = {name: file.presence.identity for name, file in self._files.files.items()}
+            cached = {name: file.record.identity for name, file in self._files.files.items()}
         found = []
         for name, identity in cached.items():
             if _is_header(name, self._index):

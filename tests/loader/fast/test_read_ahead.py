@@ -52,7 +52,7 @@ def present(cache: Path) -> set[str]:
 def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) -> None:
     folder, cache, progress = make_set(tmp_path / "local", shards=5), tmp_path / "cache", Progress()
     with end_fetchers(tmp_path):
-        mirror = folder_mirror(cache, folder)
+        mirror = folder_mirror(cache, folder, is_set=True)
         reader = ShardReader(os.path.join(cache, "index.bin"), mirror=mirror)
         ahead = DrawnAhead(reader, cast(Any, progress), 3, takes_rows=False)
         batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]

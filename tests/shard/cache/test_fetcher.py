@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -128,6 +129,69 @@ def test_a_smaller_budget_drops_files_when_room_is_needed(places: Places) -> Non
     fetcher.need([("new.tar", 0, SHARD)])
     assert fetcher.stats()["cached_bytes"] <= 3 * SHARD
     assert (places.cache / "new.tar").read_bytes() == bytes(SHARD)
+
+
+def open_files() -> int:
+    """Number of the files that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextlib.contextmanager
+def few_files(count: int) -> Iterator[None]:
+    """Lets this process open only so many files more."""
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + count, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        for descriptor in taken[:count]:
+            os.close(descriptor)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken[count:]:
+            os.close(descriptor)
+
+
+def test_a_cache_may_have_more_files_than_its_process_may_open(places: Places) -> None:
+    names = [f"small-{k}.tar" for k in range(300)]
+    for name in names:
+        (places.set / name).write_bytes(name.encode())
+    fetcher = places.fetcher(100 * SHARD)
+    before = open_files()
+    with few_files(100):
+        for name in names:
+            fetcher.need([(name, 0, 1)])
+    assert open_files() == before
+    with few_files(40):
+        fetcher = places.fetcher(100 * SHARD)
+        fetcher.need([(name, 0, 1) for name in names])
+    assert places.store.asked == []
+    assert [(places.cache / name).read_bytes() for name in names] == [name.encode() for name in names]
+
+
+def test_a_cache_that_cant_be_read_keeps_all_that_is_in_it(places: Places) -> None:
+    places.read_all(places.fetcher(100 * SHARD))
+    record = places.cache / ".have" / "3.tar"
+    record.rename(places.cache / "kept")
+    record.symlink_to(record)
+    with pytest.raises(StoreError, match=r"3\.tar: the cache can't be read: Too many levels of symbolic links; name"):
+        places.fetcher(100 * SHARD)
+    (places.cache / "kept").rename(record)
+    with few_files(0), pytest.raises(StoreError, match=r"can't be read: Too many open files; .*NOFILE"):
+        places.fetcher(100 * SHARD)
+    assert places.read_all(places.fetcher(100 * SHARD)) == 0
+
+
+def test_nothing_is_kept_of_files_that_have_left(places: Places) -> None:
+    fetcher = places.fetcher(3 * SHARD)
+    with fetcher.files.lock:
+        fetcher.files.ring_bytes = fetcher.files.budget_bytes  # none of them stays
+    places.read_all(fetcher)
+    left = places.names[-3:]
+    assert list(fetcher.files.files) == left
+    assert sorted(path.name for path in (places.cache / ".have").iterdir()) == left
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, places: Places, size_bytes: int) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.cache.link import lock_idle_mirror
 from feeder.shard.cache.mirror import CacheMirror, open_mirror
-from feeder.shard.cache.presence import BLOCK_BYTES, Presence, record_path
+from feeder.shard.cache.presence import BLOCK_BYTES, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
 from tests.support.processes import all_ended, wait_until
 
@@ -165,8 +166,8 @@ def test_a_fetcher_that_is_killed_at_any_moment_leaves_no_wrong_block(folder: Pa
         done.set()
         killer.join()
     assert deaths
-    presence = Presence(record_path(str(cache), "a.tar"))
-    for block in set(range(presence.blocks)) - set(presence.missing(0, presence.blocks)):
+    record = Record(record_path(str(cache), "a.tar"))
+    for block in set(range(record.blocks)) - set(record.missing(0, record.blocks)):
         begin, end = block * BLOCK_BYTES, min(len(data), (block + 1) * BLOCK_BYTES)
         assert (cache / "a.tar").read_bytes()[begin:end] == data[begin:end]
     assert read(mirror, "a.tar", 0, len(data)) == data
@@ -238,7 +239,7 @@ def test_blocks_of_an_earlier_boot_are_checked_before_use(folder: Path, tmp_path
         file.write(bytes(BLOCK_BYTES))
     record = Path(record_path(str(cache), "a.tar"))
     head = bytearray(record.read_bytes())
-    head[48:64] = bytes(16)
+    head[40:56] = bytes(16)
     record.write_bytes(head)
     assert read(folder_mirror(cache, folder), "a.tar", 0, len(data)) == data
     assert asked(folder)[1:] == [("a.tar", MIB, MIB + BLOCK_BYTES)]
@@ -304,9 +305,8 @@ def test_clients_with_other_options_share_a_fetcher_unless_they_have_other_crede
     first = folder_mirror(tmp_path / "cache", folder, identity="one", timeout_s=5)
     first.need([("b.tar", 0, 1)])
     pid = fetcher_pid(tmp_path / "cache")
-    second = folder_mirror(
-        tmp_path / "cache", folder, **{"identity": "one", "timeout_s": 5} | {option: {"identity": "two"}.get(option, 9)}
-    )
+    others: dict[str, Any] = {"identity": "one", "timeout_s": 5} | {option: {"identity": "two"}.get(option, 9)}
+    second = folder_mirror(tmp_path / "cache", folder, **others)
     if option == "identity":
         with pytest.raises(StoreError, match="another job on this machine reads this set by other credentials"):
             second.need([("a.tar", 0, 1)])

@@ -1,0 +1,65 @@
+"""A file of a cache folder, as its fetcher keeps it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+from feeder._native import crc32c
+from feeder.shard.cache.contents import Contents
+from feeder.shard.cache.presence import BLOCK_BYTES, Record
+
+__all__ = ["Block", "CachedFile"]
+
+Block = Sequence[memoryview]  # the bytes of a block, in pieces
+
+
+class CachedFile:
+    """A file in the cache.
+
+    Attributes:
+        name: Its name in the set.
+        contents: The contents that it must have; None for one that has not been asked for.
+        record: Its record.
+        present_bytes: Size of its blocks that are present.
+        busy: Number of downloads of its blocks that are on their way.
+        is_done: True once a plan has come past its last use of it.
+        inode: Number of the file; -1: not looked up yet.
+    """
+
+    __slots__ = ("busy", "contents", "inode", "is_done", "name", "present_bytes", "record")
+
+    def __init__(self, name: str, record: Record) -> None:
+        self.name, self.record = name, record
+        self.contents: Contents | None = None
+        self.present_bytes = record.present_bytes()
+        self.busy = 0
+        self.is_done = False
+        self.inode = -1
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all of its blocks are present."""
+        return not self.record.missing(0, self.record.blocks)
+
+    def is_of(self, contents: Contents) -> bool:
+        """Returns True if its blocks are of these contents."""
+        return (self.record.size_bytes, self.record.identity) == (contents.size_bytes, contents.identity)
+
+    def block_range(self, first: int, end: int) -> tuple[int, int]:
+        """Returns the first byte and the end of some blocks."""
+        return first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.record.size_bytes)
+
+    def wrong_blocks(self, first: int, blocks: Sequence[Block]) -> list[int]:
+        """Returns the blocks, of these from ``first`` on, that are not as they must be."""
+        contents = self.contents
+        assert contents is not None
+        if contents.blocks is None:
+            return []
+        known = contents.blocks[first : first + len(blocks)].tolist()
+        return [
+            number
+            for number, block, checksum in zip(itertools.count(first), blocks, known, strict=False)
+            if functools.reduce(lambda before, view: crc32c(view, before), block, 0) != checksum
+        ]
