@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -245,7 +246,11 @@ class Downloads:
                 if self._urgent:
                     download, is_ahead = self._urgent.popleft(), False
                     break
-                planned = self._take_ahead()
+                try:
+                    planned = self._take_ahead()
+                except Exception:  # without its thread nobody would get anything any more
+                    traceback.print_exc()
+                    planned = None
                 if planned is not None:
                     download, is_ahead = planned, True
                     self._ahead_running += 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from feeder.errors import StoreError
+from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.files import CacheFiles
 
@@ -94,12 +94,15 @@ class Plans:
                 plan.first = [each for each in plan.first if each[0].busy and each[0].record.missing(*each[1:])]
             while plan.ranges and not plan.first:
                 file, first, end = plan.ranges[0]
-                if file.contents is not None:
-                    file = files.file(file.name, file.contents)
-                missing = file.record.missing(first, end)
-                begin, stop = file.block_range(first, end)
-                if missing and not files.make_room(file, stop - begin, is_urgent=False):
-                    break
+                try:
+                    if file.contents is not None:
+                        file = files.file(file.name, file.contents)
+                    missing = file.record.missing(first, end)
+                    begin, stop = file.block_range(first, end)
+                    if missing and not files.make_room(file, stop - begin, is_urgent=False):
+                        break
+                except (FeederError, OSError):  # told to whoever needs it
+                    missing = []
                 plan.ranges.popleft()
                 if missing:
                     self._plans.remove(plan)

@@ -10,6 +10,7 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from feeder.errors import StoreError
+from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.fetcher import Fetcher
 from feeder.shard.cache.presence import BLOCK_BYTES
 from tests.support.folder_store import FolderContents, FolderStore
@@ -289,6 +291,31 @@ def test_the_first_batch_comes_before_what_follows_it(places: Places, monkeypatc
         ("0.tar", BLOCK_BYTES, SHARD - BLOCK_BYTES),
     ]
     assert sorted(places.store.asked) == sorted([*begins, ("1.tar", 0, SHARD), ("2.tar", 0, SHARD)])
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EROFS, os.strerror(errno.EROFS)), RuntimeError("a mistake")])
+def test_what_goes_wrong_while_ranges_are_planned_leaves_somebody_to_fetch(
+    places: Places, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    make_room, failed = fetcher.files.make_room, list[str]()
+
+    def fails(file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
+        if not is_urgent:  # it is only planned
+            failed.append(file.name)
+            raise error
+        return make_room(file, size_bytes, is_urgent=is_urgent)
+
+    monkeypatch.setattr(fetcher.files, "make_room", fails)
+    ask = places.client(fetcher)
+    ask({"begin": SHARD})
+    for k in range(40):  # more than there are threads
+        ranges = [(places.names[k % 8], 0, SHARD)]
+        ask({"plan": {"step": 0, "last_steps": [], "ranges": ranges}})
+        wait_until(lambda k=k: len(failed) > k)
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(fetcher.need, [(name, 0, SHARD) for name in places.names]).result(60)
+    assert (places.cache / "7.tar").read_bytes() == (places.set / "7.tar").read_bytes()
 
 
 def test_a_budget_below_what_a_plan_reads_from_is_refused(places: Places) -> None:
