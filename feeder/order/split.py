@@ -64,6 +64,17 @@ class Split:
         first, size = self._share(step)
         return self._positions((first + np.arange(size, dtype=np.int64)) % self.kept)
 
+    def run(self, first_step: int, end_step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the positions of this rank's batches at some steps, one after another, int64 [N], and the number of
+        positions in each, int64 [steps]."""
+        full = max(first_step, min(end_step, len(self) - 1))  # the last one may have fewer
+        firsts = self._begin + np.arange(first_step, full, dtype=np.int64) * self._global_batch
+        firsts += self.rank * self.batch_size
+        places = (firsts[:, None] + np.arange(self.batch_size, dtype=np.int64)).reshape(-1) % max(1, self.kept)
+        pieces = [self._positions(places), *(self.positions(step) for step in range(full, end_step))]
+        sizes = [self.batch_size] * (full - first_step) + [len(piece) for piece in pieces[1:]]
+        return np.concatenate(pieces), np.array(sizes, np.int64)
+
     def padding(self, step: int) -> int:
         """Returns the number of positions at the end of this rank's batch that are padding."""
         first, size = self._share(step)
@@ -137,7 +148,6 @@ def _several_batches(
     """Yields groups of batches, as computing the ids of one batch takes nearly as long as those of a group."""
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
     for first_step in range(0, len(split), steps):
-        batches = [split.positions(step) for step in range(first_step, min(first_step + steps, len(split)))]
-        ids = order.ids(epoch, np.concatenate(batches))
-        ends = np.cumsum([len(positions) for positions in batches])
-        yield zip(batches, np.split(ids, ends[:-1]), strict=True)
+        positions, sizes = split.run(first_step, min(first_step + steps, len(split)))
+        ids, ends = order.ids(epoch, positions), np.cumsum(sizes)[:-1]
+        yield zip(np.split(positions, ends), np.split(ids, ends), strict=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from feeder.errors import ArgumentError
+from feeder.order.gaps import Gaps
 from feeder.order.recent import Recent
 from feeder.order.sample_order import Order, Window, substitute
 from feeder.order.split import Split
@@ -40,6 +41,18 @@ def test_ranks_cover_every_position_with_equal_batches(samples: int, batch_size:
     kept = _epoch(samples, batch_size, world_size, drop_last=True)
     flat = [p for step in kept for rank in step for p in rank]
     assert flat == list(range(samples // (batch_size * world_size) * batch_size * world_size))
+
+
+@pytest.mark.parametrize("samples", [1, 7, 12, 13, 24, 25])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("gaps", [None, Gaps(np.array([0, 5]), [])])
+def test_a_run_of_steps_has_their_positions(samples: int, drop_last: bool, gaps: Gaps | None) -> None:
+    for batch_size, rank in itertools.product((1, 3, 4), (0, 1)):
+        split = Split(samples, batch_size, rank, 2, drop_last, 1, gaps if samples > 5 else None)
+        for first, end in itertools.combinations_with_replacement(range(len(split) + 1), 2):
+            steps = [split.positions(step).tolist() for step in range(first, end)]
+            positions, sizes = split.run(first, end)
+            assert (positions.tolist(), sizes.tolist()) == ([p for step in steps for p in step], [*map(len, steps)])
 
 
 def test_one_rank_has_the_batches_of_a_plain_loader() -> None:

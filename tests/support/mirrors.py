@@ -12,6 +12,8 @@ from feeder.system.files import open_regular
 
 __all__ = ["StrictMirror"]
 
+_PIECE_BYTES = 1 << 20
+
 
 class StrictMirror:
     """A mirror of a set in another folder. Its files are of zeros but for the ranges that were asked for.
@@ -52,7 +54,9 @@ class StrictMirror:
                     size = stop - first
                 assert 0 <= start <= end, wants
                 file.truncate(size)
-                os.pwrite(file.fileno(), os.pread(whole.fileno(), min(end, size) - start, first + start), start)
+                for at in range(start, min(end, size), _PIECE_BYTES):
+                    count = min(_PIECE_BYTES, min(end, size) - at)
+                    os.pwrite(file.fileno(), os.pread(whole.fileno(), count, first + at), at)
 
     def open(self, name: str, expected: bytes = b"") -> int:
         self.opened.append(name)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -179,6 +178,7 @@ class ReadAhead:
         self._reader, self._order, self._split, self._epoch = reader, order, split, progress.place.epoch
         self._progress = weakref.ref(progress)
         self._is_over = threading.Event()
+        self._chunk = max(1, _CHUNK_SAMPLES // split.batch_size)  # batches
         samples = split.batch_size * split.world_size
         self._made = made
         self._ahead = -(-_looked_ahead(order) // samples) + made + 1  # steps
@@ -224,28 +224,31 @@ class ReadAhead:
         Args:
             per_index: Size of the places of rows that are read, relative to that of the indexes, by the reader's id.
         """
-        spans: dict[tuple[int, int], list[int]] = {}
-        sizes: dict[tuple[int, int], tuple[int, int]] = {}  # of shard and index
-        for step, (_, ids) in enumerate(itertools.islice(self._batches(), 2 * self._ahead)):
-            for leaf, own in _leaves(self._reader, ids):
-                for shard in np.unique(leaf.index.shards_of(own)).tolist():
-                    spans.setdefault((id(leaf), shard), [step, step])[1] = step
-                    if (id(leaf), shard) not in sizes:
-                        size, index = leaf.index.shard_entry(shard).size_bytes, leaf.index.index_entry(shard)
-                        further = 1 + per_index.get(id(leaf), 0.0)
-                        sizes[id(leaf), shard] = size, 0 if index is None else math.ceil(index.size_bytes * further)
-        changes: dict[int, dict[int, int]] = {}
-        for (leaf_id, shard), (first, last) in spans.items():
-            steps = changes.setdefault(leaf_id, {})
-            for size, before in zip(sizes[leaf_id, shard], (self._made, self._ahead), strict=True):
-                start = max(0, first - before)
-                steps[start] = steps.get(start, 0) + size
-                steps[last + 1] = steps.get(last + 1, 0) - size
-        found = {}
-        for leaf_id, steps in changes.items():
-            most = max(itertools.accumulate(steps[step] for step in sorted(steps)))
-            found[leaf_id] = most + 2 * max(sum(size) for (owner, _), size in sizes.items() if owner == leaf_id)
-        return found
+        leaves: dict[int, ShardReader] = {}
+        spans: dict[int, dict[int, list[int]]] = {}  # first and last step of each shard
+        batches, planned = self._batches(), 0
+        while found := list(itertools.islice(batches, min(self._chunk, 2 * self._ahead - planned))):
+            ids, steps = _joined(found, planned)
+            planned += len(found)
+            for leaf, own, rows in _leaf_rows(self._reader, ids):
+                leaves[id(leaf)] = leaf
+                shards, at = leaf.index.shards_of(own), steps[rows]
+                numbers, first = np.unique(shards, return_index=True)
+                last = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
+                known = spans.setdefault(id(leaf), {})
+                for shard, begin, end in zip(numbers.tolist(), at[first].tolist(), at[last].tolist(), strict=True):
+                    known.setdefault(shard, [begin, end])[1] = end
+        needed = {}
+        for number, known in spans.items():
+            sizes, indexes = leaves[number].index.file_sizes(np.array([*known], np.int64))
+            indexes = np.ceil(indexes * (1 + per_index.get(number, 0.0))).astype(np.int64)
+            begins, ends = np.array([*known.values()], np.int64).T
+            starts = [np.maximum(0, begins - before) for before in (self._made, self._ahead)]
+            at, back = np.unique(np.concatenate([*starts, ends + 1, ends + 1]), return_inverse=True)
+            changes = np.zeros(len(at), np.int64)
+            np.add.at(changes, back, np.concatenate([sizes, indexes, -sizes, -indexes]))
+            needed[number] = int(np.cumsum(changes).max() + 2 * (sizes + indexes).max())
+        return needed
 
     def _batches(self) -> Iterator[tuple[Int64s, Int64s]]:
         return ordered_batches(self._order, self._epoch, self._split)
@@ -268,16 +271,13 @@ class ReadAhead:
 
     def _plan(self) -> None:
         batches, planned, told, is_first = self._batches(), 0, -1, True
-        chunk = max(1, _CHUNK_SAMPLES // self._split.batch_size)
         while (reached := self._reached()) is not None:
             end = min(len(self._split), reached + self._ahead)
             if planned < end:
-                found = list(itertools.islice(batches, 1 if is_first else min(chunk, end - planned)))
-                numbers = range(planned, planned + len(found))
+                found = list(itertools.islice(batches, 1 if is_first else min(self._chunk, end - planned)))
+                ids, steps = _joined(found, planned)
                 planned += len(found)
                 if planned > reached:  # else it was read before the fetcher ended
-                    ids = np.concatenate([ids for _, ids in found])
-                    steps = np.repeat(numbers, [len(ids) for _, ids in found])
                     for leaf, own, rows in _leaf_rows(self._reader, ids):
                         self._sets[id(leaf)].extend(reached, steps[rows], own, is_first=is_first)
                     told, is_first = reached, False
@@ -361,6 +361,12 @@ def _fits(leaf: ShardReader, per_index: float) -> bool:
     if leaf.index.size_bytes > budget_bytes:  # and the header of a large set is long
         return False
     return leaf.store_bytes + per_index * leaf.index.extent().indexes_bytes <= budget_bytes
+
+
+def _joined(batches: Sequence[tuple[Int64s, Int64s]], first_step: int) -> tuple[Int64s, Int64s]:
+    """Returns the sample ids of batches one after another, and the step of each, both int64 [N]."""
+    steps = np.arange(first_step, first_step + len(batches))
+    return np.concatenate([ids for _, ids in batches]), np.repeat(steps, [len(ids) for _, ids in batches])
 
 
 def _looked_ahead(order: Order) -> int:

@@ -174,6 +174,12 @@ class Index(ABC):
     def extent(self) -> Extent:
         """Sizes of the set's files besides the shards; reads all of its header."""
 
+    def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sizes of some shards, and of their own indexes as :meth:`index_entry` has them, each int64 [N], bytes."""
+        entries = [(self.shard_entry(shard), self.index_entry(shard)) for shard in shards.tolist()]
+        own = [0 if index is None else index.size_bytes for _, index in entries]
+        return np.array([shard.size_bytes for shard, _ in entries], np.int64), np.array(own, np.int64)
+
     @abstractmethod
     def shard_counts(self) -> ShardSizes:
         """Number of samples in each shard.

@@ -26,12 +26,13 @@ A version of the set that is not the newest is kept as ``index-000001.bin``, by 
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,9 @@ _FORMAT = 2
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 _MAX_DIGITS = 20
 _MAX_SHARDS = 1 << 40
+_KEPT_PAGES = 1024  # 56 MB; reading one again takes 0.1 ms
+
+_Page: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # rows, and the number of each shard's first sample
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class SetHeader:
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise damaged(self._shown, f"its head is wrong: {error!r}") from None
         self._file.version = self.info.version
-        self._pages: dict[int, tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = {}
+        self._pages: dict[int, _Page] = {}
         self._names: dict[int, list[str]] = {}
 
     def _take(self, head: dict[str, Any]) -> None:
@@ -256,14 +260,43 @@ class SetHeader:
 
     def rows(self) -> npt.NDArray[Any]:
         """All shards, :data:`ROW` [shards]."""
-        pages = [self._page(page)[0] for page in range(-(-self.shards // self.page_shards))]
-        return np.concatenate([np.zeros(0, ROW), *pages])
+        return np.concatenate([np.zeros(0, ROW), *self._each_page()])
 
     def shard_sizes(self) -> ShardSizes:
-        """Number of samples in each shard."""
+        """Number of samples in each shard; reads all of the header unless they are equal."""
         if self.equal and self.samples:
             return EqualSizes(self.samples, self.equal)
-        return self.rows()["samples"].astype(np.int64)
+        sizes = np.empty(self.shards, np.int64)
+        for page, rows in enumerate(self._each_page()):
+            sizes[page * self.page_shards :][: len(rows)] = rows["samples"]
+        return sizes
+
+    def extent(self) -> tuple[int, int]:
+        """Size of all shards' indexes, bytes, and that of the largest shard; reads all of the header."""
+        indexes_bytes = largest_bytes = 0
+        for rows in self._each_page():
+            indexes_bytes += int(rows["index_bytes"].sum(dtype=np.int64))
+            largest_bytes = max(largest_bytes, int(rows["size_bytes"].max()))
+        return indexes_bytes, largest_bytes
+
+    def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the sizes of some shards and of their indexes, each int64 [N], bytes."""
+        found = np.empty((2, len(shards)), np.int64)
+        pages = shards // self.page_shards
+        numbers = np.unique(pages)
+        for first in range(0, len(numbers), _KEPT_PAGES):
+            for page, (rows, _) in self._open_pages(numbers[first : first + _KEPT_PAGES].tolist()).items():
+                own = np.flatnonzero(pages == page)
+                chosen = rows[shards[own] - page * self.page_shards]
+                found[0, own], found[1, own] = chosen["size_bytes"], chosen["index_bytes"]
+        return found[0], found[1]
+
+    def _each_page(self) -> Iterator[npt.NDArray[Any]]:
+        """Yields the rows of all pages in turn, and keeps none; a mirror is asked for all of them in one go."""
+        if len(self._table):
+            self._file.need((self._pages_at, self._pages_at + self.shards * ROW.itemsize))
+        for page in range(len(self._table)):
+            yield self._read_page(page)[0]
 
     def shard_name(self, number: int) -> str:
         """File name of a shard, by its number.
@@ -306,17 +339,18 @@ class SetHeader:
             return shards, ids - shards * self.equal
         pages = np.searchsorted(self._first, ids, side="right") - 1
         if len(ids) and (pages == pages[0]).all():
-            return self._in_page(int(pages[0]), ids)
+            return self._in_page(int(pages[0]), self._page(int(pages[0]))[1], ids)
         found = np.unique(pages).tolist()
-        self._open_pages(set(found))
+        opened = self._open_pages(found)
         shards, rows = np.empty_like(ids), np.empty_like(ids)
         for page in found:
             own = np.flatnonzero(pages == page)
-            shards[own], rows[own] = self._in_page(page, ids[own])
+            shards[own], rows[own] = self._in_page(page, opened[page][1], ids[own])
         return shards, rows
 
-    def _in_page(self, page: int, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        starts = self._page(page)[1]
+    def _in_page(
+        self, page: int, starts: npt.NDArray[np.int64], ids: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         own = np.searchsorted(starts, ids, side="right") - 1
         return own + page * self.page_shards, ids - starts[own]
 
@@ -324,24 +358,26 @@ class SetHeader:
         """Opens the pages of some shards; a mirror is asked for all of them in one go."""
         self._open_pages({number // self.page_shards for number in shards})
 
-    def _open_pages(self, pages: set[int]) -> None:
-        missing = sorted(pages - self._pages.keys())
+    def _open_pages(self, pages: Iterable[int]) -> dict[int, _Page]:
+        found = {page: kept for page in pages if (kept := self._pages.get(page)) is not None}
+        missing = sorted(set(pages) - found.keys())
         if missing:
             self._file.need(*(self._page_range(page) for page in missing))
         for page in missing:
-            self._pages[page] = self._read_page(page)
+            found[page] = self._pages[page] = self._read_page(page)
+            if len(self._pages) > _KEPT_PAGES:
+                with contextlib.suppress(KeyError, RuntimeError):  # another thread has just done so
+                    del self._pages[next(iter(self._pages))]
+        return found
 
     def _page_range(self, page: int) -> tuple[int, int]:
         first, end = (min(k * self.page_shards, self.shards) for k in (page, page + 1))
         return self._pages_at + first * ROW.itemsize, self._pages_at + end * ROW.itemsize
 
-    def _page(self, page: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Rows of a page, and the number of each shard's first sample."""
-        if page not in self._pages:
-            self._open_pages({page})
-        return self._pages[page]
+    def _page(self, page: int) -> _Page:
+        return self._pages.get(page) or self._open_pages([page])[page]
 
-    def _read_page(self, page: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    def _read_page(self, page: int) -> _Page:
         if not 0 <= page < len(self._table):
             raise FormatError(f"{self._shown}: has no page {page} of shards, but {len(self._table)}")
         expected = self._table["hash"][page].tobytes()

@@ -104,9 +104,12 @@ class SetIndex(Index):
 
     def extent(self) -> Extent:
         """See :meth:`Index.extent`."""
-        rows = self.header.rows()
-        largest = int(rows["size_bytes"].max(initial=0))
-        return Extent(int(rows["index_bytes"].sum(dtype=np.int64)), self.header.file_bytes, largest)
+        indexes_bytes, largest_bytes = self.header.extent()
+        return Extent(indexes_bytes, self.header.file_bytes, largest_bytes)
+
+    def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """See :meth:`Index.file_sizes`."""
+        return self.header.file_sizes(shards)
 
     def shard_name(self, shard: int) -> str:
         """See :meth:`Index.shard_name`."""

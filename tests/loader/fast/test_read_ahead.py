@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.cache.presence import Presence, record_path
+from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -169,6 +171,29 @@ def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
         local = feeder.DataLoader(ShardDataset(small_images, T.Resize((8, 8))), batch_size=8, num_workers=0)
         for (images, _), (expected, _) in zip(loader, local, strict=True):
             assert images.equal(expected)
+
+
+def test_a_header_of_many_pages_is_asked_for_once_for_what_an_order_needs(
+    bucket: Bucket, tmp_path: Path, small_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header = SetHeader(str(small_images / "index.bin"))
+    pages = tmp_path / "index.bin"
+    names = [header.shard_name(number) for number in range(header.shards)]
+    write_header(str(pages), header.info, header.rows(), names, page_shards=1)
+    url, progress = upload(bucket, small_images), EpochProgress(Place(), Split(640, 8), None)
+    bucket.put("set/index.bin", pages.read_bytes())
+    calls, need = list[list[str]](), CacheMirror.need
+
+    def noted(self: CacheMirror, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
+        calls.append([name for name, _, _ in wants])
+        need(self, wants, again=again)
+
+    with end_fetchers(tmp_path):
+        data = ShardDataset(url, T.Resize((8, 8)), cache_dir=tmp_path / "cache", cache_bytes=3_000)
+        monkeypatch.setattr(CacheMirror, "need", noted)
+        with pytest.raises(StoreError, match=r"bytes of cache are too few"):
+            ReadAhead(data.reader, Order(640, 0), Split(640, 8), progress, 1, takes_rows=False)
+        assert calls == [["index.bin"] * 40]
 
 
 def test_the_places_of_rows_count_in_what_an_order_needs(bucket: Bucket, tmp_path: Path) -> None:

@@ -309,10 +309,13 @@ def test_what_goes_wrong_while_ranges_are_planned_leaves_somebody_to_fetch(
     monkeypatch.setattr(fetcher.files, "make_room", fails)
     ask = places.client(fetcher)
     ask({"begin": SHARD})
-    for k in range(40):  # more than there are threads
-        ranges = [(places.names[k % 8], 0, SHARD)]
-        ask({"plan": {"step": 0, "last_steps": [], "ranges": ranges}})
-        wait_until(lambda k=k: len(failed) > k)
+
+    def plan(number: int) -> None:
+        ask({"plan": {"step": 0, "last_steps": [], "ranges": [(places.names[number % 8], 0, SHARD)]}})
+        wait_until(lambda: len(failed) > number)
+
+    for number in range(40):  # more than there are threads
+        plan(number)
     with ThreadPoolExecutor(1) as threads:
         threads.submit(fetcher.need, [(name, 0, SHARD) for name in places.names]).result(60)
     assert (places.cache / "7.tar").read_bytes() == (places.set / "7.tar").read_bytes()

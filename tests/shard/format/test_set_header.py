@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from feeder.errors import FormatError
+from feeder.order.shard_sizes import EqualSizes
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.open_index import open_index
@@ -131,9 +132,9 @@ def test_a_hostile_head_is_refused(tmp_path: Path, change: dict[str, Any]) -> No
         tracemalloc.stop()
 
 
-def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path) -> None:
-    samples, size = 10**10, 2400
-    shards = -(-samples // size)
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path, is_equal: bool) -> None:
+    size, shards = 2400, 4_166_667
     builder = IndexBuilder()
     for i in range(size):
         row = {"width": 4, "height": 4, "orientation": 1, "source_bytes": 9, "crc32": 0}
@@ -143,12 +144,13 @@ def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path) -> No
     index = ShardIndex(whole)
     rows = np.zeros(shards, ROW)
     rows["samples"], rows["size_bytes"], rows["index_bytes"] = size, 5 << 18, index.size_bytes
-    rows["samples"][-1] = samples - (shards - 1) * size
+    rows["samples"][-1 if is_equal else shards // 2] = 1600
+    samples = (shards - 1) * size + 1600
     rows["index_hash"] = np.void(index.hash)
     names = Names(shards)
     write_header(str(tmp_path / "index.bin"), dataclasses.replace(INFO, fields=("jpg",)), rows, names)  # type: ignore[arg-type]
     del rows
-    ids = np.random.default_rng(0).integers(0, samples - size, 20)
+    ids = np.random.default_rng(0).integers(0, samples // 2 - size, 20)  # before the one that is shorter
     for number in (ids // size).tolist():
         os.link(whole, tmp_path / names[number].replace(".tar", ".fidx"))
     mirror = StrictMirror(tmp_path, tmp_path / "mirror")
@@ -156,14 +158,45 @@ def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path) -> No
     try:
         found = open_index(mirror.index, mirror=mirror)
         assert len(found) == samples
-        assert found.shard_counts() == open_index(tmp_path / "index.bin").shard_counts()
         assert sum(end - start for call in mirror.calls for _, start, end in call) < 1 << 20
         assert found.rows(ids).labels.tolist() == (ids % size).tolist()
         assert [found.key(i) for i in ids.tolist()] == [str(i % size) for i in ids.tolist()]
+        assert found.shard_ids(shards - 1)[-1] == samples - 1
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
+        mirror.calls.clear()
+        counts = found.shard_counts()
+        assert isinstance(counts, EqualSizes) == is_equal
+        assert (counts.samples if isinstance(counts, EqualSizes) else counts.sum()) == samples
+        assert len(mirror.calls) == (0 if is_equal else 1)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
     (tmp_path / "index.bin").unlink()
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_mirror_is_asked_once_for_what_is_read_of_many_pages(tmp_path: Path, equal: bool) -> None:
+    rows = np.zeros(3000, ROW)
+    rows["samples"] = 5 if equal else np.arange(3000) % 7
+    rows["size_bytes"], rows["index_bytes"] = np.arange(3000), np.arange(3000) + 7
+    write_header(str(tmp_path / "index.bin"), INFO, rows, Names(3000), page_shards=2)  # type: ignore[arg-type]
+    for read_some in (
+        lambda header: header.shard_sizes(),
+        lambda header: header.extent(),
+        lambda header: header.rows(),
+        lambda header: header.file_sizes(np.arange(0, 2000, 3)),
+    ):
+        mirror = StrictMirror(tmp_path, tmp_path / "mirror")
+        found = SetHeader(mirror.index, mirror)
+        mirror.calls.clear()
+        read_some(found)
+        assert len(mirror.calls) <= 1
+    sizes, indexes = found.file_sizes(np.array([2999, 0, 2999, 17]))
+    assert (sizes.tolist(), indexes.tolist()) == ([2999, 0, 2999, 17], [3006, 7, 3006, 24])
+    assert found.extent() == (int(rows["index_bytes"].sum()), 2999)
+    assert np.asarray(found.shard_sizes()).tolist() == rows["samples"].tolist()
+    found.locate(np.arange(found.samples))  # more pages than are kept
+    assert found.locate(np.array([0, found.samples - 1]))[0].tolist() == [0 if equal else 1, 2999]
 
 
 class Names:
