@@ -142,11 +142,16 @@ def test_a_manifest_in_a_store_with_paths_there(tmp_path: Path, upload: Upload) 
     assert "no such object" in rejected(tmp_path / "rooted")["images/none.jpg"]
 
 
+@pytest.mark.parametrize("by_manifest", [False, True])
 def test_an_object_that_changes_while_it_is_sharded_ends_the_run(
-    tree: Path, tmp_path: Path, upload: Upload, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    tree: Path, tmp_path: Path, upload: Upload, bucket: Bucket, monkeypatch: pytest.MonkeyPatch, by_manifest: bool
 ) -> None:
     url = upload(tree, "images")
-    changed = sorted(key for key in bucket.keys())[3]  # noqa: SIM118
+    keys = bucket.keys()
+    changed = keys[3]
+    if by_manifest:
+        bucket.put("list.csv", "\n".join(["path", *(f"./{key}" for key in keys)]).encode())
+        url = f"{bucket.url}/list.csv"
 
     def open_and_change(*arguments, **options):
         source = open_source(*arguments, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import http.server
 import ipaddress
 import json
@@ -11,16 +12,19 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from feeder.errors import StoreError
+from feeder.errors import SourceError, StoreError
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.web import WebReader, shown_url
+from feeder.shard.source.web_servers import asked_pause_s
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
+from tests.support.processes import wait_until
 from tests.support.shard_sets import kept, rejected, samples_of
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
@@ -33,6 +37,8 @@ class _Server(http.server.ThreadingHTTPServer):
         self.pages: dict[str, bytes | str | int] = {}
         self.seen: collections.Counter[str] = collections.Counter()
         self.headers: list[dict[str, str]] = []
+        self.outage, self.fault = range(0), 503  # the requests, by number, that are answered so
+        self.retry_after = ""
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -44,11 +50,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.server.seen[self.path] += 1
         self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
         page = self.server.pages.get(self.path, 404)
+        if self.server.seen.total() in self.server.outage:
+            page = self.server.fault
         self.send_response(page if isinstance(page, int) else 302 if isinstance(page, str) else 200)
         if isinstance(page, str):
             self.send_header("Location", page)
+        elif page == 503 and self.server.retry_after:
+            self.send_header("Retry-After", self.server.retry_after)
         body = page if isinstance(page, bytes) else b""
-        self.send_header("Content-Length", str(len(body) + (self.path == "/cut")))
+        self.send_header("Content-Length", str(len(body) + self.path.startswith("/cut")))
         self.end_headers()
         self.wfile.write(body)
 
@@ -216,20 +226,109 @@ def test_what_is_too_large_is_not_read(server: _Server) -> None:
         WebReader(allow_private=True, max_bytes=1000).get(f"{server.url}/x")
 
 
-def test_servers_that_fail_are_asked_again_and_those_that_refuse_are_not(server: _Server) -> None:
-    server.pages = {"/busy?token=HIDDEN": 503, "/no": 403}
-    reader = WebReader(allow_private=True)
-    with pytest.raises(StoreError, match="/busy: 503 Service Unavailable, in 3 attempts"):
-        reader.get(f"{server.url}/busy?token=HIDDEN")
+@pytest.fixture
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.shard.source.web_servers.FIRST_PAUSE_S", 0.01)
+
+
+def _reader(**options: Any) -> WebReader:
+    return WebReader(allow_private=True, **{"timeout_s": 0.2, "patience_s": 0.05} | options)
+
+
+def _dead_url() -> str:
+    """A URL of a server that is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}/x.jpg"
+
+
+@pytest.mark.parametrize("page", [429, 500, 503, b"the byt"])
+@pytest.mark.usefixtures("_short_pauses")
+def test_a_url_that_fails_is_rejected_only_while_its_server_answers_others(server: _Server, page: int | bytes) -> None:
+    server.pages = {"/no": 403, "/cut?token=HIDDEN": page}
+    reader, url = _reader(), f"{server.url}/cut?token=HIDDEN"
+    with pytest.raises(SourceError, match=r"/cut: .*; for \d+ s no other URL is answered, too: check the network"):
+        reader.get(url)
     with pytest.raises(StoreError, match="/no: 403 Forbidden"):
         reader.get(f"{server.url}/no")
-    assert server.seen == {"/busy?token=HIDDEN": 3, "/no": 1}
+    assert server.seen["/no"] == 1
+    with pytest.raises(StoreError, match=r"/cut: .*, in \d+ attempts, while others are answered") as caught:
+        reader.get(url)
+    assert "HIDDEN" not in str(caught.value)
+    server.pages["/no"] = 503
+    with pytest.raises(SourceError, match="check the network"):
+        reader.get(url)
 
 
-def test_an_answer_that_is_cut_off_is_no_image(server: _Server) -> None:
-    server.pages = {"/cut": b"the byt"}
-    with pytest.raises(StoreError, match="/cut: the connection broke, in 3 attempts"):
-        WebReader(allow_private=True).get(f"{server.url}/cut")
+@pytest.mark.usefixtures("_short_pauses")
+def test_a_server_that_is_gone_is_one_of_many_while_others_answer_and_else_the_network(server: _Server) -> None:
+    server.pages = {"/x": b"the bytes"}
+    reader, url = _reader(), _dead_url()
+    for dead in (url, "http://none.invalid/x.jpg"):
+        with pytest.raises(SourceError, match="check the network"):
+            reader.get(dead)
+    assert reader.get(f"{server.url}/x") == b"the bytes"
+    for dead in (url, "http://none.invalid/x.jpg"):
+        with pytest.raises(StoreError, match="while others are answered"):
+            reader.get(dead)
+    server.server_close()
+    server.shutdown()
+    for dead in (url, f"{server.url}/x"):
+        with pytest.raises(SourceError, match="check the network"):
+            reader.get(dead)
+
+
+@pytest.mark.usefixtures("_short_pauses")
+@pytest.mark.parametrize(("fault", "end"), [(500, 300), (503, 100)])
+def test_an_outage_of_a_server_costs_no_row(
+    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, end: int
+) -> None:
+    server.pages = dict.fromkeys((f"/{k}.jpg" for k in range(40)), encode(pixels(1)))
+    server.outage, server.fault = range(8, end), fault
+    reader = functools.partial(WebReader, patience_s=0.0)
+    monkeypatch.setattr("feeder.shard.source.row_images.WebReader", reader)
+    rows = [server.url + path for path in server.pages]
+    summary = shard(_manifest(tmp_path, rows), str(tmp_path / "out"), kept(columns=_columns(allow_private=True)))
+    assert (summary.samples, summary.rejected) == (40, 0)
+    assert server.seen.total() > end
+
+
+@pytest.mark.usefixtures("_short_pauses")
+def test_a_server_that_stays_silent_ends_the_run(
+    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.pages = dict.fromkeys((f"/{k}.jpg" for k in range(60)), encode(pixels(1)))
+    server.outage = range(20, 1 << 40)
+    monkeypatch.setattr("feeder.shard.source.row_images.WebReader", functools.partial(WebReader, timeout_s=0.2))
+    rows = [server.url + path for path in server.pages]
+    with pytest.raises(SourceError, match=r"\.jpg: 503 .* run the same command again"):
+        shard(_manifest(tmp_path, rows), str(tmp_path / "out"), kept(columns=_columns(allow_private=True), max_bad=1))
+
+
+def test_a_server_is_left_alone_for_as_long_as_it_asks(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.pages, server.outage, server.retry_after = {"/x": b"the bytes", "/y": b"others"}, range(1, 2), "77"
+    slept = list[float]()
+    monkeypatch.setattr("feeder.shard.source.web_servers.Servers.pause", lambda _, seconds: slept.append(seconds))
+    reader = WebReader(allow_private=True)
+    assert reader.get(f"{server.url}/x") == b"the bytes"
+    assert slept[1] >= 77  # the one that failed
+    assert reader.get(f"{server.url}/y") == b"others"
+    assert 70 < slept[-1] <= 77  # and all others
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("12", 12), ("Wed, 21 Oct 2015 07:28:00 GMT", 0), ("soon", 0), ("", 0)])
+def test_a_time_to_ask_again_is_read(text: str, seconds: float) -> None:
+    assert asked_pause_s(text) == seconds
+
+
+def test_who_waits_for_a_server_ends_with_the_run(server: _Server) -> None:
+    server.pages, server.outage, server.retry_after = {"/x": b"the bytes"}, range(1, 2), "600"
+    reader = WebReader(allow_private=True)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(reader.get, f"{server.url}/x")
+        wait_until(lambda: server.seen)
+        reader.close()
+        with pytest.raises(SourceError, match="not read any more"):
+            waiting.result(60)
 
 
 def test_certificates_are_checked(server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

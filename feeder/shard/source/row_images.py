@@ -1,4 +1,8 @@
-"""Images of a manifest's rows that are not local files: in a store, or behind URLs."""
+"""Images of a manifest's rows that are not local files: in a store, or behind URLs.
+
+Those in a store are looked up, and read when they are sharded. Those behind URLs are read at once: their size is not
+known before, and they may be gone by then.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from typing import TypeVar
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
 from feeder.shard.source.web import WebReader, shown_url
-from feeder.shard.store.store import Store
+from feeder.shard.store.store import Entry, Store
 from feeder.shard.store.url import is_remote
 
 __all__ = ["RowImages", "is_url"]
@@ -44,26 +48,29 @@ class RowImages:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._web is not None:
+            self._web.close()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def ahead(
         self, rows: Iterable[tuple[int, _Row]], path_of: Callable[[_Row], str | None]
-    ) -> Iterator[tuple[int, _Row, Future[bytes] | None]]:
-        """Yields the rows in their order, with the bytes of those images that are not local files.
+    ) -> Iterator[tuple[int, _Row, Future[bytes | Entry] | None]]:
+        """Yields the rows in their order, with those images that are not local files: the bytes of those behind URLs,
+        and the entries of those in the store.
 
         Args:
             rows: Numbers and rows.
             path_of: Returns the path or URL of a row's image; None if it has none.
         """
-        waiting: collections.deque[tuple[int, _Row, Future[bytes] | None]] = collections.deque()
+        waiting: collections.deque[tuple[int, _Row, Future[bytes | Entry] | None]] = collections.deque()
         for number, row in rows:
             waiting.append((number, row, self._started(path_of(row))))
             if len(waiting) > _REQUESTS:
                 yield waiting.popleft()
         yield from waiting
 
-    def _started(self, path: str | None) -> Future[bytes] | None:
+    def _started(self, path: str | None) -> Future[bytes | Entry] | None:
         if path is None or (self._store is None and not is_url(path)):
             return None
         if self._pool is None:
@@ -71,7 +78,7 @@ class RowImages:
             self._web = WebReader(allow_private=self._allow_private)
         return self._pool.submit(self._read, path)
 
-    def _read(self, path: str) -> bytes:
+    def _read(self, path: str) -> bytes | Entry:
         if is_url(path):
             assert self._web is not None
             return self._web.get(path) if is_remote(path) else self._file(path)
@@ -79,7 +86,7 @@ class RowImages:
         entry = self._store.size(posixpath.normpath(path))
         if entry.size_bytes > MAX_FILE_BYTES:
             raise NotFoundError(f"{self._store.url.object(path)}: has more than {MAX_FILE_BYTES:,} bytes")
-        return bytes(self._store.get(entry.key, 0, entry.size_bytes, entry.etag))
+        return entry
 
     def _file(self, url: str) -> bytes:
         parts = urllib.parse.urlsplit(url)

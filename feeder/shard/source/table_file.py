@@ -12,7 +12,6 @@ import json
 import os
 import stat
 from array import array
-from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,16 +21,16 @@ import numpy as np
 from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
-from feeder.shard.source.parquet import parquet_rows
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.row_images import RowImages, is_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
+from feeder.shard.source.table_rows import Row, table_rows
 from feeder.shard.source.web import shown_url
-from feeder.shard.store.store import download, open_store
+from feeder.shard.store.store import Entry, download, open_store
 from feeder.shard.store.url import is_remote
-from feeder.system.files import DISK_FULL, open_regular
+from feeder.system.files import DISK_FULL
 from feeder.system.text import count
 
 __all__ = ["MANIFEST_SUFFIXES", "ManifestColumns", "open_manifest"]
@@ -42,8 +41,6 @@ _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
 _IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
 _LABELS = ("label", "class", "cls", "target", "class_name")
 _SNIFFED_ROWS = 100
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ class ManifestColumns:
 def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
     """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
 
-    Images that lie in a store or behind URLs are read now, and spooled to disk.
+    Images behind URLs are read now, and spooled to disk.
 
     Args:
         path: The manifest, or its URL in a store; its suffix tells its format.
@@ -134,7 +131,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     with Spool(source, spool_path) as spool, images:
         listing = _Listing(source, spool, shown, columns)
         try:
-            rows = enumerate(_rows(path), 1)
+            rows = enumerate(table_rows(path), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
             for number, row, image in images.ahead(itertools.chain(first, rows), listing.path_of):
@@ -184,13 +181,13 @@ class _Listing:
             return self._checked_path(row.get(self._columns.path))
         return None
 
-    def add(self, number: int, row: Row, image: Future[bytes] | None) -> None:
+    def add(self, number: int, row: Row, image: Future[bytes | Entry] | None) -> None:
         """Adds one row, or rejects it if it can't be a sample.
 
         Args:
             number: The row's number, from 1.
             row: The row.
-            image: The bytes of its image, or why they can't be read, if it is not a local file.
+            image: Its image if that is not a local file, see :meth:`RowImages.ahead`, or why it can't be read.
         """
         name = f"{os.path.basename(self._manifest)}#{number}"
         try:
@@ -198,7 +195,7 @@ class _Listing:
         except _Unusable as error:
             self._source.reject(error.path or name, error.reason)
 
-    def _add(self, name: str, number: int, row: Row, fetched: Future[bytes] | None) -> None:
+    def _add(self, name: str, number: int, row: Row, fetched: Future[bytes | Entry] | None) -> None:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
@@ -216,13 +213,17 @@ class _Listing:
             path = self._checked_path(image_path)
             shown = shown_url(path) if is_url(path) else path
             try:
-                parts.append(self._spool.add("", fetched.result()))
+                found = fetched.result()
             except StoreError as error:
                 if not is_url(path) and not isinstance(error, NotFoundError):  # the store's fault, not this row's
                     raise
                 raise _Unusable(str(error), shown) from None
-            if shown != path:  # the query, which is not stored, may have told several images apart
-                shown = f"{name}/{shown}"
+            if isinstance(found, Entry):
+                shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
+            else:
+                parts.append(self._spool.add("", found))
+                if shown != path:  # the query, which is not stored, may have told several images apart
+                    shown = f"{name}/{shown}"
         else:
             shown, status = self._image_file(image_path)
             size, mtime_ns = status.st_size, status.st_mtime_ns
@@ -351,52 +352,6 @@ class _Listing:
         else:
             labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")
-
-
-def _rows(path: str) -> Iterator[Row | str]:
-    """Streams the manifest's rows; yields the reason for a row that can't be read."""
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix == ".parquet":
-        return parquet_rows(path)
-    return _json_rows(path) if suffix in (".jsonl", ".ndjson") else _csv_rows(path, "\t" if suffix == ".tsv" else ",")
-
-
-def _csv_rows(path: str, delimiter: str) -> Iterator[Row | str]:
-    csv.field_size_limit(2**31 - 1)
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=open_regular) as file:
-        reader = csv.reader(file, delimiter=delimiter, strict=True)  # strict: a quote left open is an error
-        header = [name.strip() for name in next(reader, [])]
-        if not header:
-            raise SourceError(f"{path}: is empty; expected a header line that names the columns")
-        if len(set(header)) != len(header):
-            raise SourceError(f"{path}: its header names a column twice: {', '.join(header)}")
-        line = reader.line_num
-        for row in reader:
-            first, line = line + 1, reader.line_num
-            if not row:
-                continue
-            if len(row) == len(header):
-                yield dict(zip(header, row, strict=True))
-            elif line > first:  # a stray quote has swallowed the following lines, which must not be lost
-                raise SourceError(
-                    f"{path}: the row that starts on line {first} runs on to line {line} and has "
-                    f"{count(len(row), 'column')}, expected {len(header)}: look for a stray quote on line {first}"
-                )
-            else:
-                yield f"line {line}: {count(len(row), 'column')}, expected {len(header)}"
-
-
-def _json_rows(path: str) -> Iterator[Row | str]:
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                yield f"line {number}: not JSON: {error}"
-                continue
-            yield row if isinstance(row, dict) else f"line {number}: expected an object, got {type(row).__name__}"
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,6 @@ import contextlib
 import http.client
 import ipaddress
 import os
-import random
 import re
 import socket
 import ssl
@@ -22,13 +21,17 @@ import urllib.parse
 
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.source.image_file import MAX_FILE_BYTES
+from feeder.shard.source.web_servers import PassingError, Servers, asked_pause_s
+from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import may_be_userinfo
 
 __all__ = ["WebReader", "shown_url"]
 
 _CONNECT_S, _READ_S = 10.0, 30.0
 ANSWER_S = 300.0  # for a whole answer, however steadily it drips
-_ATTEMPTS = 3
+_PATIENCE_S = 20.0
+# In a row, after which a URL is rejected: an outage may end just between one and the server's next answer.
+_OWN_FAULTS = 2
 _REDIRECTS = 5
 _HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
 _PLACE = re.compile(r"(\[[^\[\]@]*\]|[^\[\]:@]*)(:[0-9]*)?")  # a host, with a port if there is one
@@ -59,27 +62,45 @@ class WebReader:
     Args:
         allow_private: True to connect to this machine and to private networks, too.
         max_bytes: More than this is not read.
+        timeout_s, patience_s: See :class:`feeder.shard.source.web_servers.Servers`.
     """
 
-    def __init__(self, *, allow_private: bool = False, max_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        allow_private: bool = False,
+        max_bytes: int = MAX_FILE_BYTES,
+        timeout_s: float = TIMEOUT_S,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
         self._allow_private = allow_private
         self._max_bytes = max_bytes
+        self._servers = Servers(timeout_s, patience_s)
         self._context = ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE"))
 
     def get(self, url: str) -> bytes:
-        """Returns the bytes behind a URL; follows redirects.
+        """Returns the bytes behind a URL; follows redirects, and asks again after faults that may pass.
 
         Raises:
             StoreError: if it can't be read, or must not be. Its message does not show the query.
+            SourceError: if the fault is not this URL's; see Note [Whose fault].
         """
-        for attempt in range(_ATTEMPTS):
-            if attempt:
-                time.sleep(random.uniform(0.5, 1) * 2.0 ** (attempt - 2))
+        shown, began, attempts, faults = shown_url(url), time.monotonic(), 0, 0
+        place = _parsed(url, shown)[:2]
+        while True:
+            self._servers.wait(place)
+            attempts += 1
             try:
                 return self._follow(url)
-            except _PassingError as error:
-                reason = str(error)
-        raise StoreError(f"{shown_url(url)}: {reason}, in {_ATTEMPTS} attempts")
+            except PassingError as fault:
+                is_own = not self._servers.failed(shown, began, fault, self._follow)
+                faults = faults + 1 if is_own else 0
+                if faults == _OWN_FAULTS:
+                    raise StoreError(f"{shown}: {fault}, in {attempts} attempts, while others are answered") from None
+
+    def close(self) -> None:
+        """Ends what other threads wait for, by an error."""
+        self._servers.end()
 
     def _follow(self, url: str) -> bytes:
         shown = shown_url(url)
@@ -104,19 +125,26 @@ class WebReader:
             name = f"[{host}]" if ":" in host else host
             connection.request("GET", target, headers={**_HEADERS, "Host": name if default else f"{name}:{port}"})
             with connection.getresponse() as response:
-                answer = self._body(response, shown)
+                try:
+                    answer = self._body(response, shown)
+                except StoreError:  # an answer, too
+                    self._servers.answered((host, port), url)
+                    raise
             if limit.is_over:  # what ended in the middle can look whole
                 raise TimeoutError
+            self._servers.answered((host, port), url)
             return answer
         except ssl.SSLCertVerificationError as error:
             raise StoreError(f"{shown}: the server's certificate is refused: {error.verify_message}") from None
-        except (OSError, http.client.HTTPException, ValueError, _PassingError) as error:
+        except (OSError, http.client.HTTPException, ValueError, PassingError) as error:
             if limit is not None and limit.is_over:
                 raise StoreError(f"{shown}: its answer takes more than {ANSWER_S:g} s") from None
-            if isinstance(error, _PassingError):
+            if isinstance(error, PassingError):
+                error.place = host, port
                 raise
             text = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            raise _PassingError(f"can't be read: {text}") from None
+            place, is_reached = (host, port), limit is not None
+            raise PassingError(f"can't be read: {text}", is_reached=is_reached, place=place) from None
         finally:
             connection.close()
             if limit is not None:
@@ -134,7 +162,7 @@ class WebReader:
         if max(length, len(data)) > self._max_bytes:
             raise StoreError(f"{shown}: has more than {self._max_bytes:,} bytes")
         if len(data) < length:
-            raise _PassingError("the connection broke")
+            raise PassingError("the connection broke")
         return data
 
     def _connected(self, host: str, port: int, shown: str) -> socket.socket:
@@ -142,7 +170,7 @@ class WebReader:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            raise _PassingError("its host is not known") from None
+            raise PassingError("its host is not known", is_reached=False) from None
         addresses = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
         private = next((address for address in addresses if not _is_public(address)), None)
         if private is not None and not self._allow_private:
@@ -195,10 +223,6 @@ class _Limit:
         self._socket.close()
 
 
-class _PassingError(Exception):
-    """A fault that may be over at the next attempt."""
-
-
 def _parsed(url: str, shown: str) -> tuple[str, int, str, bool]:
     """Returns host, port, the request's target, and whether the connection is encrypted."""
     try:
@@ -228,7 +252,8 @@ def _refusal(response: http.client.HTTPResponse, shown: str) -> Exception:
     if response.status in (404, 410):
         return NotFoundError(f"{shown}: not found ({reason})")
     if response.status in (408, 429) or response.status >= 500:
-        return _PassingError(reason)
+        pause_s = asked_pause_s(response.getheader("Retry-After") or "")
+        return PassingError(reason, is_busy=response.status in (429, 503), pause_s=pause_s)
     return StoreError(f"{shown}: {reason}")
 
 
