@@ -6,8 +6,8 @@ the middle of an answer or silent from there on, and flipped bytes. The cache ho
 downloads.
 Then no connection comes about for --outage seconds, in the middle of an epoch of each way to load: feeder's workers, a
 dataset of the caller's own in feeder's loader, the trainer itself and torch's loader, with their defaults.
-Fails on a wrong batch, if a kind of fault was made fewer than --least times, and if a worker was taken for one that
-hangs.
+Fails on a wrong batch, if a kind of fault was made fewer than --least times, if a worker was taken for one that hangs,
+and if more than a hundredth of the bytes, or one range, was asked for a second time because it was slow.
 
     python -m bench.remote_faults --shards SHARDS [--epochs 10] [--rate 0.05] [--outage 120] [--json OUT]
 """
@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.smoke import arguments
 from feeder.order.lanes import Lanes
+from feeder.shard.cache.downloads import Counts
 from feeder.tools.bench.result_file import save, spread
 from tests.support.fault_campaign import KINDS, run_campaign
 from tests.support.fault_proxy import FaultProxy, Faults
@@ -37,6 +38,12 @@ def main() -> None:
         __doc__, "remote_faults", smoke, shards=None, epochs=10, rate=0.05, seed=1, batch_size=64, workers=2,
         lanes=4, window=256, least=10, outage=120.0,
     )  # fmt: skip
+    log = list[str]()
+
+    def note(text: str) -> None:
+        print(text, flush=True)
+        log.append(text)
+
     with tempfile.TemporaryDirectory(prefix="feeder-faults-") as made:
         (folder := Path(made) / "s3").mkdir()
         server = S3Server(folder, memory_bytes=8 << 30, ceph=not options.smoke)
@@ -56,7 +63,7 @@ def main() -> None:
                 workers=options.workers,
                 batch_size=options.batch_size,
                 lanes=Lanes(options.lanes, options.window),
-                note=lambda text: print(text, flush=True),
+                note=note,
             )
             proxy.set(Faults())
             outage = run_outage(
@@ -74,6 +81,7 @@ def main() -> None:
     result: dict[str, Any] = {
         "server": "Ceph" if server.is_real else "moto",
         "size_bytes": size_bytes,
+        "log": log,
     } | found._asdict()
     ways = {name: survived._asdict() for name, survived in outage.items()}
     result |= {"outage": {"length_s": options.outage, "ways": ways}}
@@ -83,8 +91,13 @@ def main() -> None:
     print(f"written to {save('remote_faults', result | {'seconds': spread(found.seconds)}, options.json)}")
     rare = {kind: found.faults.get(kind, 0) for kind in KINDS if found.faults.get(kind, 0) < options.least}
     harmed = [name for name, survived in outage.items() if survived.wrong or survived.replaced_workers]
-    if found.wrong or rare or harmed:
-        raise SystemExit(f"{found.wrong} wrong batches; too few faults to tell: {rare}; outage not survived: {harmed}")
+    counts = Counts(found.counts.get("bytes", 0), hedged_bytes=found.counts.get("hedged_bytes", 0))
+    twice = max(0, counts.hedged_bytes - counts.most_hedged_bytes)
+    if found.wrong or rare or harmed or twice:
+        raise SystemExit(
+            f"{found.wrong} wrong batches; too few faults to tell: {rare}; outage not survived: {harmed}; "
+            f"{twice:,} bytes too many asked for twice"
+        )
 
 
 if __name__ == "__main__":

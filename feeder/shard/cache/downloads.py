@@ -29,7 +29,7 @@ _THREADS = 32
 # has come makes room for one more.
 _FIRST_AHEAD, _MOST_AHEAD = 4, 16
 _ATTEMPTS = 4  # of a range whose bytes are wrong
-_HEDGE_DIVISOR = 100  # of all bytes: the share that may be asked for twice
+_HEDGE_DIVISOR = 100  # of all bytes: the share that may be asked for twice, or one range while that is less
 _LOOK_S = 0.1
 _SHORTEST_SLOW_S = 0.5
 _SLOW = 3.0  # times the 90th percentile
@@ -53,6 +53,11 @@ class Counts:
     wrong: int = 0
     hedges: int = 0
     hedged_bytes: int = 0
+
+    @property
+    def most_hedged_bytes(self) -> int:
+        """Bytes that may be asked for a second time."""
+        return max(RANGE_BYTES, self.bytes // _HEDGE_DIVISOR)
 
 
 @dataclass(eq=False)
@@ -386,7 +391,7 @@ class Downloads:
                     if download.is_hedged or now - download.moved < limit:
                         continue
                     size = len(download.missing()) * BLOCK_BYTES
-                    if self.counts.hedged_bytes + size <= RANGE_BYTES + self.counts.bytes // _HEDGE_DIVISOR:
+                    if self.counts.hedged_bytes + size <= self.counts.most_hedged_bytes:
                         download.is_hedged = True
                         self.counts.hedges += 1
                         self.counts.hedged_bytes += size

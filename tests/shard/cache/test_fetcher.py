@@ -21,7 +21,7 @@ from feeder.errors import StoreError
 from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.fetcher import Fetcher
 from feeder.shard.cache.presence import BLOCK_BYTES
-from tests.support.folder_store import FolderContents, FolderStore
+from tests.support.folder_store import FolderContents, FolderStore, fault
 from tests.support.processes import wait_until
 
 SHARD = 4 * BLOCK_BYTES
@@ -409,6 +409,24 @@ def test_a_range_that_is_slow_is_asked_for_twice(places: Places) -> None:
     goes_on.set()
     assert (places.cache / "5.tar").read_bytes() == (places.set / "5.tar").read_bytes()
     assert fetcher.stats()["hedges"] >= 1
+
+
+def test_slow_ranges_are_asked_for_twice_within_a_hundredth_of_all_bytes(places: Places) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    fetcher.need([("0.tar", 0, SHARD)])
+    fetcher.downloads.counts.bytes = 1000 << 20
+    slow = [f"{k}.tar" for k in range(100, 124)]
+    held = []
+    for name in slow:
+        (places.set / name).write_bytes(name.encode() * (SHARD // len(name)))
+        held.append(fault(places.set, name, "hold"))
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(fetcher.need, [(name, 0, SHARD) for name in slow])
+        wait_until(lambda: fetcher.stats()["hedges"] >= 10 and set(places.store.held) == set(slow))
+        for hold in held:
+            hold.unlink()
+        waiting.result()
+    assert 9 * SHARD < fetcher.stats()["hedged_bytes"] <= 10 * SHARD
 
 
 def test_a_fetcher_ends_with_its_last_client_after_an_error(places: Places) -> None:
