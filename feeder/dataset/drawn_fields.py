@@ -65,24 +65,27 @@ class CropBox(_Drawn):
     def finish(self, value: Any, draws: Draws, row: int) -> Any:
         height, width = map(float, draws.image_size[row])
         top = left = 0.0
-        is_flipped = False
+        is_flipped = is_upside_down = False
         for params in draws.ops:
             if "padding" in params:
                 before, above, behind, below = params["padding"][row].tolist()
-                top, left = top - above, left - (behind if is_flipped else before)
+                top -= below if is_upside_down else above
+                left -= behind if is_flipped else before
                 height, width = height + above + below, width + before + behind
             if "top" in params:
-                start, size = float(params["left"][row]), float(params["width"][row])
+                y, x, rows, columns = (float(params[name][row]) for name in ("top", "left", "height", "width"))
                 # A window chosen after a flip is counted from the other side.
-                left += width - start - size if is_flipped else start
-                top += float(params["top"][row])
-                height, width = float(params["height"][row]), size
+                top += height - y - rows if is_upside_down else y
+                left += width - x - columns if is_flipped else x
+                height, width = rows, columns
             if "resized_height" in params:
                 resized = float(params["resized_height"][row]), float(params["resized_width"][row])
                 top, left = top * resized[0] / height, left * resized[1] / width
                 height, width = resized
             if "flip" in params:
                 is_flipped ^= bool(params["flip"][row])
+            if "flip_vertically" in params:
+                is_upside_down ^= bool(params["flip_vertically"][row])
         return ((round(top), round(left), round(height), round(width)),)
 
 

@@ -143,8 +143,6 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
             if is_drawn:
                 for each, params in steps:
                     yield from _moves(each, params, canvas)
-    elif isinstance(op, Pad):
-        yield Border(*op.padding, mode=op.padding_mode)
     elif isinstance(op, RandomRotation):
         yield _rotation(op, float(sample["angle"]), canvas)
     elif isinstance(op, RandomAffine):
@@ -153,7 +151,9 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
         matrix = perspective_matrix(canvas[1], canvas[0], sample["corners"].tolist()) if sample["distort"] else None
         if matrix is not None:
             yield Tilt(matrix)
-    if "padding" in sample:
+    elif isinstance(op, Pad):
+        yield Border(*op.padding, mode=op.padding_mode)
+    elif "padding" in sample:
         left, top, right, bottom = sample["padding"].tolist()
         yield Border(left, top, right, bottom, getattr(op, "padding_mode", "constant"))
     marks = isinstance(op, RandomIoUCrop)

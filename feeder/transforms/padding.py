@@ -37,7 +37,8 @@ class Pad(Op):
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         left, top, right, bottom = self.padding
-        return Drawn({}, sizes + np.array([top + bottom, left + right], np.int64))
+        padding = np.broadcast_to(np.array(self.padding, np.int64), (len(sizes), 4))
+        return Drawn({"padding": padding}, sizes + np.array([top + bottom, left + right], np.int64))
 
     def extent(self, extent: Extent) -> Extent:
         left, top, right, bottom = self.padding

@@ -277,6 +277,25 @@ def test_a_box_of_a_padded_crop_reaches_outside_of_the_image(shards: Path) -> No
     np.testing.assert_array_equal(window, inside)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "box"),
+    [
+        ([T.Pad(10)], (-10, -10, 44, 42)),
+        ([T.Pad((1, 2, 3, 4))], (-2, -1, 30, 26)),
+        ([T.Pad((1, 2, 3, 4)), T.CenterCrop(20)], (3, 2, 20, 20)),
+        ([T.Pad((1, 2, 3, 4)), T.RandomHorizontalFlip(1.0), T.CenterCrop((20, 16))], (3, 4, 20, 16)),
+        ([T.RandomHorizontalFlip(1.0), T.Pad((1, 2, 3, 4)), T.CenterCrop(20)], (3, 0, 20, 20)),
+        ([T.RandomVerticalFlip(1.0), T.Pad((1, 2, 3, 4)), T.CenterCrop(20)], (1, 2, 20, 20)),
+    ],
+)
+def test_a_box_is_counted_from_the_corner_of_the_image_without_its_padding(
+    tmp_path: Path, recipe: list[T.Op], box: tuple[int, ...]
+) -> None:
+    path = write_shards(tmp_path, 1, sizes=[(24, 22)])
+    _, _, found = ShardDataset(path, recipe, fields=("crop_box",))[0]
+    assert tuple(found.tolist()) == box
+
+
 @pytest.mark.parametrize("backend", ["cpu", "dali"])
 def test_images_of_a_bucket_are_mixed(shards: Path, backend: str) -> None:
     recipe = T.Compose([T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32, scale=True)])
