@@ -1,13 +1,17 @@
-"""A worker's main function for the fork server, which imports here, once, what every worker needs; no torch."""
+"""A worker's main function for the fork server, which imports here, once, what nearly every worker needs; no torch.
+
+Pillow is left to the workers that need it: it would take a tenth of the time to the first batch from all.
+"""
 
 from __future__ import annotations
 
 import contextlib
 
-import feeder.decoders.pillow.decoder
+import feeder.dataset.shard_reader
 from feeder.loader.fast.worker import work_loop
 
 with contextlib.suppress(ImportError):  # it was not built
-    import feeder.decoders.native  # noqa: F401
+    import feeder.decoders.native
+    import feeder.loader.fast.part_runner  # noqa: F401
 
 __all__ = ["work_loop"]

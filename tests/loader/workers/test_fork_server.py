@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.sockets import pair
-from feeder.transforms import RandomResizedCrop
+from feeder.transforms import ColorJitter, Compose, Op, RandomResizedCrop
 from tests.support.batches import check_same
+from tests.support.loader_data import write_tree
 from tests.support.processes import all_ended, returns_in_time
 from tests.support.rogue_readers import rogue_dataset
 
@@ -26,6 +28,16 @@ TARGET = "feeder.loader.fast.served_worker:work_loop"
 def _expected(shards: Path, epochs: int = 1, **options: Any) -> list[tuple[torch.Tensor, ...]]:
     loader = DataLoader(rogue_dataset(shards), **options)
     return [batch for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("recipe", [[RandomResizedCrop(16)], [RandomResizedCrop(16), ColorJitter(0.5)]])
+def test_only_workers_that_need_pillow_load_it(tmp_path: Path, recipe: list[Op]) -> None:
+    dataset = FolderDataset(write_tree(tmp_path, 4, extension="jpg"), Compose(recipe))
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, backend="cpu")
+    iterator = iter(loader)
+    next(iterator)
+    (pid,) = loader.worker_pids()
+    assert ("PIL/_imaging" in Path(f"/proc/{pid}/maps").read_text()) == (len(recipe) > 1)
 
 
 def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_asked(shards: Path) -> None:
