@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import os
@@ -127,7 +126,7 @@ class _Maker:
             height, width = message["size"]
             sizes = work.image_sizes(message["epoch"], (height, width))
             _check_sizes(work, message["epoch"], sizes)
-            layout = dataclasses.replace(layout, images=layout.images_of(sizes), further=layout.further_of(sizes))
+            layout = layout.at(sizes)
         memory = region.array(np.uint8, (region.size_bytes,))
         view = SlotView.of(layout, memory, Samples(*numbers), sizes)
         work.meter = Meter()

@@ -220,7 +220,8 @@ class BatchQueue:
                 self._engine.ring.put_back(making.slot)
                 return report
             reports.append((first, report))
-        report = PartReport.join(reports)
+        has_news = any(report.has_news for _, report in reports)  # joining those that have none takes 30 us
+        report = PartReport.join(reports) if has_news else PartReport()
         rows, ring = len(making.request.samples.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)

@@ -73,6 +73,7 @@ class Finishing:
         splits = work.splits or (None,) * len(recipes)
         self._views = [_View(recipe, split, device) for recipe, split in zip(recipes, splits, strict=True)]
         self._made: dict[tuple[Recipe, ...], list[_View]] = {}
+        self._has_steps = not work.makes_batches and (bool(mix) or channels_last or any(splits))
         self._has_views = self._has_images and isinstance(work.recipe, Views)
         self._own = len(work.recipe.views)
         # Places of further images in a batch.
@@ -120,7 +121,7 @@ class Finishing:
 
     def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
         """Does the last steps on a batch where it is wanted; an error, or what a collate_fn made, stays as it is."""
-        if isinstance(finished, BaseException) or self._work.makes_batches:
+        if isinstance(finished, BaseException) or not self._has_steps:
             return batch
         images, labels, *extras = batch
         if not self._has_images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -49,7 +50,7 @@ class Layout:
         """Offsets of the images, the further arrays and the slot's end, bytes."""
         at = (_COLUMNS * 8 + self.label_dtype.itemsize) * self.batch_size
         offsets = [_aligned(at, _PAGE)]
-        for column in (*self.images, *self.further):
+        for column in self.columns:
             at = offsets[-1] + self.batch_size * math.prod(column.shape) * np.dtype(column.dtype).itemsize
             offsets.append(_aligned(at, _LINE))
         offsets[-1] = _aligned(at, _PAGE)
@@ -66,16 +67,17 @@ class Layout:
         pixels = [math.prod(column.shape) for column in self.further if column.image == 0]
         return math.prod(size) <= min(pixels if len(shape) == 1 else [math.prod(shape[1:]), *pixels], default=math.inf)
 
-    def images_of(self, sizes: Sizes | None) -> tuple[Column, ...]:
-        """Returns the images of a batch of other sizes, which fit in a slot; None: the layout's. Staged images have no
-        sizes there."""
-        if sizes is None or len(self.images[0].shape) == 1:
-            return self.images
-        return tuple(Column((3, *size), each.dtype) for size, each in zip(sizes, self.images, strict=True))
+    @functools.cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The images and the further arrays."""
+        return *self.images, *self.further
 
-    def further_of(self, sizes: Sizes | None) -> tuple[Column, ...]:
-        """Returns the further arrays of a batch whose images have other sizes; None: the layout's."""
-        return self.further if sizes is None else tuple(column.at(sizes) for column in self.further)
+    def at(self, sizes: Sizes) -> Layout:
+        """Returns the layout of a batch of other sizes, which fit in a slot. Staged images have no sizes there."""
+        images = self.images
+        if len(images[0].shape) > 1:
+            images = tuple(Column((3, *size), each.dtype) for size, each in zip(sizes, images, strict=True))
+        return dataclasses.replace(self, images=images, further=tuple(column.at(sizes) for column in self.further))
 
 
 class Samples(NamedTuple):
@@ -146,7 +148,7 @@ class SlotView:
                 *(np.ndarray((rows,), np.int64, memory, 8 * layout.batch_size * k) for k in range(_COLUMNS))
             )
         labels = np.ndarray((rows,), layout.label_dtype, memory, 8 * layout.batch_size * _COLUMNS)
-        columns = (*layout.images_of(sizes), *layout.further_of(sizes))
+        columns = layout.columns if sizes is None else layout.at(sizes).columns
         arrays = tuple(
             np.ndarray((rows, *column.shape), column.dtype, memory, offset)
             for column, offset in zip(columns, layout.offsets, strict=False)
@@ -170,7 +172,7 @@ class SlotView:
             empty: Makes each array of the images and the further ones; empty: :func:`numpy.empty`.
         """
         rows = len(samples.ids)
-        columns = (*layout.images_of(sizes), *layout.further_of(sizes))
+        columns = layout.columns if sizes is None else layout.at(sizes).columns
         makers = empty or (np.empty,) * len(columns)
         arrays = tuple(make((rows, *each.shape), each.dtype) for make, each in zip(makers, columns, strict=True))
         images = arrays[: len(layout.images)]
