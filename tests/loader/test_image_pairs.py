@@ -360,6 +360,11 @@ def test_sizes_follow_buckets_epochs_and_padding(tmp_path: Path, backend: str) -
         assert (images.shape[2:], others.shape[2:]) == ((16, 24), (5, 6))
     for images, _, sizes, others, _ in loader_of(path, T.RandomShortestSize([12, 18]), fixed, pad=PadToBatch(8), **one):
         assert (len(images), others.shape[2:]) == (len(sizes), (5, 6))
+    repeated = {"shuffle": None, "sampler": [2] * 6, "pad": PadToBatch(1), **one}
+    for seed in range(4):
+        shorter = T.RandomShortestSize([8, 16, 32, 64])
+        ((images, _, sizes, *_),) = loader_of(path, shorter, fixed, **{**repeated, "seed": seed})
+        assert images.shape[2:] == tuple(sizes.max(0).values.tolist())
     growing = T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))
     pairs = (growing, {name: T.Image()}), (CUT, {name: T.Image(transform=growing)})
     same, own = (loader_of(path, *each, **one) for each in pairs)

@@ -38,10 +38,11 @@ class BatchSizes:
     Args:
         reader: Knows the images' sizes.
         recipe: The ops on every image, or its views.
-        further: The recipes of further images.
         seed: Of the augmentation.
         buckets: The sizes of batches; None: without buckets.
         pad: Pads batches to one size; None: images of a batch have one size.
+        further: The recipes of further images.
+        key_rows: Number of keys that each sample is drawn by.
 
     Raises:
         ArgumentError: if the recipe does not go with the others.
@@ -53,6 +54,7 @@ class BatchSizes:
     buckets: Buckets | None = None
     pad: PadToBatch | None = None
     further: tuple[Recipe, ...] = ()
+    key_rows: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.recipe, Views) and (self.buckets is not None or self.pad is not None):
@@ -132,7 +134,7 @@ class BatchSizes:
             samples: The batch's samples.
         """
         if self.pad is not None:
-            keys = samples.ids + samples.repeats * len(self.reader)
+            keys = samples.keys(self.key_rows, len(self.reader))[0]
             return self.pad.size(
                 self._only.draw(self.seed, epoch, keys, known_sizes(self.reader, samples.ids)).output_size
             )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.further_images import further_recipes, images_in
+from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.reader import Reader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
@@ -76,7 +76,8 @@ class FastPath:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
         self.order = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
         further = tuple(further_recipes(images_in(source.extras)))
-        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further)
+        rows = key_rows(source.recipe, source.extras)
+        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further, rows)
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:

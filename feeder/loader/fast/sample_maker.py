@@ -329,8 +329,7 @@ class Work:
     def keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
         """Returns the keys of the augmentation's draws, int64 [N] for each view, and for each further image with draws
         of its own: others for each repeat of a sample."""
-        count = self._key_rows
-        return [samples.ids + (samples.repeats * count + view) * len(self.reader) for view in range(count)]
+        return samples.keys(self._key_rows, len(self.reader))
 
     def image_keys(self, samples: Samples) -> list[npt.NDArray[np.int64]]:
         """Returns the keys of each image that is made of a sample; see :attr:`recipes`."""

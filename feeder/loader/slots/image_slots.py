@@ -103,6 +103,11 @@ class Samples(NamedTuple):
         """Returns some of the samples, in the same memory if ``rows`` is a slice."""
         return Samples(self.positions[rows], self.ids[rows], self.repeats[rows])
 
+    def keys(self, rows: int, total: int) -> list[npt.NDArray[np.int64]]:
+        """Returns the keys of the augmentation's draws, ``rows`` times int64 [N]: others for each of ``total`` samples
+        and each repeat of one."""
+        return [self.ids + (self.repeats * rows + row) * total for row in range(rows)]
+
     def copy(self) -> Samples:
         """Returns the same samples in other memory."""
         return Samples(self.positions.copy(), self.ids.copy(), self.repeats.copy())
