@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -13,14 +14,14 @@ from torch.utils.data import Dataset
 from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox
-from feeder.dataset.extras import Extra, MemberField, NamedField
+from feeder.dataset.extras import Extra, MemberField, NamedField, fields_of
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
-from feeder.dataset.reader import Reader, check_fields
+from feeder.dataset.reader import Reader
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
 from feeder.dataset.targets import targets_in
-from feeder.errors import ArgumentError
+from feeder.errors import ArgumentError, DecodeError
 from feeder.system.text import count
 from feeder.system.warning import warn
 
@@ -191,7 +192,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         """Returns one field of all samples without decoding images, to filter the samples or to split them into folds.
 
         Args:
-            name: Any field that ``fields`` accepts, requested there or not.
+            name: Any field that ``fields`` accepts, requested there or not, such as "path" or "json:caption".
 
         Returns:
             The values of the kind that ``fields`` gives the name: an array [N, ...] if they have a fixed size, else a
@@ -203,22 +204,22 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             ArgumentError: for a field that no sample has, or that is refused.
             DecodeError: for a sample that lacks the member or has another kind of it, naming it.
         """
-        check_fields([name])
+        (plain,) = fields_of([name])
         for extra in self.extras:
             if isinstance(extra, MemberField) and extra.name == name:
                 return extra.column(self.reader)
-        self._check_known(name)
-        return self.reader.column(name)
+        self._check_known(_member(plain))
+        return plain.column(self.reader) if isinstance(plain, MemberField) else self.reader.column(name)
 
     def _check_extras(self) -> None:
         """Refuses targets and fields that no sample of a set has; warns of fields that are optional."""
         named = (extra for extra in self.extras if isinstance(extra, (NamedField, MemberField)))
         for extra in (*targets_in(self.extras), *named):
             if isinstance(extra, MemberField) and extra.kind.optional:
-                for lack in self._lacks(extra.name):
+                for lack in self._lacks(extra.member):
                     warn(f"{lack}; each gets {extra.kind.fill!r}")
             else:
-                self._check_known(extra.name)
+                self._check_known(_member(extra))
 
     def _check_known(self, name: str) -> None:
         """Refuses a field that no sample of a set has."""
@@ -230,7 +231,21 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         for reader in self.reader.readers if isinstance(self.reader, JoinedReader) else [self.reader]:
             known = reader.field_names()
             if name not in known:
-                yield f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}"
+                hint = f"; it is a key of json: name it 'json:{name}'" if name in _keys(reader, known) else ""
+                yield f"field {name!r} is in no sample of {reader.place}; it has {', '.join(known)}{hint}"
+
+
+def _member(extra: Extra) -> str:
+    """Returns the name of the member, or of the reader's own field, that a value is made from."""
+    return extra.member if isinstance(extra, MemberField) else extra.name
+
+
+def _keys(reader: Reader, known: Collection[str]) -> Collection[str]:
+    """Returns the keys of the first sample's json."""
+    with contextlib.suppress(DecodeError):
+        found = reader.field(0, "json") if "json" in known and len(reader) else None
+        return found if isinstance(found, dict) else ()
+    return ()
 
 
 def drawn_samples(dataset: FeederDataset, seed: int, epoch: int, ids: Sequence[int]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import check_fields
+from feeder.dataset.reader import check_fields, member_and_key
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields.field import Field, MissingValueError
 from feeder.fields.function_field import kind_of
@@ -163,6 +163,11 @@ class MemberField(Extra):
     name: str
     kind: Field
 
+    @property
+    def member(self) -> str:
+        """Name of the member."""
+        return self.name
+
     @cached_property
     def columns(self) -> tuple[Column, ...]:  # asked for once a sample
         return tuple(Column(*column) for column in self.kind.columns)
@@ -176,7 +181,7 @@ class MemberField(Extra):
         return self.kind.is_ragged
 
     def read(self, reader: Reader, i: int) -> bytes | None:
-        data = reader.member(i, self.name)
+        data = reader.member(i, self.member)
         if data is None and not self.kind.optional:
             raise DecodeError(
                 f"field {self.name!r}: the sample has no such member; {type(self.kind).__name__}(optional=True) takes "
@@ -191,11 +196,14 @@ class MemberField(Extra):
         if data is None:
             return self.kind.missing()
         try:
-            return self.kind.parse(data, draw)
+            return self._parse(data, draw)
         except ValueError as error:
             if self.kind.optional and isinstance(error, MissingValueError):
                 return self.kind.missing()
             raise DecodeError(f"field {self.name!r}: {error}") from error
+
+    def _parse(self, data: bytes, draw: float) -> Any:
+        return self.kind.parse(data, draw)
 
     def gather(self, tensors: tuple[Any, ...]) -> Any:
         return self.kind.gather(tensors)
@@ -245,12 +253,19 @@ def fields_of(fields: Fields) -> tuple[Extra, ...]:
     from feeder.dataset.drawn_fields import DRAWN_FIELDS
 
     kinds: dict[str, Any] = dict(fields) if isinstance(fields, Mapping) else {}
-    return tuple(
-        MemberField(name, _kind(name, kinds[name]))
-        if kinds.get(name) is not None
-        else DRAWN_FIELDS.get(name) or NamedField(name)
-        for name in check_fields(list(kinds) if isinstance(fields, Mapping) else fields)
-    )
+    found: list[Extra] = []
+    for name in check_fields(list(kinds) if isinstance(fields, Mapping) else fields):
+        kind = kinds.get(name)
+        if member_and_key(name)[1] is not None:
+            from feeder.dataset.key_field import KeyField  # which few datasets need
+            from feeder.fields.text_fields import Json
+
+            found.append(KeyField(name, _kind(name, Json() if kind is None else kind)))
+        elif kind is not None:
+            found.append(MemberField(name, _kind(name, kind)))
+        else:
+            found.append(DRAWN_FIELDS.get(name) or NamedField(name))
+    return tuple(found)
 
 
 def _kind(name: str, kind: Any) -> Field:

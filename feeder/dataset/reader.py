@@ -21,6 +21,7 @@ __all__ = [
     "Wanted",
     "check_fields",
     "label_dtype",
+    "member_and_key",
 ]
 
 REFUSED_FIELDS = frozenset({"pickle", "pkl", "pt", "pth", "pyd"})
@@ -165,11 +166,20 @@ def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
     for name in fields:
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"fields must be names such as 'key' or 'json', got {name!r}")
-        if name.rpartition(".")[2].lower() in REFUSED_FIELDS:
+        if member_and_key(name)[0].rpartition(".")[2].lower() in REFUSED_FIELDS:
             raise ArgumentError(
                 f"field {name!r} is refused: its format runs code when it is loaded; store it as json, npy or text"
             )
     return tuple(fields)
+
+
+def member_and_key(name: str) -> tuple[str, str | None]:
+    """Returns the member and the key in it that a field's name has: "json:caption" is "caption" of the member "json".
+
+    The key is None for any other name, which is a member's or the reader's own.
+    """
+    member, _, key = name.partition(":")
+    return (member, key) if key and f".{member}".endswith(".json") else (name, None)
 
 
 class RemoteReader(Reader, Protocol):

@@ -46,12 +46,13 @@ class ShardDataset(FeederDataset):
             its own fetches what is needed into a cache, once for all ranks and jobs on a machine.
         transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
-            (parsed) or any other member of the sample (its bytes); "width" and "height" (of the image before the
+            (parsed) or any other member of the sample (its bytes); "json:caption" (the value of that key of "json", or
+            of another JSON member: a manifest's columns stand there); "width" and "height" (of the image before the
             recipe, pixels), "orientation" (EXIF's, 1-8); "row" (in the manifest that was sharded, from 0);
             "original_size" (height, width, int64 [2]) and "crop_box" (top, left, height, width of the recipe's crop, in
             pixels of the resized image and before any flip, int64 [4]; not with ``Views``). Or a mapping of names to a
-            kind of :mod:`feeder.fields`, a function of the member's bytes, or None for the value that the name alone
-            gives: ``{"txt": feeder.fields.Text(), "key": None}``.
+            kind of :mod:`feeder.fields`, a function of the member's or value's bytes, or None for the value that the
+            name alone gives: ``{"txt": feeder.fields.Text(), "json:score": feeder.fields.Float(), "key": None}``.
         exif_orientation: "apply" turns images upright; "ignore" leaves them as stored, as torchvision does.
         image_field: Another field to use as the image, such as "mask.png", or several separated by ";", of which each
             sample has one; None uses the image that the index names. The headers of these images are read once, and

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.fields.field import Field, is_held
+from feeder.fields.field import Field, MissingValueError, is_held
 
 __all__ = ["Float", "Int"]
 
@@ -84,9 +84,12 @@ def _text(data: bytes, what: str) -> str:
     """Returns the text of a number.
 
     Raises:
+        MissingValueError: if it is empty, as a cell of a CSV may be.
         ValueError: if it is longer than any number.
     """
     text = data[:100].decode("ascii", "backslashreplace").strip()
     if len(data) > 100:
         raise ValueError(f"expected {what}, got {len(data)} bytes: {text[:40]!r}...")
+    if not text:
+        raise MissingValueError(f"expected {what}, got an empty text; optional=True takes samples without it")
     return text

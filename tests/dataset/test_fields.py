@@ -20,6 +20,8 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.fields import Apply, Array, Bytes, Choice, Float, Int, Json, Text
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
 from feeder.transforms import Resize
 from tests.support.field_sets import length_of, members_set, npy
 from tests.support.loader_data import encode
@@ -247,6 +249,63 @@ def test_a_value_that_is_not_in_its_member_is_missing_too(tmp_path: Path) -> Non
     assert [chosen[i][2] for i in (1, 2, 3)] == ["none"] * 3
     with pytest.raises(DecodeError, match=r"sample '0002'.*field 'json': has no 'a': is null; optional=True takes"):
         ShardDataset(shards, fields={"json": Json("a")})[2]
+
+
+def _manifest(folder: Path, rows: list[str]) -> Path:
+    """Shards of a CSV with these columns, in its order."""
+    for i in range(len(rows)):
+        (folder / f"{i}.png").write_bytes(encode(i, (8, 8)))
+    lines = [f"{i}.png,{row}" for i, row in enumerate(rows)]
+    (folder / "rows.csv").write_text("\n".join(["path,caption,score,count", *lines]))
+    shard(str(folder / "rows.csv"), str(folder / "set"), ShardOptions(shuffle=False))
+    return folder / "set"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_of_a_manifest_have_kinds_of_their_own(tmp_path: Path, workers: int) -> None:
+    path = _manifest(tmp_path, ["a cat,0.5,1", '"a dog, a bird",1.5,2', ",2.5,3"])
+    fields = {"json:score": Float(), "json:caption": Text(), "json": Json("count"), "json:count": Int(), "key": None}
+    dataset = ShardDataset(path, Resize((8, 8)), fields=fields)
+    assert dataset[1][2:3] + dataset[1][3:6] == (1.5, "a dog, a bird", "2", 2)
+    ((_, _, scores, captions, texts, counts, keys),) = DataLoader(dataset, batch_size=3, num_workers=workers)
+    assert (scores.dtype, scores.tolist()) == (torch.float32, [0.5, 1.5, 2.5])
+    assert (counts.dtype, counts.tolist()) == (torch.int64, [1, 2, 3])
+    assert (captions, texts, len(keys)) == (["a cat", "a dog, a bird", ""], ["1", "2", "3"], 3)
+    plain = ShardDataset(path, fields=["json:caption", "json"])
+    assert plain[0][2:] == ("a cat", {"caption": "a cat", "score": "0.5", "count": "1"})
+    assert plain.column("json:count") == ["1", "2", "3"]
+    assert dataset.column("json:count").tolist() == [1, 2, 3]  # type: ignore[union-attr]
+
+
+def test_a_value_of_json_that_is_no_text_is_parsed_as_its_json(tmp_path: Path) -> None:
+    values = b'{"n": 3, "x": -0.25, "many": ["a", "b"], "deep": {"n": 4}, "none": null, "flag": true}'
+    path = members_set(tmp_path, [{"meta.json": values, "json": b"{}"}])
+    kinds: dict[str, Any] = {"n": Int(), "x": Float(), "many": Choice(Json()), "deep": Json("n"), "flag": Text()}
+    fields = {f"meta.json:{key}": kind for key, kind in kinds.items()}
+    number, real, one, inner, flag = ShardDataset(path, fields=fields)[0][2:]
+    assert (number, real, inner, flag) == (3, -0.25, 4, "true")
+    assert one in ("a", "b")
+    assert ShardDataset(path, fields=["meta.json:deep", "meta.json:many"])[0][2:] == ({"n": 4}, ["a", "b"])
+    for key, kind in {"none": Float(optional=True, fill=7), "left_out": Int(optional=True, fill=7)}.items():
+        assert ShardDataset(path, fields={f"meta.json:{key}": kind})[0][2] == 7
+    for name, reason in {
+        "meta.json:none": r"sample '0000'.*field 'meta.json:none': has no 'none': is null; optional=True",
+        "json:n": "field 'json:n': has no 'n': its keys are none; optional=True",
+    }.items():
+        with pytest.raises(DecodeError, match=reason):
+            ShardDataset(path, fields=[name])[0]
+
+
+def test_a_field_that_is_a_key_of_json_is_refused_with_its_name(tmp_path: Path) -> None:
+    path = _manifest(tmp_path, ["a cat,0.5,1"])
+    with pytest.raises(
+        ArgumentError, match=r"field 'caption' is in no .*; it is a key of json: name it 'json:caption'"
+    ):
+        ShardDataset(path, fields={"caption": Text()})
+    with pytest.raises(ArgumentError, match=r"field 'nothing' is in no sample of .*; it has .*json[^:]*$"):
+        ShardDataset(path, fields=["nothing"])
+    with pytest.raises(ArgumentError, match=r"field 'x\.json' is in no sample"):
+        ShardDataset(path, fields=["x.json:caption"])
 
 
 def test_a_column_has_the_kinds_values(shards: Path) -> None:

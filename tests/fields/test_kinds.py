@@ -45,6 +45,7 @@ def test_bytes_become_the_kinds_value(kind: Field, data: bytes, expected: Any) -
         (Json("a"), b'{"b": 1}', "has no 'a': its keys are 'b'; optional=True"),
         (Json("a"), b'{"a": null}', "has no 'a': is null"),
         (Int(), b"1.5", "invalid literal"),
+        (Int(), b" ", "expected an integer, got an empty text; optional=True takes"),
         (Int(), b"9223372036854775808", "does not fit into int64"),
         (Int(), b"1" * 5000, "expected an integer, got 5000 bytes"),
         (Float(), b"nine", "could not convert string to float: 'nine'"),

@@ -158,6 +158,7 @@ def test_fields_of_all_kinds(root: Path, server: ServiceServer) -> None:
         kinds,
         {"txt": F.Lines(), "ids.npy": F.Array(nested=True), "opt": F.Float(optional=True, fill=math.nan)},
         {"txt": F.Choice(F.Lines()), "ids.npy": F.Array(), "meta.json": F.Json("score"), "opt": None},
+        {"meta.json:score": F.Float(), "meta.json:bytes": F.Text(), "num": None, "meta.json": F.Json("score")},
         {"txt": F.Tokens(tokenizer, max_length=9, text=F.Choice(F.Lines()))},
         {"txt": F.Apply(named_functions.places_of), "opt": F.Bytes(optional=True, fill=b"\0\xff")},
     ]
