@@ -8,8 +8,9 @@ import hashlib
 import itertools
 import json
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +23,33 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
 from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
-from feeder.system.files import open_regular
+from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["FOLDER_EXTENSIONS", "FolderReader"]
+__all__ = ["FOLDER_EXTENSIONS", "FolderListing", "FolderReader"]
 
 # torchvision's IMG_EXTENSIONS
 FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
 
+_BEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
 _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
 _MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
+
+
+class FolderListing(NamedTuple):
+    """The samples of a folder, as :meth:`FolderReader.scan` finds them.
+
+    Attributes:
+        path_data, path_start, labels, classes, members: See :class:`FolderReader`; the labels are those of the folders.
+    """
+
+    path_data: npt.NDArray[np.uint8]
+    path_start: npt.NDArray[np.uint64]
+    labels: npt.NDArray[Any]
+    classes: list[str] | None
+    members: tuple[str, ...]
 
 
 class FolderReader:
@@ -73,6 +89,11 @@ class FolderReader:
         self.exif = exif
         self._path_data, self._path_start = path_data, path_start
         self.relabel(labels, classes)
+
+    @property
+    def listing(self) -> FolderListing:
+        """Its samples."""
+        return FolderListing(self._path_data, self._path_start, self._labels, self.classes, self._members)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -278,7 +299,13 @@ class FolderReader:
 
     @classmethod
     def scan(
-        cls, root: str, extensions: frozenset[str], *, exif: bool = True, targets: tuple[str, ...] = ()
+        cls,
+        root: str,
+        extensions: frozenset[str],
+        *,
+        exif: bool = True,
+        targets: tuple[str, ...] = (),
+        beat: Callable[[], object] = lambda: None,
     ) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
@@ -290,6 +317,7 @@ class FolderReader:
             extensions: Of images.
             exif: Whether to apply EXIF orientation.
             targets: Names of members, such as "seg.png", whose files are no samples.
+            beat: Called now and then, as a sign of life.
 
         Raises:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
@@ -312,7 +340,7 @@ class FolderReader:
         likely: dict[str, list[str]] = {}
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, (files, others) in sorted(_files(root, name, extensions, targets).items()):
+            for folder, (files, others) in sorted(_files(root, name, extensions, targets, beat).items()):
                 members |= set(member_names(files, others).values())
                 for file, field in likely_members(files).items():
                     likely.setdefault(field, []).append(os.path.join(folder, file))
@@ -339,7 +367,7 @@ class FolderReader:
 
 
 def _files(
-    root: str, name: str, extensions: frozenset[str], targets: tuple[str, ...]
+    root: str, name: str, extensions: frozenset[str], targets: tuple[str, ...], beat: Callable[[], object]
 ) -> dict[str, tuple[list[str], list[str]]]:
     """Returns the names of the images and of other files below a class folder, by their folder relative to the root."""
     found: dict[str, tuple[list[str], list[str]]] = {}
@@ -348,8 +376,10 @@ def _files(
     def visit(relative: str) -> list[str]:
         folders: list[str] = []
         files, others = found[relative] = [], []
-        with os.scandir(os.path.join(root, relative)) as entries:
-            for entry in entries:
+        with scan_folder(os.path.join(root, relative)) as entries:
+            for k, entry in enumerate(entries):
+                if k % _BEAT_ENTRIES == 0:
+                    beat()
                 is_image = os.path.splitext(entry.name)[1][1:].lower() in extensions
                 # A link named like an image counts as one; if its target can't be read, reading the sample says so.
                 if is_folder(entry, skip_unreadable=is_image):

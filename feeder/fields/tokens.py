@@ -16,6 +16,7 @@ from feeder.errors import ArgumentError, FormatError
 from feeder.fields.field import Field, shown
 from feeder.fields.function_field import kind_of
 from feeder.fields.text_fields import Text
+from feeder.system.files import open_regular
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -164,7 +165,7 @@ def _tokenizer(path: str, data: bytes) -> Tokenizer:
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         return file.read()
 
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from feeder.dataset.field_index import open_shards
-from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
+from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderListing, FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.fast.set_json import SetPlace
+from feeder.service.listings import Listings
 from feeder.shard.cache.mirror import open_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.system.files import confine, is_below
 from feeder.system.named_functions import AllowedFunctions
 
 __all__ = ["Roots"]
@@ -30,15 +33,26 @@ class Roots:
         roots: The folders and URLs.
         cache_dir: Cache of remote sets; None: the default.
         modules: Names of the modules whose functions recipes and fields may call.
+        beat: Called now and then while a set is opened, as a sign of life.
+
+    Attributes:
+        listings: Listings of folders that are known.
 
     Raises:
         ArgumentError: if there is none, or one is no folder.
     """
 
     def __init__(
-        self, roots: Sequence[str | os.PathLike[str]], cache_dir: str | None = None, modules: Sequence[str] = ()
+        self,
+        roots: Iterable[str | os.PathLike[str]],
+        cache_dir: str | None = None,
+        modules: Sequence[str] = (),
+        *,
+        beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._functions = AllowedFunctions(modules)
+        self.listings, self._beat = Listings(), beat
+        roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
         self._cache_dir = cache_dir
@@ -50,6 +64,12 @@ class Roots:
                 if not os.path.isdir(folder):
                     raise ArgumentError(f"{folder}: expected a folder below which the service may read sets (--root)")
                 self._folders.append(folder)
+        self._is_confined = False
+
+    def confine(self) -> None:
+        """Has this process read no other files from now on, whatever links lie in sets."""
+        confine(self._folders or [os.devnull])
+        self._is_confined = True
 
     def open_set(self, place: SetPlace) -> ShardReader | FolderReader:
         """Opens a set.
@@ -63,10 +83,14 @@ class Roots:
                 raise ArgumentError(f"{place.path}: expected a folder of images on the nodes")
             url = self._url(place.path)
             mirror = open_mirror(url, cache_dir=self._cache_dir, cache_bytes=None, allow_http=None, timeout_s=TIMEOUT_S)
+            if self._is_confined:
+                confine([mirror.folder])
             return open_shards(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
         found = self._path(place.path)
         if place.is_folder:
-            return FolderReader.scan(found, FOLDER_EXTENSIONS, exif=place.exif, targets=place.members)
+            listing = self.listings.of(json.dumps([found, place.members]), lambda: self._listing(found, place.members))
+            path_data, path_start, labels, classes, members = listing
+            return FolderReader(found, path_data, path_start, labels, exif=place.exif, classes=classes, members=members)
         index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
         return open_shards(index, writes=False, **how)
 
@@ -82,9 +106,12 @@ class Roots:
         """Returns a function of an allowed module, see :meth:`AllowedFunctions.find`."""
         return self._functions.find(name, digests)
 
+    def _listing(self, folder: str, targets: tuple[str, ...]) -> FolderListing:
+        return FolderReader.scan(folder, FOLDER_EXTENSIONS, targets=targets, beat=self._beat).listing
+
     def _path(self, path: str) -> str:
         found = os.path.realpath(path)
-        if not any(_is_below(found, folder) for folder in self._folders):
+        if not any(is_below(found, folder) for folder in self._folders):
             raise ArgumentError(f"{path}: lies below no folder that the service was started for (--root)")
         return found
 
@@ -97,7 +124,3 @@ class Roots:
                 options = [f"{name}={value}" for name in ("region", "endpoint") if (value := getattr(root, name))]
                 return str(url) + ("?" + "&".join(options) if options else "")
         raise ArgumentError(f"{url}: lies below no URL that the service was started for (--root)")
-
-
-def _is_below(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")

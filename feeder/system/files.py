@@ -8,26 +8,30 @@ import fcntl
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from feeder.errors import ArgumentError, LockedError
+from feeder.errors import ArgumentError, LockedError, ServiceError
 
 __all__ = [
     "DISK_FULL",
     "TEMPORARY_SUFFIX",
     "atomic_file",
     "check_writable",
+    "confine",
     "exclusive_lock",
     "file_sha256",
     "fsync_folder",
+    "is_below",
     "open_regular",
+    "scan_folder",
     "write_text",
 ]
 
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 TEMPORARY_SUFFIX = ".tmp"
 _BUFFER_BYTES = 1 << 20
+_confined_to: set[str] = set()  # real paths of folders; empty: to none
 
 
 @contextlib.contextmanager
@@ -98,6 +102,33 @@ def _temporary_name(path: str) -> str:
     return f"{path}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
 
 
+def is_below(path: str, folder: str) -> bool:
+    """Returns whether a path is a folder's, or lies below it. Both are real paths, without links."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def confine(folders: Iterable[str]) -> None:
+    """Has :func:`open_regular` and :func:`scan_folder` refuse, from now on and in this process, what does not lie below
+    these folders or earlier ones, after links were followed: for processes that read for others."""
+    _confined_to.update(map(os.path.realpath, folders))
+
+
+def scan_folder(path: str) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:
+    """Returns :func:`os.scandir` of a folder.
+
+    Raises:
+        OSError: as :func:`os.scandir` does.
+        ServiceError: for one that this process may not read, see :func:`confine`.
+    """
+    if _confined_to:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            _check_place(descriptor, path)
+        finally:
+            os.close(descriptor)
+    return os.scandir(path)
+
+
 def open_regular(path: str, flags: int = 0) -> int:
     """Opens a regular file for reading; also an ``opener`` for :func:`open`.
 
@@ -110,13 +141,32 @@ def open_regular(path: str, flags: int = 0) -> int:
 
     Raises:
         OSError: if it can't be opened, or is a FIFO (which would block until somebody writes), a device or a socket.
+        ServiceError: for one that this process may not read, see :func:`confine`.
     """
+    if not _confined_to:
+        return _open_regular(path, path)
+    # Nothing happens to a file that is opened like this, and what is checked is what is read, whoever changes links.
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        _check_place(place, path)
+        return _open_regular(f"/proc/self/fd/{place}", path)
+    finally:
+        os.close(place)
+
+
+def _check_place(descriptor: int, path: str) -> None:
+    found = os.readlink(f"/proc/self/fd/{descriptor}")
+    if not any(is_below(found, folder) for folder in _confined_to):
+        raise ServiceError(f"{path}: leads out of the folders that the service was started for (--root)")
+
+
+def _open_regular(path: str, shown: str) -> int:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket, or a device without a driver
-            raise OSError(errno.EINVAL, "not a regular file", path) from None
+            raise OSError(errno.EINVAL, "not a regular file", shown) from None
         if error.errno != errno.EWOULDBLOCK or not os.path.isfile(path):
             raise
         descriptor = os.open(path, flags)  # blocks until another process gives up its lease on the file
@@ -124,8 +174,8 @@ def open_regular(path: str, flags: int = 0) -> int:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        raise OSError(errno.EINVAL, "not a regular file", path)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
+        raise OSError(errno.EINVAL, "not a regular file", shown)
     return descriptor
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from feeder.errors import SourceError
+from feeder.system.files import scan_folder
 
 __all__ = ["UNREADABLE", "class_names", "is_folder", "splits_advice", "unlistable", "walk"]
 
@@ -24,7 +25,7 @@ def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
         OSError: if the folder can't be listed.
         SourceError: as :func:`is_folder` does.
     """
-    with os.scandir(root) as entries:
+    with scan_folder(root) as entries:
         return sorted(entry.name for entry in entries if is_folder(entry, skip_unreadable=skip_unreadable))
 
 
