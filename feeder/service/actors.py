@@ -18,7 +18,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from feeder.service.metrics import serve_metrics
-from feeder.service.server import Server, ServerOptions
+from feeder.service.server import Server
+from feeder.service.server_options import ServerOptions
 
 __all__ = ["NAMESPACE", "Registry", "registry_name"]
 
@@ -113,7 +114,7 @@ class NodeServer:
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
         host = options["host"] or ray.util.get_node_ip_address()
-        fixed = {key: options[key] for key in ("cores", "window_bytes", "job_cores", "cache_dir")}
+        fixed = {key: options[key] for key in ("cores", "window_bytes", "job_cores", "cache_dir", "tcp_only")}
         self._server = Server(
             ServerOptions(
                 roots=tuple(options["roots"]), token=token, host=host, modules=tuple(options["modules"]), **fixed

@@ -64,6 +64,7 @@ def start(
     cache_dir: str | None = None,
     metrics_port: int | None = None,
     allow_modules: Sequence[str] = (),
+    tcp_only: bool = False,
 ) -> dict[str, Any]:
     """Starts an input service in a Ray cluster, on its nodes as they come and go, until :func:`stop`.
 
@@ -80,6 +81,8 @@ def start(
         metrics_port: TCP port of each node for Prometheus; None: none.
         allow_modules: Names of the modules whose functions recipes and fields may call on the nodes, which have the
             same files of them; no others are called, and nothing else of these.
+        tcp_only: True to send parts over TCP to jobs on the same node, too, which get a view of the server's memory
+            otherwise.
 
     Returns:
         ``servers``: [host, port] of those that have started so far, one at least.
@@ -109,6 +112,7 @@ def start(
         "cache_dir": cache_dir,
         "metrics_port": metrics_port,
         "modules": list(allow_modules),
+        "tcp_only": tcp_only,
     }
     with joined(address) as ray:
         from feeder.service.actors import NAMESPACE, Registry, registry_name

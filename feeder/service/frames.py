@@ -10,11 +10,21 @@ Note [Frames]
     differ in size, each answered by RESULT or FAILED with the part's number. CANCEL takes a part back, which may still
     be answered. STATUS is answered STATUS. Both sides send BEAT every 250 ms; the server's has the client's credit: the
     number of parts that it may have unanswered.
+
+Note [Same host]
+    WELCOME names a Unix socket and the boot of the server's machine. A client on the same one says HELLO there anew,
+    and goes on there: WELCOME comes with a descriptor of the server's memory then, which can only be read, and RESULT
+    has places in it where it has bytes otherwise. The memory stays as it is until the client says TAKEN, or its
+    connection ends; a client that was slow looks at its connection after it has copied. Where the socket is out of
+    reach, as from another network namespace, TCP remains.
 """
 
 from __future__ import annotations
 
+import array
 import enum
+import functools
+import itertools
 import json
 import socket
 import struct
@@ -26,6 +36,7 @@ __all__ = [
     "BEAT_S",
     "CLIENT_LIMITS",
     "HEAD",
+    "MOST_WORK_BYTES",
     "SERVER_LIMITS",
     "WORKER_LIMITS",
     "Frame",
@@ -35,15 +46,20 @@ __all__ = [
     "Receiver",
     "Sender",
     "pack_frame",
+    "peer_versions",
 ]
 
 BEAT_S = 0.25
+_PROTOCOL = 2
 _MAGIC = b"fd"
 HEAD = struct.Struct("<2sBxIQ")  # magic, kind, bytes of JSON, bytes of the payload
 _SCRATCH_BYTES = 1 << 16
-_SMALL, _TEXT, _LARGE = 1 << 12, 1 << 16, 32 << 20
-_MOST_RESULT_BYTES = 1 << 31
+_SMALL, _TEXT = 1 << 12, 1 << 16
+MOST_WORK_BYTES = 32 << 20
+_MOST_RESULT_BYTES = 1 << 32
 _MOST_ROWS_BYTES = 24 << 16
+_GATHERED = 16  # buffers that are sent at a time
+_ONE_DESCRIPTOR = socket.CMSG_LEN(array.array("i").itemsize)
 
 
 class ProtocolError(Exception):
@@ -64,6 +80,7 @@ class Kind(enum.IntEnum):
     CANCEL = 9
     BEAT = 10
     STATUS = 11
+    TAKEN = 12
 
 
 # Most bytes of JSON and of the payload, by kind; other kinds are refused.
@@ -71,9 +88,10 @@ Limits = Mapping[int, tuple[int, int]]
 
 CLIENT_LIMITS: Limits = {  # of what a client sends
     Kind.HELLO: (_SMALL, 0),
-    Kind.WORK: (_LARGE, 0),
+    Kind.WORK: (_SMALL, MOST_WORK_BYTES),
     Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
     Kind.CANCEL: (_SMALL, 0),
+    Kind.TAKEN: (_SMALL, 0),
     Kind.BEAT: (_SMALL, 0),
     Kind.STATUS: (_SMALL, 0),
 }
@@ -81,12 +99,16 @@ SERVER_LIMITS: Limits = {  # of what a server sends
     Kind.WELCOME: (_SMALL, 0),
     Kind.REFUSED: (_TEXT, 0),
     Kind.ACCEPTED: (_SMALL, 0),
-    Kind.RESULT: (_LARGE, _MOST_RESULT_BYTES),
+    Kind.RESULT: (_TEXT, _MOST_RESULT_BYTES),
     Kind.FAILED: (_TEXT, 0),
     Kind.BEAT: (_SMALL, 0),
     Kind.STATUS: (1 << 20, 0),
 }
-WORKER_LIMITS: Limits = {Kind.WORK: (2 * _LARGE, 0), Kind.PART: (_SMALL, _MOST_ROWS_BYTES)}
+WORKER_LIMITS: Limits = {  # of what a server sends to its processes
+    Kind.WELCOME: (1 << 20, 0),
+    Kind.WORK: (_TEXT, MOST_WORK_BYTES),
+    Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
+}
 
 
 class Frame(NamedTuple):
@@ -103,6 +125,14 @@ class Frame(NamedTuple):
     payload: list[memoryview]
 
 
+@functools.cache
+def peer_versions() -> Mapping[str, Any]:
+    """Returns the versions that both sides must have: of this protocol, and of all that decides about pixels."""
+    from feeder.shard.write.attempt import writer_versions  # which the processes that make parts do not need
+
+    return {**writer_versions(), "protocol": _PROTOCOL}
+
+
 def pack_frame(kind: Kind, message: Mapping[str, Any], payload_bytes: int = 0) -> bytes:
     """Returns head and JSON of a frame, which its payload of so many bytes is to follow."""
     data = json.dumps(message, separators=(",", ":")).encode()
@@ -117,9 +147,11 @@ class Receiver:
         limits: The kinds that may come, and how large they may be.
         place: Returns the buffers that a frame's payload goes to, by kind, message and bytes; they take exactly so
             many. None drops the payload. By default new memory.
+        takes_descriptors: True to take descriptors that come with frames, on a Unix socket.
 
     Attributes:
         is_midway: True while a frame has begun and is not whole.
+        descriptors: Descriptors that have come, for the caller to take out and close.
     """
 
     def __init__(
@@ -127,8 +159,12 @@ class Receiver:
         connection: socket.socket,
         limits: Limits,
         place: Callable[[Kind, dict[str, Any], int], Sequence[memoryview] | None] | None = None,
+        *,
+        takes_descriptors: bool = False,
     ) -> None:
         self._connection, self._limits = connection, limits
+        self._takes_descriptors = takes_descriptors
+        self.descriptors: list[int] = []
         self._place = place or (lambda kind, message, size_bytes: [memoryview(bytearray(size_bytes))])
         self._begin()
 
@@ -177,7 +213,7 @@ class Receiver:
                 self._todo.popleft()
                 return True
         try:
-            count = self._connection.recv_into(buffer)
+            count = self._received(buffer) if self._takes_descriptors else self._connection.recv_into(buffer)
         except (BlockingIOError, InterruptedError):
             return False
         if not count:
@@ -190,6 +226,13 @@ class Receiver:
         else:
             self._todo[0] = buffer[count:]
         return True
+
+    def _received(self, buffer: memoryview) -> int:
+        count, further, _, _ = self._connection.recvmsg_into([buffer], _ONE_DESCRIPTOR)
+        for level, kind, data in further:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.descriptors += array.array("i", data)
+        return count
 
     def _next_stage(self) -> Frame | None:
         """Goes on after all bytes of a stage have come; returns the frame if that was the last."""
@@ -260,6 +303,18 @@ class Sender:
         self._unsent.extend((each, then if k == len(data) - 1 else None) for k, each in enumerate(data))
         self.unsent_bytes += len(data[0]) + size_bytes
 
+    def send_now(self, kind: Kind, message: Mapping[str, Any], descriptor: int) -> None:
+        """Sends a small frame with a descriptor, on a Unix socket.
+
+        Raises:
+            OSError: if it can't be sent at once.
+        """
+        data = pack_frame(kind, message)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        self.flush()
+        if self._unsent or self._connection.sendmsg([data], rights, socket.MSG_NOSIGNAL) < len(data):
+            raise ConnectionError("the connection takes nothing")
+
     def flush(self) -> int:
         """Sends what fits; returns the number of bytes.
 
@@ -268,17 +323,21 @@ class Sender:
         """
         done = 0
         while self._unsent:
-            data, then = self._unsent[0]
+            data = [each for each, _ in itertools.islice(self._unsent, _GATHERED)]
             try:
-                count = self._connection.send(data, socket.MSG_NOSIGNAL)
+                count = self._connection.sendmsg(data, (), socket.MSG_NOSIGNAL)
             except (BlockingIOError, InterruptedError):
                 break
             done += count
-            if count < len(data):
-                self._unsent[0] = data[count:], then
-            else:
-                self._unsent.popleft()
+            while count >= len(self._unsent[0][0]):
+                each, then = self._unsent.popleft()
+                count -= len(each)
                 if then is not None:
                     then()
+                if not self._unsent:
+                    break
+            if count:
+                each, then = self._unsent[0]
+                self._unsent[0] = each[count:], then
         self.unsent_bytes -= done
         return done

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from types import FrameType
 
 from feeder.errors import ServiceError
-from feeder.service.server import Server, ServerOptions
+from feeder.service.server import Server
+from feeder.service.server_options import ServerOptions
 from feeder.system.files import TEMPORARY_SUFFIX
 
 __all__ = ["serve_file"]
@@ -27,13 +28,14 @@ def serve_file(
     job_cores: int | None,
     metrics_port: int | None = None,
     allow_modules: Sequence[str] = (),
+    tcp_only: bool = False,
 ) -> None:
     """Runs a server until the process is told to end by SIGTERM or SIGINT.
 
     Args:
         path: File that the server's address and token are written to, for its owner alone. ``service="file:PATH"`` is
             the service then. It is removed in the end.
-        roots, cores, host, window_bytes, job_cores: See :class:`feeder.service.server.ServerOptions`.
+        roots, cores, host, window_bytes, job_cores, tcp_only: See :class:`feeder.service.server_options.ServerOptions`.
         metrics_port: TCP port for Prometheus; None: none.
         allow_modules: Modules whose functions recipes and fields may call.
 
@@ -50,6 +52,7 @@ def serve_file(
         window_bytes=window_bytes,
         job_cores=job_cores,
         modules=tuple(allow_modules),
+        tcp_only=tcp_only,
     )
     try:
         server = Server(options)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from feeder.loader.workers.process import Forked
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.service.frames import Kind, pack_frame
 from feeder.service.part_maker import ANSWER
-from feeder.service.part_queue import Memory, PartQueue, Task
+from feeder.service.part_memory import Memory
+from feeder.service.part_queue import Task
 from feeder.service.work_size import WorkSize
+from feeder.system.process_usage import stat_fields
 
-__all__ = ["NUMBER_BYTES", "KnownWork", "Makers"]
+__all__ = ["NUMBER_BYTES", "Answer", "KnownWork", "Makers"]
 
 NUMBER_BYTES = 24  # of a sample: position, id, repeats
 _TARGET = "feeder.service.part_maker:part_maker"
@@ -30,23 +33,42 @@ _MOST_FAILED_STARTS = 5
 class _Maker(Worker):
     task: Task | None = None
     works: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    regions: set[int] = field(default_factory=set)  # memory that it may have mapped
-    closed: list[int] = field(default_factory=list)  # of that, what it may unmap
+    is_interrupted: bool = False  # killed for another job's sake
 
 
 class KnownWork:
     """Work that some client has asked for.
 
     Args:
-        value: Its JSON.
+        data: Its JSON, as the client has sent it.
 
     Attributes:
         size: The memory that its parts take; None until the work was checked.
+        listing: The samples of its folders as the first process has found them; empty if it has none.
     """
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    def __init__(self, data: bytes) -> None:
+        self.data = data
         self.size: WorkSize | None = None
+        self.listing = b""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) + len(self.listing)
+
+
+class Answer(NamedTuple):
+    """The end of a task.
+
+    Attributes:
+        kind: ACCEPTED or RESULT, or FAILED.
+        message: The message with it.
+        data: What comes with the message: a part's report, or the listing of some work.
+    """
+
+    kind: Kind
+    message: dict[str, Any]
+    data: bytes = b""
 
 
 class Makers:
@@ -54,10 +76,11 @@ class Makers:
 
     Args:
         count: Their number.
-        roots, cache_dir, modules: See :class:`feeder.service.roots.Roots`.
+        here: Arguments of :class:`feeder.service.roots.Roots`.
         memory: Memory for results.
         selector: Has their sockets, with their numbers as data.
-        end: Is told of the end of a task: with its kind of frame, and the message.
+        end: Is told of the end of a task.
+        again: Takes back a task that was interrupted.
 
     Attributes:
         lost: Number of those that died.
@@ -66,16 +89,14 @@ class Makers:
     def __init__(
         self,
         count: int,
-        roots: Sequence[str],
-        cache_dir: str | None,
-        modules: Sequence[str],
+        here: Mapping[str, Any],
         memory: Memory,
         selector: selectors.BaseSelector,
-        end: Callable[[Task, Kind, dict[str, Any]], None],
+        end: Callable[[Task, Answer], None],
+        again: Callable[[Task], None],
     ) -> None:
-        self._count = count
-        self._here = {"roots": tuple(roots), "cache_dir": cache_dir, "modules": tuple(modules)}
-        self._memory, self._selector, self._end = memory, selector, end
+        self._count, self._memory, self._selector, self._end, self._again = count, memory, selector, end, again
+        self._hello = pack_frame(Kind.WELCOME, {"here": here, "memory_bytes": memory.size_bytes})
         self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
         self._failed_starts = 0
         self.lost = 0
@@ -88,6 +109,12 @@ class Makers:
     def close(self) -> None:
         """Ends all of them."""
         self._supervisor.close(0.0)
+
+    def pids(self) -> list[int]:
+        """Returns the ids of this process, of theirs, and of the one that they are forked from; for any thread."""
+        pids = self._supervisor.pids()
+        parents = {int(fields[1]) for pid in pids[:1] if (fields := stat_fields(pid))}
+        return [os.getpid(), *parents, *pids]
 
     def has_unsent(self) -> bool:
         """Returns True if something has not fit into a socket yet."""
@@ -103,23 +130,32 @@ class Makers:
             if maker.task is not None:
                 self._supervisor.kill_if_silent(number, maker.heard_ns, has_started=True)
 
-    def give_out(self, queue: PartQueue, works: Mapping[str, KnownWork]) -> None:
-        """Gives idle ones the next tasks."""
-        for number, maker in enumerate(self._supervisor.workers):
-            if maker.task is not None:
-                continue
-            task = queue.take()
-            if task is None:
-                return
-            task.started_s = time.monotonic()
-            maker.task, maker.heard_ns = task, time.monotonic_ns()
-            work = works[task.digest]
-            if task.kind == Kind.PART and task.digest in maker.works:
-                maker.works.move_to_end(task.digest)
-            else:
-                self._send_work(number, task.digest, work)
-            if task.kind == Kind.PART:
-                self._send_part(number, task, work)
+    def interrupt(self, job: str, patience_s: float) -> None:
+        """Ends the process that has had a task of a job for longest, and for so long at least. The task begins anew
+        later."""
+        now = time.monotonic()
+        found = [each for each in self._supervisor.workers if each.task is not None and each.task.job == job]
+        maker = min(found, key=lambda each: each.task.started_s if each.task else now, default=None)
+        if any(each.is_interrupted for each in found) or maker is None or maker.task is None:
+            return
+        if now - maker.task.started_s > patience_s:
+            maker.is_interrupted = True
+            maker.process.kill()
+
+    def idle(self) -> list[int]:
+        """Returns the numbers of those that have nothing to do."""
+        return [number for number, maker in enumerate(self._supervisor.workers) if maker.task is None]
+
+    def give(self, number: int, task: Task, work: KnownWork) -> None:
+        """Gives an idle one its next task; one that is a part has its memory."""
+        maker = self._supervisor.workers[number]
+        maker.task, maker.heard_ns = task, time.monotonic_ns()
+        if task.kind == Kind.PART and task.digest in maker.works:
+            maker.works.move_to_end(task.digest)
+        else:
+            self._send_work(number, task.digest, work)
+        if task.kind == Kind.PART:
+            self._send_part(number, task)
 
     def hear(self, number: int) -> None:
         """Takes the answers of one; replaces it if it has died."""
@@ -130,63 +166,55 @@ class Makers:
         self._selector.unregister(maker.connection)
         self._supervisor.end(number)
         self._take_answers(number, maker)
-        self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
-        if self._failed_starts > _MOST_FAILED_STARTS:
-            raise RuntimeError("processes that make parts end before they begin; what they printed says why")
-        self.lost += 1
-        self._finish(maker, Kind.FAILED, {"error": "the process that made it has died"})
+        task, maker.task = maker.task, None
+        if maker.is_interrupted:
+            if task is not None:
+                self._again(task)
+        else:
+            self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
+            if self._failed_starts > _MOST_FAILED_STARTS:
+                raise RuntimeError("processes that make parts end before they begin; what they printed says why")
+            self.lost += 1
+            if task is not None:
+                self._end(task, Answer(Kind.FAILED, {"error": "the process that made it has died"}))
         self._start(number)
 
     def _start(self, number: int) -> None:
         maker = self._supervisor.start(number, lambda connection: Forked(_TARGET, connection))
         self._selector.register(maker.connection, selectors.EVENT_READ, number)
+        region = self._memory.region
+        self._supervisor.send(number, self._hello, [region.descriptor], region)
 
     def _send_work(self, number: int, digest: str, work: KnownWork) -> None:
         works, forget = self._supervisor.workers[number].works, []
         works[digest] = None
         while len(works) > _WORKS:
             forget.append(works.popitem(last=False)[0])
-        message = {"digest": digest, "work": work.value, "here": self._here, "forget": forget}
-        self._supervisor.send(number, pack_frame(Kind.WORK, message))
+        message = {"digest": digest, "forget": forget, "listing": len(work.listing)}
+        self._supervisor.send(number, pack_frame(Kind.WORK, message, work.size_bytes))
+        for data in filter(None, (work.data, work.listing)):
+            self._supervisor.send(number, data)
 
-    def _send_part(self, number: int, task: Task, work: KnownWork) -> None:
-        assert work.size is not None
-        task.region = self._memory.take(work.size.part_bytes(len(task.numbers) // NUMBER_BYTES, task.size))
-        region, maker = task.region.region, self._supervisor.workers[number]
-        self._note_closed()
-        maker.regions.add(task.region.number)
-        closed, maker.closed = maker.closed, []
+    def _send_part(self, number: int, task: Task) -> None:
+        assert task.memory is not None
         message = {
-            "closed": closed,
             "digest": task.digest,
             "epoch": task.epoch,
             "size": task.size,
-            "region": task.region.number,
-            "region_bytes": region.size_bytes,
+            "at": [task.memory.offset, task.memory.size_bytes],
         }
-        head = pack_frame(Kind.PART, message, len(task.numbers))
-        self._supervisor.send(number, head + task.numbers, [region.descriptor], region)
-
-    def _note_closed(self) -> None:
-        """Notes for each process the memory that is not used again, which it would keep otherwise."""
-        for gone in self._memory.take_closed():
-            for maker in self._supervisor.workers:
-                if gone in maker.regions:
-                    maker.regions.remove(gone)
-                    maker.closed.append(gone)
+        self._supervisor.send(number, pack_frame(Kind.PART, message, len(task.numbers)) + task.numbers)
 
     def _take_answers(self, number: int, maker: _Maker) -> None:
-        for (kind,), data in self._supervisor.messages(number):
+        for (kind, data_bytes), data in self._supervisor.messages(number):
             task = maker.task
             if task is None or kind == Kind.BEAT:
                 continue
-            message = json.loads(data)
-            if kind == Kind.FAILED and message["of"] == Kind.WORK:
+            cut = len(data) - data_bytes
+            answer = Answer(Kind(kind), json.loads(data[:cut]), data[cut:])
+            of = answer.message.pop("of")
+            if kind == Kind.FAILED and of == Kind.WORK:
                 maker.works.pop(task.digest, None)
-            if task.kind == message["of"]:  # else that of the work before a part, which fails as its work does
-                self._finish(maker, Kind(kind), message)
-
-    def _finish(self, maker: _Maker, kind: Kind, message: dict[str, Any]) -> None:
-        task, maker.task = maker.task, None
-        if task is not None:
-            self._end(task, kind, message)
+            if task.kind == of:  # else that of the work before a part, which fails as its work does
+                maker.task = None
+                self._end(task, answer)

@@ -8,9 +8,10 @@ import os
 import signal
 import socket
 import struct
+import time
 import traceback
-from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -25,68 +26,92 @@ from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 from feeder.loader.slots.region import Region
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.service.frames import HEAD, SERVER_LIMITS, WORKER_LIMITS, Kind
+from feeder.service.listings import MOST_LISTING_BYTES, Listings
 from feeder.service.roots import Roots
 from feeder.service.work_size import WorkSize
+from feeder.shard.cache.waits import waits
 
 __all__ = ["ANSWER", "part_maker"]
 
-# Head of an answer: length of the JSON that follows, kind of the frame that it becomes.
-ANSWER = struct.Struct("<qq")
+# Head of an answer: length of what follows, kind of the frame, length of the data after the JSON.
+ANSWER = struct.Struct("<qqq")
 
-
-_REGIONS = 64
 _SPARE_BYTES = 1 << 10  # for what the server adds
+_MOST_REPORT_BYTES = 32 << 20
 _TOO_LARGE = "its fields, or the error, are too large to be sent; make batches smaller, or leave the service out"
 _PAGE, _LINE, _COLUMNS_BYTES = 4096, 64, 24  # see Layout
+_BEAT_S = 1.0
 
 
 def part_maker(channel: socket.socket) -> None:
     """The process's main function: makes parts until the server closes the socket.
 
     Args:
-        channel: A stream socket. Frames of kind WORK and PART come on it, the latter with the memory for the result.
+        channel: A stream socket. WELCOME comes on it first, with the memory for results; then WORK and PART.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel.settimeout(None)
     end_with_trainer(channel)
-    maker = _Maker()
-    channel.sendall(ANSWER.pack(0, Kind.BEAT))  # it has started: whatever ends it now is its task's fault
-    while True:
-        head, descriptors, _, _ = socket.recv_fds(channel, HEAD.size, 1, socket.MSG_WAITALL)
-        if len(head) < HEAD.size:
-            return
+    channel.sendall(ANSWER.pack(0, Kind.BEAT, 0))  # it has started: whatever ends it now is its task's fault
+    head, descriptors, _, _ = socket.recv_fds(channel, HEAD.size, 1, socket.MSG_WAITALL)
+    frames = channel.makefile("rb")
+    maker: _Maker | None = None
+    while len(head) == HEAD.size:
         _, kind, json_bytes, payload_bytes = HEAD.unpack(head)
         most = WORKER_LIMITS[kind]
         assert json_bytes <= most[0]
-        assert payload_bytes <= most[1]
-        message = json.loads(_receive(channel, json_bytes))
-        payload = _receive(channel, payload_bytes)
-        answer: dict[str, Any] = {"of": kind}
-        try:
-            if kind == Kind.WORK:
-                answer |= maker.check(message)
-                kind = Kind.ACCEPTED
-            else:
-                answer |= maker.make(message, payload, descriptors[0])
-                kind = Kind.RESULT
-        except Exception as error:
-            answer |= _failure(error)
-            kind = Kind.FAILED
-        data = json.dumps(answer).encode()
-        if len(data) > SERVER_LIMITS.get(kind, SERVER_LIMITS[Kind.FAILED])[0] - _SPARE_BYTES:
-            kind, data = Kind.FAILED, json.dumps({"of": answer["of"], "error": _TOO_LARGE}).encode()
-        channel.sendall(ANSWER.pack(len(data), kind) + data)
+        assert payload_bytes <= most[1] + MOST_LISTING_BYTES
+        message = json.loads(_read(frames, json_bytes))
+        payload = _read(frames, payload_bytes)
+        if maker is None:
+            maker = _Maker(message["here"], Region(message["memory_bytes"], descriptors[0]), _Beat(channel))
+        else:
+            channel.sendall(_answer(maker, kind, message, payload))
+        head = frames.read(HEAD.size)
 
 
-def _receive(channel: socket.socket, size_bytes: int) -> bytearray:
-    data = bytearray(size_bytes)
-    view = memoryview(data)
-    while len(view):
-        count = channel.recv_into(view)
-        if not count:
-            os._exit(0)
-        view = view[count:]
+def _read(frames: BinaryIO, size_bytes: int) -> bytes:
+    data = frames.read(size_bytes)
+    if len(data) < size_bytes:
+        os._exit(0)  # the server is gone
     return data
+
+
+def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -> bytes:
+    """Does what a frame asks for; returns the answer."""
+    answer: dict[str, Any]
+    try:
+        if kind == Kind.WORK:
+            size, data = maker.check(message, payload)
+            end, answer = Kind.ACCEPTED, {"size": size}
+        else:
+            places, data = maker.make(message, payload)
+            end, answer = Kind.RESULT, {"places": places}
+            if len(data) > _MOST_REPORT_BYTES:
+                raise ArgumentError(_TOO_LARGE)
+    except Exception as error:
+        end, answer, data = Kind.FAILED, _failure(error), b""
+        if len(json.dumps(answer)) > SERVER_LIMITS[end][0] - _SPARE_BYTES:
+            answer = {"error": _TOO_LARGE}
+    packed = json.dumps(answer | {"of": kind}).encode()
+    return ANSWER.pack(len(packed) + len(data), end, len(data)) + packed + data
+
+
+class _Beat:
+    """The sign of life of a process whose task takes long, at most once a second.
+
+    Args:
+        channel: To the server.
+    """
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel, self._next_s = channel, 0.0
+
+    def __call__(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_s:
+            self._next_s = now + _BEAT_S
+            self._channel.sendall(ANSWER.pack(0, Kind.BEAT, 0))
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -98,26 +123,42 @@ def _failure(error: Exception) -> dict[str, Any]:
 
 
 class _Maker:
-    """Work by its digest, until the server says that it may be forgotten, and mapped memory by its number."""
+    """Work by its digest, until the server says that it may be forgotten, and the memory for results.
 
-    def __init__(self) -> None:
+    Args:
+        here: Arguments of :class:`feeder.service.roots.Roots`.
+        memory: The memory.
+        beat: The sign of life.
+    """
+
+    def __init__(self, here: dict[str, Any], memory: Region, beat: Callable[[], None]) -> None:
+        self._beat = beat
+        self._whole = memory.array(np.uint8, (memory.size_bytes,))
         self._works: dict[str, Work] = {}
-        self._regions: OrderedDict[int, Region] = OrderedDict()
+        self._roots = Roots(**here, beat=beat)
+        self._roots.confine()
+        waits.beat = beat
 
-    def check(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Opens the sets of some work and makes its decoder; returns what a sample takes."""
+    def check(self, message: dict[str, Any], payload: bytes) -> tuple[WorkSize, bytes]:
+        """Opens the sets of some work and makes its decoder; returns what a sample takes, and the listing of folders
+        that it has made, to be given to others."""
         for digest in message["forget"]:
             self._works.pop(digest, None)
-        found = work_from_json(message["work"], Roots(**message["here"]))
+        cut = len(payload) - message["listing"]
+        try:
+            value = json.loads(payload[:cut])
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise ArgumentError("this is no work of this version of feeder")
+        self._roots.listings = Listings(payload[cut:])
+        found = work_from_json(value, self._roots)
         found.prepare()
         self._works[message["digest"]] = found
-        return {"size": _size(found)}
+        return _size(found), self._roots.listings.packed()
 
-    def make(self, message: dict[str, Any], payload: bytearray, descriptor: int) -> dict[str, Any]:
-        """Makes a part; returns its report, and where in the memory its arrays are: [offset, bytes] each."""
-        for number in message["closed"]:
-            self._regions.pop(number, None)
-        region = self._region(message["region"], message["region_bytes"], descriptor)
+    def make(self, message: dict[str, Any], payload: bytes) -> tuple[list[list[int]], bytes]:
+        """Makes a part; returns where in the memory its arrays are, [offset, bytes] each, and its report as JSON."""
         work = self._works[message["digest"]]
         rows = len(payload) // _COLUMNS_BYTES
         numbers = np.frombuffer(payload, np.int64).reshape(3, rows)
@@ -127,21 +168,11 @@ class _Maker:
             sizes = work.image_sizes(message["epoch"], (height, width))
             _check_sizes(work, message["epoch"], sizes)
             layout = layout.at(sizes)
-        memory = region.array(np.uint8, (region.size_bytes,))
-        view = SlotView.of(layout, memory, Samples(*numbers), sizes)
+        offset, size_bytes = message["at"]
+        view = SlotView.of(layout, self._whole[offset : offset + size_bytes], Samples(*numbers), sizes)
         work.meter = Meter()
-        report = work.run(message["epoch"], view)
-        return report_to_json(report) | {"arrays": _places(memory, view), "stages": _sparse(work.meter)}
-
-    def _region(self, number: int, size_bytes: int, descriptor: int) -> Region:
-        if number in self._regions:
-            os.close(descriptor)
-        else:
-            self._regions[number] = Region(size_bytes, descriptor)
-            if len(self._regions) > _REGIONS:
-                self._regions.popitem(last=False)
-        self._regions.move_to_end(number)
-        return self._regions[number]
+        report = work.run(message["epoch"], view, self._beat)
+        return _places(self._whole, view), json.dumps(report_to_json(report) | {"stages": _sparse(work.meter)}).encode()
 
 
 def _size(work: Work) -> WorkSize:

@@ -8,8 +8,7 @@ import time
 from typing import Any
 
 from feeder.errors import ServiceError
-from feeder.service.frames import SERVER_LIMITS, Kind, ProtocolError, Receiver, pack_frame
-from feeder.shard.write.attempt import writer_versions
+from feeder.service.frames import SERVER_LIMITS, Kind, ProtocolError, Receiver, pack_frame, peer_versions
 
 __all__ = ["server_status", "service_status"]
 
@@ -23,7 +22,7 @@ def server_status(address: tuple[str, int], token: str) -> dict[str, Any]:
     Raises:
         ServiceError: with the reason if it does not answer, or refuses.
     """
-    hello = {"token": token, "versions": writer_versions(), "job": "status"}
+    hello = {"token": token, "versions": peer_versions(), "job": "status"}
     try:
         with socket.create_connection(address, _TIMEOUT_S) as connection:
             connection.sendall(pack_frame(Kind.HELLO, hello) + pack_frame(Kind.STATUS, {}))

@@ -1,4 +1,4 @@
-"""Files mapped into memory.
+"""Files, and memory of other processes on this machine, mapped into memory.
 
 Python's own mmap keeps a descriptor for each mapping, so that a process soon runs out of descriptors.
 """
@@ -6,11 +6,12 @@ Python's own mmap keeps a descriptor for each mapping, so that a process soon ru
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import mmap
 import os
 import weakref
 
-__all__ = ["map_file"]
+__all__ = ["boot_id", "map_file", "map_other_memory"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
@@ -38,3 +39,33 @@ def map_file(descriptor: int, size_bytes: int) -> memoryview:
     array = (ctypes.c_ubyte * size_bytes).from_address(address)
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return memoryview(array).cast("B").toreadonly()
+
+
+def boot_id() -> str:
+    """Returns a text that differs between machines, and between the starts of one.
+
+    Raises:
+        OSError: if the system has none.
+    """
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def map_other_memory(descriptor: int, size_bytes: int) -> memoryview:
+    """Maps a memfd of another process for reading, see :func:`map_file`.
+
+    Args:
+        descriptor: The memfd.
+        size_bytes: Its size.
+
+    Raises:
+        OSError: if it can't be mapped.
+        ValueError: if it has another size, or may shrink: to read behind its end would kill this process.
+    """
+    try:
+        is_fixed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError:  # it is no memfd
+        is_fixed = 0
+    if not is_fixed or size_bytes < 1 or os.fstat(descriptor).st_size != size_bytes:
+        raise ValueError("memory that may shrink, or of another size")
+    return map_file(descriptor, size_bytes)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = [
     "Memory",
     "cpu_seconds",
     "cpu_seconds_by_process",
+    "cpu_seconds_of",
     "forget_peak",
     "memory",
     "process_tree",
@@ -47,6 +49,12 @@ def cpu_seconds(root: int | None = None) -> float:
 def cpu_seconds_by_process(root: int | None = None) -> dict[int, float]:
     """Returns the CPU time of each running process of a tree, by process id, without its ended children."""
     return {pid: sum(map(int, fields[11:13])) / _TICKS_PER_S for pid, fields in _family(root).items()}
+
+
+def cpu_seconds_of(pids: Iterable[int]) -> float:
+    """Returns the CPU time of processes that are known, with that of their ended children that have been waited for."""
+    found = (fields for pid in pids if (fields := stat_fields(pid)))
+    return sum(sum(map(int, fields[11:15])) for fields in found) / _TICKS_PER_S
 
 
 def memory(root: int | None = None) -> Memory:

@@ -31,7 +31,7 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
     for _ in range(2):
         check_same(copied_epoch(only), copied_epoch(local))
         assert only.state_dict() == local.state_dict()
-    assert server.parts() - before == local.stats()["parts"] > 0
+    assert server.parts() - before >= local.stats()["parts"] > 0  # one that is late is asked for again
     assert {name: only.stats()[name] for name in COUNTS} == {name: local.stats()[name] for name in COUNTS}
     for one in (local, only):
         one.close()

@@ -1,9 +1,9 @@
-"""Jobs share the cores of a server, and trials its results."""
+"""Jobs share the cores of a server."""
 
 from __future__ import annotations
 
 from feeder.service.frames import Kind
-from feeder.service.part_queue import Memory, PartQueue, Result, Task, Window
+from feeder.service.part_queue import PartQueue, Task
 
 
 def task(job: str, number: int) -> Task:
@@ -46,15 +46,36 @@ def test_a_part_that_nobody_wants_any_more_is_not_made() -> None:
     assert len(queue) == 0
 
 
-def test_the_window_keeps_the_newest_parts_and_never_memory_in_use() -> None:
-    memory = Memory(4)
-    window = Window(2 << 20, memory)
-    pieces = [memory.take(1 << 20) for _ in range(3)]
-    for number, piece in enumerate(pieces):
-        window.add(("work", 0, bytes([number]), None), Result({}, piece, [[0, 16]]))
-    assert [window.get(("work", 0, bytes([k]), None)) is not None for k in range(3)] == [False, True, True]
-    assert [piece.users for piece in pieces] == [1, 2, 2]  # being sent, or in the window, too
-    for piece in pieces:
-        memory.release(piece)
-    assert memory.take(1 << 20) is pieces[0]
-    assert memory.take(1 << 20) not in pieces
+def test_a_job_whose_task_has_to_wait_does_not_keep_others_waiting() -> None:
+    queue = PartQueue()
+    for job in ("large", "small"):
+        queue.add(task(job, 1))
+    taken = queue.take(lambda each: each.job != "large")
+    assert taken is not None
+    assert taken.job == "small"
+    assert queue.take(lambda each: each.job != "large") is None
+    assert queue.waiting("large") == 1
+
+
+def test_a_task_that_was_interrupted_comes_first_again() -> None:
+    queue = PartQueue()
+    for number in (1, 2):
+        queue.add(task("job", number))
+    first = queue.take()
+    assert first is not None
+    queue.ended(first)
+    queue.add(first, is_first=True)
+    assert queue.take() is first
+
+
+def test_the_job_with_the_most_cores_is_named_where_another_one_has_none() -> None:
+    queue = PartQueue()
+    for number in range(3):
+        queue.add(task("many", number))
+        queue.take()
+    queue.add(task("few", 1))
+    assert queue.greedy_job(3600) is None  # it has not waited so long
+    assert queue.greedy_job(-1) == "many"
+    queue.take()
+    queue.add(task("few", 2))
+    assert queue.greedy_job(-1) is None  # it has a core

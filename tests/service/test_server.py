@@ -44,7 +44,7 @@ def refusal(server: ServiceServer, work: Any) -> str:
     welcome = peer.next()
     assert welcome is not None
     assert welcome.kind == Kind.WELCOME
-    peer.send(Kind.WORK, {"work": work})
+    peer.work(work)
     answer = peer.next()
     peer.close()
     assert answer is not None
@@ -57,7 +57,7 @@ def check_serves(server: ServiceServer, work: Any, numbers: bytes) -> bytes:
     peer = Peer(server)
     peer.hello()
     peer.next()
-    peer.send(Kind.WORK, {"work": work})
+    peer.work(work)
     answer = peer.next()
     assert answer is not None
     assert answer.kind == Kind.ACCEPTED, answer
@@ -66,7 +66,7 @@ def check_serves(server: ServiceServer, work: Any, numbers: bytes) -> bytes:
     peer.close()
     assert answer is not None
     assert (answer.kind, answer.message["number"]) == (Kind.RESULT, 7)
-    return b"".join(answer.payload)
+    return b"".join(answer.payload)[answer.message["report"] :]
 
 
 def numbers_of(count: int) -> bytes:
@@ -191,7 +191,7 @@ def test_a_part_that_is_none_costs_its_connection(
     peer = Peer(server)
     peer.hello()
     peer.next()
-    peer.send(Kind.WORK, {"work": work_of(root / "set")})
+    peer.work(work_of(root / "set"))
     peer.next()
     peer.send(Kind.PART, message, numbers)
     assert peer.next() is None
@@ -201,7 +201,7 @@ def test_samples_that_there_are_not_fail_alone(server: ServiceServer, root: Path
     peer = Peer(server)
     peer.hello()
     peer.next()
-    peer.send(Kind.WORK, {"work": work_of(root / "set")})
+    peer.work(work_of(root / "set"))
     peer.next()
     for k, i in enumerate((-1, 64, 1 << 62, -(1 << 63))):
         numbers = np.array([0, i, 0], np.int64).tobytes()
@@ -244,7 +244,7 @@ def test_random_messages_cost_connections_and_never_a_server(server: ServiceServ
         if draw.random() < 0.8:
             peer.hello()
         if draw.random() < 0.6:
-            peer.send(Kind.WORK, {"work": draw.choice((work, padded))})
+            peer.work(draw.choice((work, padded)))
         try:
             for _ in range(draw.randrange(1, 40)):
                 peer.connection.sendall(_message(draw, work, server))
@@ -320,7 +320,7 @@ def test_the_counts_of_jobs_that_are_gone_are_added_up(root: Path, tmp_path: Pat
         peer = Peer(one)
         peer.hello(job=f"job {number}")
         peer.next()
-        peer.send(Kind.WORK, {"work": work})
+        peer.work(work)
         peer.next()
         peer.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(1))
         peer.next()
@@ -342,14 +342,14 @@ def test_a_size_that_the_recipe_does_not_make_costs_a_part_or_a_connection(serve
         (work, None, None),
         (work, [0, 16], None),
         (work, [1 << 20, 16], None),
-        (work, [1 << 15, 1 << 15], None),
+        (work, [1 << 15, 1 << 15], Kind.FAILED),  # larger than all memory
         (work, "16", None),
         (work_of(root / "set"), [16, 16], None),
     ):
         peer = Peer(server)
         peer.hello()
         peer.next()
-        peer.send(Kind.WORK, {"work": value})
+        peer.work(value)
         peer.next()
         peer.send(Kind.PART, {"number": 1, "epoch": 0} | ({} if size is None else {"size": size}), numbers_of(4))
         answer = peer.next()
@@ -364,7 +364,7 @@ def test_padded_images_that_are_larger_than_their_batch_fail_alone(server: Servi
     peer = Peer(server)
     peer.hello()
     peer.next()
-    peer.send(Kind.WORK, {"work": work_to_json(made)})
+    peer.work(work_to_json(made))
     peer.next()
     for number, (size, kind) in enumerate((([12, 16], Kind.RESULT), ([4, 8], Kind.FAILED))):
         peer.send(Kind.PART, {"number": number, "epoch": 0, "size": size}, numbers_of(4))

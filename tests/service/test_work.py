@@ -83,7 +83,7 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
         local, only = (epoch(one) for one in made)
         assert len(local) > 1
         assert all(map(is_same, only, local))
-    assert server.parts() - before == made[0].stats()["parts"]
+    assert server.parts() - before >= made[0].stats()["parts"] > 0
     for one in made:
         one.close()
 

@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, pack_frame
+from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, pack_frame, peer_versions
 from feeder.service.status import server_status
-from feeder.shard.write.attempt import writer_versions
 from tests.support import ROOT
 from tests.support.processes import wait_until
 
-__all__ = ["Peer", "ServiceServer"]
+__all__ = ["LocalPeer", "Peer", "ServiceServer"]
 
 
 class ServiceServer:
@@ -29,6 +28,7 @@ class ServiceServer:
         root: Folder or URL below which it reads sets.
         options: Further options of ``feeder serve``.
         cores: Number of its processes.
+        environment: Further variables of its processes.
 
     Attributes:
         service: The loader's argument.
@@ -36,11 +36,19 @@ class ServiceServer:
         token: Its token.
     """
 
-    def __init__(self, folder: Path, root: Path | str, *options: str, cores: int = 1) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        root: Path | str,
+        *options: str,
+        cores: int = 1,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.path = folder / f"service-{len(list(folder.glob('service-*')))}.json"
         self.service = f"file:{self.path}"
         command = ["serve", "--root", str(root), "--cpus", str(cores), "--file", str(self.path), *options]
-        self.process = subprocess.Popen([sys.executable, "-m", "feeder", *command], cwd=ROOT)
+        variables = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen([sys.executable, "-m", "feeder", *command], cwd=ROOT, env=variables)
         wait_until(lambda: self.path.exists() or self.process.poll() is not None)
         found = json.loads(self.path.read_text())
         ((host, port),) = found["servers"]
@@ -83,7 +91,11 @@ class Peer:
 
     def hello(self, **changes: Any) -> None:
         """Introduces itself as a relay does, but for some changes."""
-        self.send(Kind.HELLO, {"token": self._server.token, "versions": writer_versions(), "job": "test"} | changes)
+        self.send(Kind.HELLO, {"token": self._server.token, "versions": peer_versions(), "job": "test"} | changes)
+
+    def work(self, value: Any) -> None:
+        """Says which work it asks for."""
+        self.send(Kind.WORK, {}, json.dumps(value).encode())
 
     def send(self, kind: Kind, message: Mapping[str, Any], payload: bytes = b"") -> None:
         self.connection.sendall(pack_frame(kind, message, len(payload)) + payload)
@@ -101,5 +113,46 @@ class Peer:
     def close(self) -> None:
         self.connection.close()
 
+    def ask(self, work: Any) -> None:
+        """Introduces itself, and says which work it asks for, until that is accepted."""
+        self.hello()
+        welcome = self.next()
+        assert welcome is not None
+        self.work(work)
+        answer = self.next()
+        assert answer is not None
+        assert answer.kind == Kind.ACCEPTED, answer
+
     def __del__(self) -> None:
         self.close()
+
+
+class LocalPeer(Peer):
+    """A peer on the server's Unix socket, which gets its memory.
+
+    Args:
+        server: The server.
+
+    Attributes:
+        descriptors: Descriptors that have come.
+    """
+
+    def __init__(self, server: ServiceServer) -> None:
+        super().__init__(server)
+        self.hello()
+        welcome = self.next()
+        assert welcome is not None
+        self.connection.close()
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connection.settimeout(30)
+        self.connection.connect(f"\0{welcome.message['local']['socket']}")
+        self._receiver = Receiver(self.connection, SERVER_LIMITS, takes_descriptors=True)
+
+    @property
+    def descriptors(self) -> list[int]:
+        return self._receiver.descriptors
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+        super().close()

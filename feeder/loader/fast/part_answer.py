@@ -17,7 +17,9 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.substitution import Substitution
 from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
 
-__all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
+__all__ = ["Stages", "add_stages", "error_from_json", "report_from_json", "report_to_json", "stages_from_json"]
+
+Stages = tuple[list[int], list[int]]  # words of a meter: their places, and what to add
 
 _NUMBERS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")
 _BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
@@ -69,25 +71,30 @@ def report_from_json(value: Mapping[str, Any], rows: int, columns: int) -> PartR
     )
 
 
-def add_stages(meter: Meter, value: Any) -> None:
-    """Adds the stages of a part to a meter.
+def stages_from_json(value: Any) -> Stages:
+    """Returns what the stages of a part took.
 
     Args:
-        meter: The meter.
         value: Places and words, as JSON; trusted in nothing.
 
     Raises:
         ValueError: if it is not such JSON.
     """
-    try:
-        places, words = (np.array(each, np.int64).reshape(-1) for each in value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError("a report without stages") from None
-    if len(places) != len(words) or (len(places) and not (places.min() >= 0 and places.max() < METER_WORDS)):
+    places, words = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    if not isinstance(places, list) or not isinstance(words, list) or len(places) != len(words):
+        raise ValueError("a report without stages")
+    if not all(type(place) is int and 0 <= place < METER_WORDS for place in places) or not all(
+        type(word) is int and abs(word) < _MOST for word in words
+    ):
         raise ValueError("a report with stages that there are not")
-    longest = places % STAGE_WORDS == _LONGEST
-    np.add.at(meter.words, places[~longest], words[~longest])
-    np.maximum.at(meter.words, places[longest], words[longest])
+    return places, words
+
+
+def add_stages(meter: Meter, stages: Stages) -> None:
+    """Adds the stages of a part to a meter."""
+    numbers: Any = memoryview(meter.words)  # type: ignore[arg-type]
+    for place, word in zip(*stages, strict=True):
+        numbers[place] = max(numbers[place], word) if place % STAGE_WORDS == _LONGEST else numbers[place] + word
 
 
 def error_from_json(value: Mapping[str, Any]) -> DecodeError | None:

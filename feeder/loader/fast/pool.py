@@ -117,7 +117,8 @@ class Pool:
         self._rows = [range(number, number + 1) for number in range(options.workers)]
         if options.service is not None:
             self._rows.append(range(options.workers, options.workers + RELAY_ROWS))
-        self._board = Board(2 * parts, self._rows[-1].stop, patience_s=options.hang_timeout_s)
+        rows = self._rows[-1].stop
+        self._board = Board(2 * parts, rows, patience_s=options.hang_timeout_s, meters=options.processes)
         # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
         self._payload = pack(work) if options.context is None else None
         self._outstanding: dict[int, Part] = {}
@@ -138,6 +139,11 @@ class Pool:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def service_cores(self) -> int:
+        """Number of the cores of the input service's servers, as far as they are known."""
+        return self._board.service_cores
 
     @property
     def unfinished(self) -> int:
@@ -266,10 +272,7 @@ class Pool:
 
     def stages(self) -> npt.NDArray[np.int64]:
         """Returns what the stages of each process took: int64 [processes, METER_WORDS]."""
-        return self._stages() if self._totals is None else self._totals[1]
-
-    def _stages(self) -> npt.NDArray[np.int64]:
-        return self._board.stages()[[rows[0] for rows in self._rows]]
+        return self._board.stages() if self._totals is None else self._totals[1]
 
     def _claimed(self, number: int) -> list[int]:
         """Returns the numbers of the parts that a process has claimed and not sent off."""
@@ -291,7 +294,7 @@ class Pool:
         self._closed = True  # only now: if this is interrupted, it is done again
         if self._payload is not None:
             self._payload.close()
-        self._totals = self._board.all_sums(), self._stages()
+        self._totals = self._board.all_sums(), self._board.stages()
         self._board.close()
         return have_ended
 
@@ -302,7 +305,8 @@ class Pool:
     def _start(self, number: int) -> None:
         self._supervisor.start(number, self._launch)
         board, payload = self._board, self._payload
-        sizes = (self._ring.slots, board.capacity, board.workers, 0 if payload is None else payload.size_bytes)
+        payload_bytes = 0 if payload is None else payload.size_bytes
+        sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
         service = self.options.service if number == self.options.workers else None
         hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, service, self.options.cpus))
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
@@ -334,11 +338,11 @@ class Pool:
 
     def _give_again(self, number: int, row: int) -> None:
         """Gives a part to another worker than the one that had it."""
-        self._board.finish(row)
         part = self._outstanding.get(number)
         if part is not None:
             self._given_out_ns = time.monotonic_ns()
             self._board.again([part])
+        self._board.finish(row)  # not before: it tells the relay that the part is on the board, or not wanted
 
     def _hangs(self, number: int) -> bool:
         """Kills a worker that has or could take a part and is silent for too long; returns True then."""

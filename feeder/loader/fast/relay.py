@@ -5,9 +5,11 @@ Note [Relays]
     order, slots, counts, and what happens when it dies or hangs are those of any worker.
     It claims a part only for a server that has credit left, and only if no local worker is idle. It alone writes the
     slot of a part that it has claimed. A part that is unanswered for too long it hands back to the pool by a message,
-    after it has made sure that nothing more of the answer goes into the slot; then a local worker makes it. The pool
-    clears the part's row, which is the relay's sign that the row is free again. A loader without local workers has the
-    relay make such parts by itself.
+    after it has made sure that nothing more of the answer goes into the slot; then a local worker may make it. The pool
+    puts the part back on the board and clears its row, which is the relay's sign that the row is free again. An answer
+    that comes before a worker has claimed the part again is not lost: the relay claims it, and is done. A loader
+    without local workers has the relay make such parts by itself, and one that makes none has another server asked,
+    too; the first answer counts.
     All pixels that can be are sent as uint8; where that leaves an affine map to do, the relay does it.
 """
 
@@ -18,56 +20,78 @@ import functools
 import os
 import select
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from feeder.errors import ServiceError
-from feeder.loader.fast.part_answer import add_stages, error_from_json, report_from_json
+from feeder.loader.fast.part_answer import error_from_json
 from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.received_part import Arrays, PartReceiver, Received
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
-from feeder.loader.fast.service_directory import Directory
+from feeder.loader.fast.servers import Servers
 from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
-from feeder.loader.fast.work_json import given_labels, sent_splits, work_to_json
+from feeder.loader.fast.work_json import work_data
 from feeder.loader.fast.worker import Declined, finish_part, make_part, send_message
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import BEAT_S, Frame, Kind
-from feeder.shard.write.attempt import writer_versions
-from feeder.system.text import say
 
 __all__ = ["relay_loop"]
 
 _FIRST_LIMIT_S = 1.0  # for an answer, before any is known
 _LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
-_RECONNECT_S = 1.0
+_MOST_AT_ONCE = 2  # servers that are asked for one part
+_MOST_RETURNED = 16  # parts that were handed back, and may be answered still
 _LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
 _PAUSE_MS = 2
 _MOST_FAILURES = 3  # of one part, where no other way to make it is left
 _BUSY_S = 2 * BEAT_S  # without a look at the sockets: silence does not count then
 
 
+@dataclass(eq=False)
 class _Asked:
     """A part that was claimed.
 
     Attributes:
-        link: The server that was asked; None: it waits for one.
-        request: The request there.
+        part: The part.
+        row: The row that it was claimed by.
+        view: Its rows of the slot.
+        requests: The servers that were asked, with the numbers of the requests there; empty: it waits for one.
+        since_s: Time of the last request.
         failures: Number of servers, or times, that it failed on.
+        is_back: True once it is another's: it was handed back to the pool, or made here.
+        is_on_board: True once the pool has put it on the board again.
+        received: The answer, where it came after that.
     """
 
-    def __init__(self, part: Part, row: int, view: SlotView) -> None:
-        self.part, self.row, self.view = part, row, view
-        self.link: ServerLink | None = None
-        self.request = -1
-        self.failures = 0
-        self.since_s = time.monotonic()
-        self.scratch: list[npt.NDArray[Any]] = []
+    part: Part
+    row: int
+    view: SlotView
+    requests: list[tuple[ServerLink[_Request], int]] = field(default_factory=list)
+    since_s: float = 0.0
+    failures: int = 0
+    is_back: bool = False
+    is_on_board: bool = False
+    received: Received | None = None
+
+
+@dataclass(eq=False)
+class _Request:
+    """A request for a part to one server.
+
+    Attributes:
+        asked: The part.
+        is_apart: True if the answer is received beside the slot, whose rows may be another's by then.
+        arrays: The memory that it is received in, once it comes.
+    """
+
+    asked: _Asked
+    is_apart: bool = False
+    arrays: Arrays = field(default_factory=list)
 
 
 def relay_loop(
@@ -103,144 +127,102 @@ class _Relay:
         work: Work,
         options: ServiceOptions,
     ) -> None:
-        self._channel, self._board, self._rows, self._view_of = channel, board, rows, view_of
+        self._channel, self._board, self._view_of = channel, board, view_of
         self._work, self._options = work, options
-        self._json = work_to_json(work)
-        self._splits = sent_splits(work)
-        self._labels = given_labels(work.reader)
-        self._columns = sum(not extra.columns for extra in work.values)
-        self._directory = Directory(options)
-        self._links: dict[tuple[str, int], ServerLink] = {}
-        self._not_before: dict[tuple[str, int], float] = {}
-        self._told: set[str] = set()
+        self._receiver = PartReceiver(work)
+        self._servers: Servers[_Request] = Servers(options, work_data(work), self._buffers)
+        self._idle_rows = deque(rows)
         self._asked: dict[int, _Asked] = {}
-        self._scratch: dict[int, list[npt.NDArray[np.uint8]]] = {}
-        self._usual_s = 0.0
-        self._next_s = self._looked_s = time.monotonic()
-        self._served_s = time.monotonic()  # when there was a server, or the wait for one began
+        self._returned: dict[int, _Asked] = {}
+        self._poll, self._polled = select.poll(), dict[int, int]()
+        now = time.monotonic()
+        self._next_s = self._looked_s = self._late_s = now
+        self._answered_s = now  # when a server answered, or parts began to wait for one
         self._seen = (-1, 0.0)  # the oldest part that waits, and since when
         self._is_empty_handed = False
         work.meter = board.meter(rows[0])
+        self._sums = board.sums(rows[0])
         self._beat = functools.partial(board.beat, rows[0])
         self._beat()
 
     def turn(self) -> bool:
         """Waits for something, and does what there is to do; returns False once the trainer is gone."""
-        ready = self._poll()
+        ready = self._wait()
         if self._channel.fileno() in ready:
             return False
         now = time.monotonic()
         if now - self._looked_s > _BUSY_S:
-            for link in self._links.values():
-                link.forgive()
+            self._servers.forgive()
+            self._answered_s += now - self._looked_s
         self._looked_s = now
-        for link in list(self._links.values()):
-            events = ready.get(link.connection.fileno(), 0)
-            for answer in link.serve(events) if events else ():
-                self._take(link, answer)
-        if self._directory.descriptor in ready or now >= self._next_s:
-            self._directory.look()
-        if now >= self._next_s:
+        answers = self._servers.serve(ready)
+        for answer in answers:
+            self._take(*answer)
+        is_due = now >= self._next_s
+        self._servers.look(ready, is_due=is_due)
+        if is_due:
             self._next_s = now + BEAT_S
             self._beat()
-            self._renew_links()
-        self._drop_lost_links()
-        self._see_to_late_parts()
-        self._claim()
+            self._board.service_cores = self._servers.cores
+        has_lost = self._drop_lost()
+        # Most turns receive some bytes of a part, and there is nothing else to do.
+        if answers or is_due or has_lost or now >= self._late_s or self._board.event in ready or self._is_empty_handed:
+            self._see_to_late_parts()
+            self._take_again(is_due=is_due)
+            self._claim()
+        self._servers.flush()
         return True
 
-    def _poll(self) -> dict[int, int]:
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        for link in self._links.values():
-            poll.register(link.connection, link.events())
-        if self._directory.descriptor is not None:
-            poll.register(self._directory.descriptor, select.POLLIN)
-        wait_s = self._next_s - time.monotonic()
-        if self._asked:
-            wait_s = min(wait_s, self._limit_s() / 4)
+    def _wait(self) -> dict[int, int]:
+        """Waits for something; returns the events by descriptor."""
+        wanted = self._servers.polled() | {self._channel.fileno(): select.POLLIN}
+        now = time.monotonic()
+        wait_s = min(self._next_s, self._late_s) - now if self._asked else self._next_s - now
         if self._wants_parts():
             if self._is_empty_handed and self._board.pending():
                 wait_s = min(wait_s, _PAUSE_MS / 1000)  # the event stays readable until a local worker has taken it
             else:
-                poll.register(self._board.event, select.POLLIN)
-        return dict(poll.poll(max(0, int(wait_s * 1000) + 1)))
+                wanted[self._board.event] = select.POLLIN
+        if wanted != self._polled:
+            for descriptor in self._polled.keys() - wanted.keys():
+                self._poll.unregister(descriptor)
+            for descriptor, events in wanted.items():
+                self._poll.register(descriptor, events)
+            self._polled = wanted
+        return dict(self._poll.poll(max(0, int(wait_s * 1000) + 1)))
 
-    # Servers.
-
-    def _renew_links(self) -> None:
-        """Connects to servers that are new or were lost a while ago."""
-        now, token = time.monotonic(), self._directory.token
-        for address in self._directory.servers:
-            if address not in self._links and now >= self._not_before.get(address, 0.0):
-                hello = {"token": token, "versions": writer_versions(), "job": self._options.job or "job"}
-                self._links[address] = ServerLink(address, hello, self._json, self._buffers)
-        for link in self._links.values():
-            link.tick()
-
-    def _drop_lost_links(self) -> None:
-        for address, link in list(self._links.items()):
-            if not link.lost:
-                continue
-            del self._links[address]
-            self._not_before[address] = time.monotonic() + _RECONNECT_S
-            link.close()
-            if link.refusal:
-                self._tell(f"server {address[0]}:{address[1]} refuses this job: {link.refusal}")
-            for number, _ in link.sent.values():
-                self._asked[number].link = None  # another one, or a local worker
-
-    def _tell(self, text: str) -> None:
-        """Says on standard error, once, what keeps the service from being of use."""
-        if text not in self._told:
-            self._told.add(text)
-            say(f"feeder: service {self._options.place!r}: {text}", file=sys.stderr)
-
-    def _free_link(self, other_than: ServerLink | None = None) -> ServerLink | None:
-        """Returns the server that has the most credit left."""
-        ready = [link for link in self._links.values() if link.is_ready and link is not other_than]
-        return max(ready, key=lambda link: link.credit - len(link.sent), default=None)
-
-    def _has_servers(self) -> bool:
-        return any(link.credit for link in self._links.values())
-
-    # Parts.
-
-    def _free_row(self) -> int | None:
-        taken = {asked.row for asked in self._asked.values()}
-        return next((row for row in self._rows if row not in taken and self._board.is_free(row)), None)
+    # Claims.
 
     def _wants_parts(self) -> bool:
         """Returns True if another part may be claimed."""
-        if len(self._asked) >= len(self._rows):
+        if not self._idle_rows:
             return False
-        if self._free_link() is not None:
+        if self._servers.free() is not None:
             return True
-        if self._has_servers():
+        if self._servers.are_at_work:
             return False
         return self._is_overdue() if self._options.only else not self._options.local_workers
 
     def _is_overdue(self) -> bool:
-        """Returns True if no server was there for the time that a loader without local parts waits."""
-        return time.monotonic() - self._served_s > self._options.timeout_s
+        """Returns True if no server has answered for the time that a loader without local parts waits."""
+        return time.monotonic() - self._answered_s > self._options.timeout_s
 
     def _claim(self) -> None:
         """Claims parts for servers with credit left."""
-        if self._has_servers() or not (self._board.pending() or self._asked):
-            self._served_s = time.monotonic()
+        if not (self._asked or self._board.pending()):
+            self._answered_s = time.monotonic()
         self._is_empty_handed = False
         while self._wants_parts():
-            row = self._free_row()
-            part = None if row is None or self._leaves_to_local_workers() else self._claim_one(row)
+            row = self._idle_rows[0]
+            part = None if self._leaves_to_local_workers() else self._claim_one(row)
             if part is None:
                 self._is_empty_handed = True
                 return
-            assert row is not None
-            asked = _Asked(part, row, self._view_of(part))
-            self._asked[part.number] = asked
-            link = self._free_link()
+            self._idle_rows.popleft()
+            asked = self._asked[part.number] = _Asked(part, row, self._view_of(part))
+            link = self._servers.free()
             if link is not None:
-                self._send(asked, link)
+                self._ask(asked, link)
             elif self._options.only:
                 self._fail(asked)
             else:
@@ -270,146 +252,197 @@ class _Relay:
             self._seen = first, now
         return waiting > 0 and now - self._seen[1] < _LOCAL_FIRST_S
 
-    def _send(self, asked: _Asked, link: ServerLink) -> None:
-        asked.link, asked.since_s = link, time.monotonic()
-        samples = asked.view.samples
-        numbers = [_bytes(each) for each in samples]
-        asked.request = link.ask(asked.part.number, asked.part.epoch, numbers, asked.view.image_size)
+    # Requests and answers.
 
-    def _take(self, link: ServerLink, answer: Frame) -> None:
+    def _ask(self, asked: _Asked, link: ServerLink[_Request]) -> None:
+        request = _Request(asked, is_apart=bool(asked.requests))
+        numbers = [memoryview(each.view("uint8")) for each in asked.view.samples]  # type: ignore[arg-type]
+        asked.requests.append((link, link.ask(request, asked.part.epoch, numbers, asked.view.image_size)))
+        asked.since_s = time.monotonic()
+        self._late_s = min(self._late_s, asked.since_s + _limit_s(link))
+
+    def _cancel(self, asked: _Asked) -> None:
+        """Takes back all requests for a part."""
+        for link, number in asked.requests:
+            self._receiver.release(link.cancel(number).arrays)
+        asked.requests = []
+
+    def _buffers(self, request: _Request, message: dict[str, Any]) -> list[memoryview]:
+        """Returns the places that an answer is received into."""
+        found = self._receiver.buffers(request.asked.view, message, apart=request.is_apart)
+        if found is None:
+            return [memoryview(b"")]  # which is refused, as it is too short
+        request.arrays = found[1]
+        return found[0]
+
+    def _take(self, link: ServerLink[_Request], number: int, request: _Request, answer: Frame) -> None:
         """Takes a server's answer to a part."""
-        request = answer.message.get("number")
-        sent = link.sent.pop(request, None) if type(request) is int else None
-        if sent is None:
-            return  # it was taken back
-        number, sent_s = sent
-        asked = self._asked[number]
-        spent_s = time.monotonic() - sent_s
-        self._usual_s += (spent_s - self._usual_s) * (0.1 if self._usual_s else 1.0)
+        asked = request.asked
+        asked.requests.remove((link, number))
+        self._answered_s = time.monotonic()
         if answer.kind == Kind.FAILED:
-            error = error_from_json(answer.message)
-            if error is not None:
-                self._finish(asked, PartReport(), error)
-            elif not self._options.only:
-                self._decline(asked)
-            elif asked.failures < _MOST_FAILURES:
-                asked.failures += 1
-                asked.link = None
-            else:
-                reason = str(answer.message.get("error"))[-500:]
-                self._finish(asked, PartReport(), ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
+            self._take_failure(link, asked, answer)
             return
         try:
-            report = report_from_json(answer.message, asked.part.rows, self._columns)
-            if any(each.substitute >= len(self._work.reader) for each in report.substitutions):
-                raise ValueError("a substitute that there is not")
-            add_stages(self._work.meter, answer.message.get("stages"))
+            received = self._receiver.received(asked.view, answer, request.arrays, link.memory)
         except ValueError as error:
             link.lost = f"answered what is none of the protocol: {error}"
-            asked.link = None
             return
-        self._complete(asked, report)
-        self._finish(asked, report, report if report.has_news else None)
-
-    def _complete(self, asked: _Asked, report: PartReport) -> None:
-        """Does what is left to do on a part that was received: labels of the dataset's own, and affine maps."""
-        view = asked.view
-        if self._labels is not None:
-            ids = view.samples.ids.copy()
-            for each in report.substitutions:
-                ids[view.samples.positions == each.position] = each.substitute
-            view.labels[:] = self._labels[ids]
-        scratch = iter(asked.scratch)
-        for recipe, image, is_mapped in zip(self._work.recipes, view.images, self._maps, strict=True):
-            if is_mapped:
-                affine = recipe.affine
-                assert affine is not None
-                scale, bias = (each.reshape(3, 1, 1) for each in affine)
-                pixels = next(scratch)
-                np.multiply(pixels.reshape(image.shape), scale, out=image)
-                image += bias
-                self._scratch.setdefault(pixels.nbytes, []).append(pixels)
-        asked.scratch = []
-
-    @functools.cached_property
-    def _maps(self) -> list[bool]:
-        """True for each image of a sample whose pixels are sent as uint8, and stand in the slot as floats."""
-        own = self._work.splits or (None,) * len(self._splits)
-        return [sent is not None and here is None for sent, here in zip(self._splits, own, strict=True)]
-
-    def _buffers(self, number: int, message: Mapping[str, Any], size_bytes: int) -> list[memoryview]:
-        """Returns the places that a part is received into: its rows of the slot, where nothing is left to do on it."""
-        asked, sizes = self._asked[number], message.get("sizes")
-        view = asked.view
-        if not isinstance(sizes, list) or len(sizes) != 1 + len(view.images) + len(view.further):
-            return [memoryview(b"")]  # which is refused, as it is too short
-        if self._labels is None:
-            found = [_bytes(view.labels)]
+        if asked.is_back:
+            received = received.copy() if link.memory is not None else received
         else:
-            found = [memoryview(bytearray(min(int(sizes[0]), size_bytes)))]
-        asked.scratch = []
-        for image, is_mapped in zip(view.images, self._maps, strict=True):
-            if is_mapped:
-                kept = self._scratch.get(image.size)
-                pixels = kept.pop() if kept else np.empty(image.size, np.uint8)
-                asked.scratch.append(pixels)
-                found.append(_bytes(pixels))
-            else:
-                found.append(_bytes(image))
-        return found + [_bytes(each) for each in view.further]
+            self._receiver.finish(asked.view, received)
+        if link.memory is not None:
+            if not link.is_open():  # its memory may be another part's by now
+                link.lost = "is gone"
+                return
+            link.taken(number)
+        if not asked.is_back:
+            self._cancel(asked)
+            self._complete(asked, received)
+        elif self._returned.get(asked.part.number) is asked:
+            asked.received = received
+        else:
+            self._receiver.release(received.arrays)
 
-    def _limit_s(self) -> float:
-        """Returns the time after which a part counts as unanswered."""
-        if not self._usual_s:
-            return _FIRST_LIMIT_S
-        return max(_LEAST_LIMIT_S, min(_LATE * self._usual_s, self._usual_s + _MOST_LATE_S))
+    def _take_failure(self, link: ServerLink[_Request], asked: _Asked, answer: Frame) -> None:
+        if asked.is_back:
+            return  # a local worker finds out by itself
+        error = error_from_json(answer.message)
+        asked.failures += 1
+        if error is not None:
+            self._cancel(asked)
+            self._finish(asked, PartReport(), error)
+        elif not self._options.only:
+            self._cancel(asked)
+            self._hand_back(asked)
+        elif not asked.requests and asked.failures > _MOST_FAILURES:
+            reason = str(answer.message.get("error"))[-500:]
+            self._finish(asked, PartReport(), ServiceError(f"server {link.address[0]} can't make a part: {reason}"))
+
+    def _drop_lost(self) -> bool:
+        """Has the parts of servers that are gone made otherwise; returns True if there are such servers."""
+        lost = self._servers.drop_lost()
+        for link, requests in lost:
+            for request in requests:
+                asked = request.asked
+                asked.requests = [each for each in asked.requests if each[0] is not link]
+                self._receiver.release(request.arrays)
+        return bool(lost)
 
     def _see_to_late_parts(self) -> None:
-        """Has unanswered parts made otherwise, and those whose server is gone."""
-        now, limit_s = time.monotonic(), self._limit_s()
+        """Has unanswered parts made otherwise, too, and those whose server is gone."""
+        now = time.monotonic()
+        self._late_s = now + BEAT_S
         for asked in list(self._asked.values()):
-            link = self._free_link(asked.link)
-            if asked.link is not None:
-                if now - asked.since_s < limit_s or (self._options.only and link is None):
-                    continue
-                self._usual_s = max(self._usual_s, min(now - asked.since_s, 10.0)) * 1.2  # until an answer says less
-                asked.link.cancel(asked.request)
-                asked.link = None
-            if link is not None and self._options.only:
-                self._send(asked, link)
-            elif not self._options.only:
-                self._decline(asked)
-            elif self._is_overdue():
-                self._fail(asked)
+            if self._options.only:
+                self._ask_further(asked, now)
+            elif not asked.requests or self._is_late(asked, now):
+                self._hand_back(asked)
 
-    def _decline(self, asked: _Asked) -> None:
+    def _is_late(self, asked: _Asked, now: float) -> bool:
+        """Returns True for a part that is unanswered for too long, whose server gets no others until it answers
+        something; else notes when it will be."""
+        link, _ = asked.requests[-1]
+        limit_s = _limit_s(link)
+        if now - asked.since_s < limit_s:
+            self._late_s = min(self._late_s, asked.since_s + limit_s)
+            return False
+        link.is_late = True
+        return True
+
+    def _ask_further(self, asked: _Asked, now: float) -> None:
+        """Asks a server for a part that has none, or another one for a late part."""
+        if self._is_overdue():
+            self._cancel(asked)
+            self._fail(asked)
+        elif len(asked.requests) < _MOST_AT_ONCE:
+            link = self._servers.free([link for link, _ in asked.requests])
+            if link is not None and (not asked.requests or self._is_late(asked, now)):
+                self._ask(asked, link)
+
+    # Ends of parts.
+
+    def _hand_back(self, asked: _Asked) -> None:
         """Has a part made by a local worker, or here if there is none."""
+        asked.is_back = True
+        if any(link.is_receiving(number) for link, number in asked.requests):
+            self._cancel(asked)
+        for link, number in asked.requests:
+            link.owner(number).is_apart = True
         if not self._options.local_workers:
+            self._let_go(asked)
             self._make_here(asked)
             return
         del self._asked[asked.part.number]
+        if len(self._returned) >= _MOST_RETURNED:
+            self._cancel(asked)
+        self._returned[asked.part.number] = asked
         send_message(self._channel, asked.part.number, Declined(asked.row), self._board)
         os.eventfd_write(self._board.sent, 1)  # the trainer has to give it out again
+
+    def _take_again(self, *, is_due: bool) -> None:
+        """Claims parts that were handed back, and answered before a worker had claimed them; forgets the others."""
+        for asked in self._returned.values():
+            if not asked.is_on_board and self._board.is_free(asked.row):
+                asked.is_on_board = True
+                self._idle_rows.append(asked.row)
+        for number, asked in list(self._returned.items()):
+            if not asked.is_on_board:
+                continue
+            if asked.received is not None and self._idle_rows:
+                part = self._board.claim_again(self._idle_rows[0], number)
+                if part is not None:
+                    del self._returned[number]
+                    asked.row = self._idle_rows.popleft()
+                    self._receiver.finish(asked.view, asked.received)
+                    self._complete(asked, asked.received)
+                    continue
+            if not asked.requests or is_due:
+                self._forget_if_claimed(asked)
+
+    def _forget_if_claimed(self, asked: _Asked) -> None:
+        if (not asked.requests and asked.received is None) or not self._board.waits_again(asked.part.number):
+            del self._returned[asked.part.number]
+            self._let_go(asked)
+            if asked.received is not None:
+                self._receiver.release(asked.received.arrays)
+
+    def _let_go(self, asked: _Asked) -> None:
+        """Takes back the requests for a part that is another's by now, but for the last one of each server, whose
+        answer tells that it is at work again."""
+        for link, number in list(asked.requests):
+            if len(link.sent) > 1:
+                asked.requests.remove((link, number))
+                self._receiver.release(link.cancel(number).arrays)
 
     def _make_here(self, asked: _Asked) -> None:
         del self._asked[asked.part.number]
         make_part(self._channel, self._board, asked.row, asked.part, asked.view, self._work, self._beat)
+        self._idle_rows.append(asked.row)
 
     def _fail(self, asked: _Asked) -> None:
-        reasons = [self._directory.problem, *sorted(self._told)]
-        reason = "; ".join(filter(None, reasons)) or "its servers do not answer"
         error = ServiceError(
-            f"no server of the service {self._options.place!r} was there for {self._options.timeout_s:g} s: {reason}. "
-            "Start one with `feeder serve`, raise timeout=, or leave service_only=True out"
+            f"no server of the service {self._options.place!r} was there for {self._options.timeout_s:g} s: "
+            f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave service_only=True out"
         )
         self._finish(asked, PartReport(), error)
 
+    def _complete(self, asked: _Asked, received: Received) -> None:
+        self._receiver.release(received.arrays)
+        report = received.report
+        self._finish(asked, report, report if report.has_news else None)
+
     def _finish(self, asked: _Asked, report: PartReport, message: Any) -> None:
         self._asked.pop(asked.part.number, None)
-        report.count(self._board.sums(self._rows[0]), report.read_ns + report.decode_ns)
+        report.count(self._sums, report.read_ns + report.decode_ns)
         finish_part(self._channel, self._board, asked.row, asked.part, message)
+        self._idle_rows.append(asked.row)
 
 
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
-    """Returns the memory of a contiguous array."""
-    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+def _limit_s(link: ServerLink[_Request]) -> float:
+    """Returns the time after which a part counts as unanswered."""
+    usual_s = link.usual_s
+    if not usual_s:
+        return _FIRST_LIMIT_S
+    return max(_LEAST_LIMIT_S, min(_LATE * usual_s, usual_s + _MOST_LATE_S))

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder.service.frames import BEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender
+from feeder.system.mapping import boot_id, map_other_memory
 
 __all__ = ["ServerLink"]
 
 SILENCE_S = 4 * BEAT_S
 _CONNECT_S = 2.0
-_OPEN_S = 60.0  # for the sets on the other side to be opened
+_MOST_NAME_BYTES = 100  # of a Unix socket
+_MOST_TIMES = 10.0
+_NEWEST = 0.1  # share of the last answer in the usual time
+
+R = TypeVar("R")
 
 
-class ServerLink:
-    """A connection, which is being made once this is.
+class ServerLink(Generic[R]):
+    """A connection, which is being made once this is. On the server's host it moves to the server's Unix socket, see
+    Note [Same host].
 
     Args:
         address: The server's host and port.
         hello: The message that introduces the job.
         work: The work, as JSON.
-        place: Returns the buffers for a part's result by the part's number, its message and its bytes, see
+        place: Returns the buffers for a part's result by the request, its message and its bytes, see
             :class:`feeder.service.frames.Receiver`.
 
     Attributes:
         credit: Number of parts that may be unanswered here; 0 until the work is accepted.
-        sent: Number and time of sending of the parts that are, by request. No request has the number of another, so
+        cores: Number of its cores; 0 until it is known.
+        sent: The requests that are unanswered, by number, each with its time. No request has the number of another, so
             that the answer to one that was taken back is never taken for that to a later one.
+        usual_s: The time that an answer takes, lately; 0 before the first one.
+        is_late: True while a part is late, and nothing was answered since. It is for the owner to set.
+        memory: The server's memory on this host, uint8 [bytes], which can only be read; None on another host.
         refusal: The reason for which the server refused the job; empty for one that did not.
         lost: The reason for which the link is of no more use; empty while it is.
     """
@@ -40,93 +55,125 @@ class ServerLink:
         self,
         address: tuple[str, int],
         hello: Mapping[str, Any],
-        work: Mapping[str, Any],
-        place: Callable[[int, dict[str, Any], int], Sequence[memoryview] | None],
+        work: bytes,
+        place: Callable[[R, dict[str, Any]], Sequence[memoryview]],
     ) -> None:
         self.address = address
-        self.credit = 0
-        self.sent: dict[int, tuple[int, float]] = {}
+        self.credit = self.cores = 0
+        self.sent: dict[int, tuple[R, float]] = {}
+        self.usual_s = 0.0
+        self.is_late = False
+        self.memory: npt.NDArray[np.uint8] | None = None
         self._next = 0
         self.refusal = self.lost = ""
-        self._work = work
-        self._is_connected = False
+        self._hello, self._work, self._place = hello, work, place
+        self._is_connected = self._is_local = False
         self._receiving: int | None = None  # the request whose payload comes
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._begin(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address)
+
+    def _begin(self, family: int, address: Any) -> None:
         self.connection = socket.socket(family, socket.SOCK_STREAM)
         self.connection.setblocking(False)
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._place = place
-        self._receiver = Receiver(self.connection, SERVER_LIMITS, self._buffers)
+        self._is_local = family == socket.AF_UNIX
+        if not self._is_local:
+            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._receiver = Receiver(self.connection, SERVER_LIMITS, self._buffers, takes_descriptors=self._is_local)
         self._sender = Sender(self.connection)
-        self._sender.add(Kind.HELLO, hello)
-        self._began_s = self.heard_s = time.monotonic()
+        self._sender.add(Kind.HELLO, self._hello)
+        self._ends = select.poll()
+        self._ends.register(self.connection, select.POLLRDHUP)
+        self.heard_s = time.monotonic()
         try:
             code = self.connection.connect_ex(address)
         except OSError as error:  # a name that nobody knows
             code = error.errno or errno.EHOSTUNREACH
         if code not in (0, errno.EINPROGRESS):
-            self.lost = f"can't be reached: error {code}"
+            self.lost = f"can't be reached: {os.strerror(code)}"
 
     @property
     def is_ready(self) -> bool:
         """True if it takes another part."""
-        return not self.lost and len(self.sent) < self.credit
+        return not (self.lost or self.is_late) and len(self.sent) < self.credit
+
+    @property
+    def load(self) -> tuple[float, float]:
+        """The share of its credit that is in use, and the time that it takes: the smaller, the sooner it answers."""
+        return len(self.sent) / max(1, self.credit), self.usual_s
 
     def events(self) -> int:
         """Returns what to poll the socket for."""
         return select.POLLIN | (select.POLLOUT if self._sender.unsent_bytes or not self._is_connected else 0)
 
-    def ask(self, number: int, epoch: int, numbers: Sequence[memoryview], size: tuple[int, int] | None = None) -> int:
-        """Asks for a part; returns the request.
+    def ask(self, owner: R, epoch: int, numbers: Sequence[memoryview], size: tuple[int, int] | None = None) -> int:
+        """Asks for a part, with the next :meth:`flush`; returns the request's number.
 
         Args:
-            number: Its number.
+            owner: Anything, which comes back with the answer.
             epoch: The epoch that the augmentation is drawn for.
             numbers: Its positions, ids and repeats, int64 [N] each, as bytes; copied.
             size: (height, width) of its batch's images; None: that of the recipe.
         """
         request, self._next = self._next, self._next + 1
-        self.sent[request] = number, time.monotonic()
+        self.sent[request] = owner, time.monotonic()
         data = memoryview(b"".join(numbers))
         message = {"number": request, "epoch": epoch} | ({} if size is None else {"size": size})
         self._sender.add(Kind.PART, message, [data])
-        self._flush()
         return request
 
-    def cancel(self, request: int) -> None:
-        """Takes back a request: nothing of its answer is written any more."""
-        del self.sent[request]
+    def owner(self, request: int) -> R:
+        """Returns the owner of a request that is unanswered."""
+        return self.sent[request][0]
+
+    def cancel(self, request: int) -> R:
+        """Takes back a request: nothing of its answer is written any more. Returns its owner."""
+        owner, _ = self.sent.pop(request)
+        self.is_late = self.is_late and bool(self.sent)
         if self._receiving == request:
             self._receiver.drop_payload()
         self._sender.add(Kind.CANCEL, {"number": request})
-        self._flush()
+        return owner
 
-    def serve(self, events: int) -> list[Frame]:
-        """Receives and sends what there is; returns whole answers to parts. Whatever is wrong ends the link."""
-        found = []
+    def is_receiving(self, request: int) -> bool:
+        """Returns True while a request's answer comes."""
+        return self._receiving == request
+
+    def taken(self, request: int) -> None:
+        """Tells the server that a result in its memory is not needed any more."""
+        self._sender.add(Kind.TAKEN, {"number": request})
+
+    def is_open(self) -> bool:
+        """Returns True unless the server has ended the connection: its memory has stayed as it was."""
+        return not self.lost and not self._ends.poll(0)
+
+    def serve(self, events: int) -> list[tuple[int, R, Frame]]:
+        """Receives and sends what there is; returns whole answers to parts: request, owner, frame. Whatever is wrong
+        ends the link."""
+        found: list[tuple[int, R, Frame]] = []
         if not self._is_connected and events & (select.POLLOUT | select.POLLERR | select.POLLHUP):
             code = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self.lost = f"can't be reached: error {code}"
+                self.lost = f"can't be reached: {os.strerror(code)}"
                 return []
             self._is_connected = True
             self.heard_s = time.monotonic()
         try:
             if events & ~select.POLLOUT and self._is_connected:
-                for frame in self._receiver.frames():
+                receiver = self._receiver
+                for frame in receiver.frames():
                     self.heard_s = time.monotonic()
                     if frame.kind in (Kind.RESULT, Kind.FAILED):
-                        self._receiving = None
-                        found.append(frame)
+                        found += self._answered(frame)
                     else:
                         self._take(frame.kind, frame.message)
-                if self._receiver.is_midway:
+                    if receiver is not self._receiver:  # it has moved
+                        break
+                if receiver.is_midway:
                     self.heard_s = time.monotonic()
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
-            self.lost = f"answered what is none of the protocol: {error}"
+            self.lost = self.lost or f"answered what is none of the protocol: {error}"
         except OSError as error:
-            self.lost = f"is gone: {error}"
-        self._flush()
+            self.lost = self.lost or f"is gone: {error}"
+        self.flush()
         return found
 
     def tick(self) -> None:
@@ -138,41 +185,97 @@ class ServerLink:
             return
         if silent_s > SILENCE_S:
             self.lost = f"is silent for {silent_s:.1f} s"
-        elif not self.credit and time.monotonic() - self._began_s > _OPEN_S:
-            self.lost = f"has not opened the set in {_OPEN_S:g} s"
         elif not self._sender.unsent_bytes:
             self._sender.add(Kind.BEAT, {})
-            self._flush()
+            self.flush()
 
     def forgive(self) -> None:
         """Begins the server's silence anew: this process was busy, and did not listen."""
         self.heard_s = time.monotonic()
 
-    def close(self) -> None:
-        """Closes the socket."""
-        self.connection.close()
-
-    def _flush(self) -> None:
-        if self._is_connected and not self.lost:
+    def flush(self) -> None:
+        """Sends what fits."""
+        if self._is_connected and not self.lost and self._sender.unsent_bytes:
             try:
                 self._sender.flush()
             except OSError as error:
                 self.lost = f"is gone: {error}"
 
+    def close(self) -> None:
+        """Closes the socket."""
+        self._close_descriptors()
+        self.connection.close()
+
+    def _close_descriptors(self) -> None:
+        while self._receiver.descriptors:
+            os.close(self._receiver.descriptors.pop())
+
+    def _answered(self, frame: Frame) -> list[tuple[int, R, Frame]]:
+        self._receiving = None
+        request = frame.message["number"]
+        if type(request) is not int:
+            raise ProtocolError("an answer to nothing")
+        if request not in self.sent:  # it was taken back
+            if frame.kind == Kind.RESULT and self._is_local:
+                self.taken(request)
+            return []
+        owner, sent_s = self.sent.pop(request)
+        self.is_late = False
+        spent_s = time.monotonic() - sent_s
+        if self.usual_s:
+            spent_s = min(spent_s, _MOST_TIMES * self.usual_s)  # one that hung says little about others
+        self.usual_s += (spent_s - self.usual_s) * (_NEWEST if self.usual_s else 1.0)
+        return [(request, owner, frame)]
+
     def _take(self, kind: Kind, message: dict[str, Any]) -> None:
         if kind == Kind.WELCOME:
-            self._sender.add(Kind.WORK, {"work": self._work})
+            self.cores = _whole(message["cores"])
+            if self._is_local:
+                self._take_memory(message)
+            elif self._moves(message["local"]):
+                return
+            self._sender.add(Kind.WORK, {}, [memoryview(self._work)])
         elif kind == Kind.REFUSED:
             self.refusal = str(message["reason"])[:2000]
             self.lost = f"refuses this job: {self.refusal}"
-        else:
-            credit = message.get("credit")
-            if type(credit) is int and 0 <= credit <= 1 << 16 and (self.credit or kind == Kind.ACCEPTED):
-                self.credit = credit
+        elif "credit" in message and (self.credit or kind == Kind.ACCEPTED):
+            self.credit = _whole(message["credit"])
+
+    def _moves(self, local: Any) -> bool:
+        """Moves to the server's Unix socket, if it is within reach; returns False where TCP remains."""
+        here = ""
+        with contextlib.suppress(OSError):
+            here = boot_id()
+        if not isinstance(local, dict) or not here or local.get("boot") != here or "socket" not in local:
+            return False
+        by_tcp = self.connection, self._receiver, self._sender, self._ends, self.heard_s
+        self._begin(socket.AF_UNIX, f"\0{local['socket']}"[:_MOST_NAME_BYTES])
+        if self.lost:  # it is that of another network namespace
+            self.connection.close()
+            self.lost, self._is_local = "", False
+            self.connection, self._receiver, self._sender, self._ends, self.heard_s = by_tcp
+            return False
+        by_tcp[0].close()
+        return True
+
+    def _take_memory(self, message: dict[str, Any]) -> None:
+        if not self._receiver.descriptors:
+            raise ProtocolError("no memory")
+        try:
+            whole = map_other_memory(self._receiver.descriptors[0], _whole(message["memory_bytes"], 1 << 62))
+        finally:
+            self._close_descriptors()
+        self.memory = np.frombuffer(whole, np.uint8)
 
     def _buffers(self, kind: Kind, message: dict[str, Any], size_bytes: int) -> Sequence[memoryview] | None:
         request = message.get("number")
         if kind != Kind.RESULT or type(request) is not int or request not in self.sent:
             return None
         self._receiving = request
-        return self._place(self.sent[request][0], message, size_bytes)
+        return self._place(self.sent[request][0], message)
+
+
+def _whole(value: Any, most: int = 1 << 16) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ProtocolError(f"expected a number, got {value!r}")
+    return value

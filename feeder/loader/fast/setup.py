@@ -198,7 +198,6 @@ def make_engine(
     limit = options.memory_limit_bytes
     ahead = options.ahead
     if service is not None:  # free slots are the credit of servers
-        is_given = True
         ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
     persistent = options.persistent_workers or service is not None  # a relay has to find its servers anew
     return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
@@ -224,9 +223,9 @@ def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> Serv
         if fixed.service_only:
             raise ArgumentError("service_only=True is for a loader with service=")
         return None
-    from feeder.loader.fast.work_json import work_to_json  # which few loaders need
+    from feeder.loader.fast.work_json import work_data  # which few loaders need
 
-    work_to_json(work)
+    work_data(work)
     timeout_s = options.timeout_s or DEFAULT_TIMEOUT_S
     workers = 0 if fixed.service_only else options.num_workers
     return ServiceOptions(fixed.service, fixed.service_only, timeout_s, workers, job_name())

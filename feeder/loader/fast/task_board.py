@@ -38,7 +38,7 @@ _NONE = -1
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, length, pid
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 0.01
 _HEADER = 8
-_FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL = range(4)
+_FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL, _SERVICE_CORES = range(5)
 _PART_WORDS = 7
 _WORKER_WORDS = 8
 # Columns of a worker's row.
@@ -77,6 +77,7 @@ class Board:
         workers: Number of workers.
         descriptors: (region, eventfds) of a board made by another process; None makes a new one.
         patience_s: A process that holds the lock for longer while this one wants it is killed; None: none is.
+        meters: Number of the first workers that have a meter; None: all.
 
     Attributes:
         evicted: Ids of the processes that were killed for holding the lock.
@@ -89,11 +90,13 @@ class Board:
         descriptors: tuple[int, int, int] | None = None,
         *,
         patience_s: float | None = None,
+        meters: int | None = None,
     ) -> None:
         self.capacity, self.workers = capacity, workers
+        self.meters = workers if meters is None else meters
         self.evicted: set[int] = set()
         self._patience_s = patience_s
-        words = _HEADER + capacity * (_PART_WORDS + 2) + workers * (_WORKER_WORDS + METER_WORDS)
+        words = _HEADER + capacity * (_PART_WORDS + 2) + workers * _WORKER_WORDS + self.meters * METER_WORDS
         if descriptors is None:
             self.region = Region(8 * words)
             self.event = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -113,7 +116,7 @@ class Board:
         self._rows = each[at : at + workers * _WORKER_WORDS]
         self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
         at += workers * _WORKER_WORDS
-        self._stages = numbers[at:].reshape(workers, METER_WORDS)
+        self._stages = numbers[at:].reshape(self.meters, METER_WORDS)
         if descriptors is None:
             self._workers[:, _PART] = _NONE
 
@@ -145,16 +148,35 @@ class Board:
         """
         with self._locked():
             for queue, head, tail in self._queues()[fresh_only:]:
-                place = self._header[head]
-                if place < self._header[tail]:
-                    number = queue[place % self.capacity]
-                    row = worker * _WORKER_WORDS
-                    self._rows[row + _BEAT_NS] = time.monotonic_ns()
-                    self._rows[row + _PART] = number
-                    self._header[head] = place + 1
-                    at = number % self.capacity * _PART_WORDS
-                    return Part(number, *self._parts[at : at + _PART_WORDS].tolist())
+                if self._header[head] < self._header[tail]:
+                    return self._take(worker, queue, head)
         return None
+
+    def claim_again(self, worker: int, number: int) -> Part | None:
+        """Claims a part that another worker had before, if it is the next one of those; else returns None."""
+        with self._locked():
+            queue, head, tail = self._queues()[0]
+            place = self._header[head]
+            if place < self._header[tail] and queue[place % self.capacity] == number:
+                return self._take(worker, queue, head)
+        return None
+
+    def waits_again(self, number: int) -> bool:
+        """Returns True if a part that another worker had before is unclaimed."""
+        with self._locked():
+            queue, head, tail = self._queues()[0]
+            return any(queue[k % self.capacity] == number for k in range(self._header[head], self._header[tail]))
+
+    def _take(self, worker: int, queue: Any, head: int) -> Part:
+        """Takes the first part of a queue, while the lock is held."""
+        place = self._header[head]
+        number = queue[place % self.capacity]
+        row = worker * _WORKER_WORDS
+        self._rows[row + _BEAT_NS] = time.monotonic_ns()
+        self._rows[row + _PART] = number
+        self._header[head] = place + 1
+        at = number % self.capacity * _PART_WORDS
+        return Part(number, *self._parts[at : at + _PART_WORDS].tolist())
 
     def claimed(self, worker: int) -> int | None:
         """Returns the number of the part that a worker has claimed and not sent off, or None."""
@@ -167,6 +189,15 @@ class Board:
                 if place < end and queue[place % self.capacity] == number:
                     return None  # killed between writing its row and moving the head
         return number
+
+    @property
+    def service_cores(self) -> int:
+        """Number of the cores of the input service's servers, as far as the relay knows them."""
+        return int(self._header[_SERVICE_CORES])
+
+    @service_cores.setter
+    def service_cores(self, cores: int) -> None:
+        self._header[_SERVICE_CORES] = cores
 
     def pending(self) -> bool:
         """Returns True if there are unclaimed parts."""
@@ -222,7 +253,7 @@ class Board:
         return Meter(self._stages[worker])
 
     def stages(self) -> npt.NDArray[np.int64]:
-        """Returns a copy of the workers' meters: int64 [workers, METER_WORDS]."""
+        """Returns a copy of the workers' meters: int64 [meters, METER_WORDS]."""
         stages: npt.NDArray[np.int64] = self._stages.copy()
         return stages
 

@@ -20,6 +20,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import Here, leaves, set_from_json, set_to_json
 from feeder.order.buckets import Buckets
+from feeder.service.frames import MOST_WORK_BYTES
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import recipe_from_json, recipe_to_json
@@ -27,7 +28,7 @@ from feeder.transforms.recipe_json import recipe_from_json, recipe_to_json
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["given_labels", "sent_splits", "size_from_json", "work_from_json", "work_to_json"]
+__all__ = ["given_labels", "sent_splits", "size_from_json", "work_data", "work_from_json", "work_to_json"]
 
 _MOST = 1 << 16  # pixels of a side
 _PAD = ("multiple", "value", "group_by_aspect")
@@ -74,6 +75,21 @@ def work_to_json(work: Work) -> dict[str, Any]:
         "groups": None if work.groups is None else [list(size) for size in work.groups.sizes],
         "pad": None if work.pad is None else {name: getattr(work.pad, name) for name in _PAD},
     }
+
+
+def work_data(work: Work) -> bytes:
+    """Returns the JSON of :func:`work_to_json`, the same bytes for the same work.
+
+    Raises:
+        ArgumentError: naming what can't be made on another node, or if it takes too much.
+    """
+    data = json.dumps(work_to_json(work), sort_keys=True, separators=(",", ":")).encode()
+    if len(data) > MOST_WORK_BYTES:
+        raise _refused(
+            f"work whose description takes {len(data) >> 20} MiB, {MOST_WORK_BYTES >> 20} are allowed: for one, a "
+            "subset of many millions of samples in no order"
+        )
+    return data
 
 
 def _check_extras(work: Work, extras: dict[str, Any], exif: bool, modules: dict[str, str]) -> None:

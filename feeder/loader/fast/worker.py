@@ -63,14 +63,14 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
         return
-    layout, sys.path[:], rows, slots, capacity, workers, payload_bytes, service, cpus = pickle.loads(hello)
+    layout, sys.path[:], rows, slots, capacity, workers, meters, payload_bytes, service, cpus = pickle.loads(hello)
     number = rows[0]
     if cpus is not None:
         with contextlib.suppress(OSError):  # they were taken from the job meanwhile
             os.sched_setaffinity(0, cpus)
     try:
         ring = Region(layout.slot_bytes * slots, descriptors[0])
-        board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]))
+        board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]), meters=meters)
         if work is None:
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None

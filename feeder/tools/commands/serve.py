@@ -67,6 +67,9 @@ def add(commands: Any) -> None:
         help="without Ray: serve on this machine until interrupted, and write address and token to this file, for "
         "service='file:FILE'",
     )
+    command.add_argument(
+        "--tcp-only", action="store_true", help="send parts over TCP to jobs on the same machine, too: to measure that"
+    )
     what = command.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show nodes, jobs and images/s")
     what.add_argument("--stop", action="store_true", help="end the service")
@@ -89,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         "job_cores": arguments.job_cpus,
         "metrics_port": arguments.metrics_port,
         "allow_modules": arguments.allow_module,
+        "tcp_only": arguments.tcp_only,
     }
     if arguments.file is not None:
         from feeder.service.local_server import serve_file

@@ -1,0 +1,192 @@
+"""The memory of a server that parts are made in.
+
+Note [Memory of parts]
+    All parts lie in one memfd, which every process of the server maps once, and so does a client on the same host, for
+    reading. Its size is fixed, so that nobody's parts take more; pages are allocated as they are first used, and given
+    back once they were free for a while. Clients get a descriptor that was opened for reading, of a file that nobody
+    may open for writing again, and that can't shrink under them.
+    A piece has users: the process that makes a part in it, the clients that it is being sent to, and the window. It is
+    used again when the last of them is gone, the one freed last first, as that is still in the CPU's caches.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+
+from feeder.errors import ArgumentError
+from feeder.loader.slots.region import Region
+from feeder.system.memory import available_bytes
+
+__all__ = ["PART_BYTES", "Memory", "MemoryPiece", "memory_bytes"]
+
+PART_BYTES = 64 << 20  # of a large part; of these there is memory for two for each core
+_UNIT, _CLASS_BITS = 1 << 16, 4  # sizes differ by a sixteenth at least, or few pieces would be used again
+_ALLOCATED_AT_ONCE = 1 << 20  # see Region
+
+
+def memory_bytes(window_bytes: int, cores: int) -> int:
+    """Returns the memory that a server takes at most: its window, and the parts that are being made and sent.
+
+    Raises:
+        ArgumentError: if the machine has less.
+    """
+    if window_bytes < 0:
+        raise ArgumentError(f"--window must be 0 or more bytes, got {window_bytes}")
+    available = available_bytes()
+    if window_bytes > available:
+        raise ArgumentError(
+            f"--window takes {window_bytes >> 20} MiB, and this machine has {available >> 20} MiB available: lower it"
+        )
+    parts_bytes = min((2 * cores + 2) * PART_BYTES, max(2 * PART_BYTES, (available - window_bytes) // 2))
+    return -(-(window_bytes + parts_bytes) // _UNIT) * _UNIT
+
+
+class MemoryPiece:
+    """A piece of the memory.
+
+    Args:
+        offset, size_bytes: Its place.
+
+    Attributes:
+        users: Number of its users.
+        freed_s: Time of its last release, on the monotonic clock.
+        is_allocated: True if its pages are.
+    """
+
+    def __init__(self, offset: int, size_bytes: int, *, is_allocated: bool = False) -> None:
+        self.offset, self.size_bytes, self.is_allocated = offset, size_bytes, is_allocated
+        self.users, self.freed_s = 0, 0.0
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size_bytes
+
+
+class Memory:
+    """See Note [Memory of parts].
+
+    Args:
+        size_bytes: Size of all of it.
+        kept_s: Time that free pages stay allocated, as they may be wanted again soon.
+    """
+
+    def __init__(self, size_bytes: int, kept_s: float = 10.0) -> None:
+        descriptor = os.memfd_create("feeder-parts", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+            os.fchmod(descriptor, 0o400)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self.for_reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self.region, self._kept_s = Region(size_bytes, descriptor), kept_s
+        self._free: list[MemoryPiece] = []  # the one freed last at the end
+        self._end = 0  # nothing was ever used behind it
+
+    @property
+    def size_bytes(self) -> int:
+        return self.region.size_bytes
+
+    def take(self, size_bytes: int) -> MemoryPiece | None:
+        """Returns a piece of that size or more, with one user; None if none is free.
+
+        Raises:
+            OSError: if the machine has no memory left.
+        """
+        unit = max(_UNIT, 1 << max(0, size_bytes.bit_length() - 1 - _CLASS_BITS))
+        size_bytes = -(-size_bytes // unit) * unit
+        piece = self._reused(size_bytes) or self._fresh(size_bytes)
+        if piece is None and self._free:
+            self._join()
+            piece = self._split(size_bytes) or self._fresh(size_bytes)
+        if piece is None:
+            return None
+        try:
+            self._allocate(piece)
+        except OSError:
+            self._free.append(piece)
+            raise
+        piece.users = 1
+        return piece
+
+    def release(self, piece: MemoryPiece) -> None:
+        """Takes away one user."""
+        piece.users -= 1
+        if not piece.users:
+            piece.freed_s = time.monotonic()
+            self._free.append(piece)
+
+    def give_back(self) -> None:
+        """Gives pages back to the system that were free for a while."""
+        now = time.monotonic()
+        for piece in self._free:
+            if piece.is_allocated and now - piece.freed_s > self._kept_s:
+                self._forget(piece)
+
+    def give_all_back(self) -> None:
+        """Gives all pages back to the system that are free."""
+        for piece in self._free:
+            if piece.is_allocated:
+                self._forget(piece)
+
+    def close(self) -> None:
+        """Closes the descriptors."""
+        self.region.close()
+        os.close(self.for_reading)
+
+    def _reused(self, size_bytes: int) -> MemoryPiece | None:
+        for k in range(len(self._free) - 1, -1, -1):
+            if self._free[k].size_bytes == size_bytes:
+                return self._free.pop(k)
+        return None
+
+    def _fresh(self, size_bytes: int) -> MemoryPiece | None:
+        if self._end + size_bytes > self.size_bytes:
+            return None
+        self._end += size_bytes
+        return MemoryPiece(self._end - size_bytes, size_bytes)
+
+    def _split(self, size_bytes: int) -> MemoryPiece | None:
+        """Takes a piece off one that is larger."""
+        for k, piece in enumerate(self._free):
+            if piece.size_bytes >= size_bytes:
+                del self._free[k]
+                if piece.size_bytes > size_bytes:
+                    rest = MemoryPiece(
+                        piece.offset + size_bytes, piece.size_bytes - size_bytes, is_allocated=piece.is_allocated
+                    )
+                    rest.freed_s = piece.freed_s
+                    self._free.insert(0, rest)
+                return MemoryPiece(piece.offset, size_bytes, is_allocated=piece.is_allocated)
+        return None
+
+    def _join(self) -> None:
+        """Joins free pieces that lie side by side."""
+        joined: list[MemoryPiece] = []
+        for piece in sorted(self._free, key=lambda each: each.offset):
+            if joined and joined[-1].end == piece.offset:
+                last = joined[-1]
+                last.size_bytes += piece.size_bytes
+                last.is_allocated = last.is_allocated and piece.is_allocated
+                last.freed_s = max(last.freed_s, piece.freed_s)
+            else:
+                joined.append(piece)
+        last = joined[-1]
+        if last.end == self._end:  # it goes on in what was never used
+            self._forget(last)
+            last.size_bytes, self._end = self.size_bytes - last.offset, self.size_bytes
+        self._free = joined
+
+    def _allocate(self, piece: MemoryPiece) -> None:
+        if not piece.is_allocated:
+            for start in range(piece.offset, piece.end, _ALLOCATED_AT_ONCE):
+                os.posix_fallocate(self.region.descriptor, start, min(_ALLOCATED_AT_ONCE, piece.end - start))
+            piece.is_allocated = True
+
+    def _forget(self, piece: MemoryPiece) -> None:
+        self.region.memory.madvise(mmap.MADV_REMOVE, piece.offset, piece.size_bytes)
+        piece.is_allocated = False
