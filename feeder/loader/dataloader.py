@@ -158,7 +158,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             sizes, int64 [N, 2], follow the labels. It takes the place of a recipe of fixed output size.
         prefetch_factor: Batches that each worker makes ahead, at most. On the fast path without one as many batches
             are made ahead as keep the workers busy, and up to 2 for each worker while all of them take no more than a
-            GiB; with one, as many as it says, as far as ``memory_limit_bytes`` allows.
+            GiB; with one, as many as it says, as far as ``memory_limit_bytes`` allows. An input service counts as four
+            workers, and without one gets as many batches as take no more than a GiB, so that many cores have parts.
         memory_limit_bytes: Upper limit of the shared memory for batches, which are then 2 for each worker unless
             ``prefetch_factor`` says otherwise; None: half of the available memory.
         gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, for backend
@@ -324,6 +325,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         elif isinstance(worker_threads, str):
             worker_threads = threads_for(num_workers) if path.is_fast else 1
         self.worker_threads = 1 if worker_threads is None else worker_threads
+        has_service_alone = service is not None and not num_workers and prefetch_factor is not None
+        if has_service_alone and prefetch_factor is not None and prefetch_factor < 1:
+            raise ArgumentError(f"prefetch_factor must be 1 or more, got {prefetch_factor}")
         super().__init__(
             dataset,
             batch_size,
@@ -338,11 +342,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_init_fn,
             multiprocessing_context,
             generator,
-            prefetch_factor=prefetch_factor,
+            prefetch_factor=None if has_service_alone else prefetch_factor,  # which torch refuses without workers
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        self.prefetch_factor = prefetch_factor if has_service_alone else self.prefetch_factor
         self._fixed = dataclasses.replace(fixed, batch_sampler=None if path.own_order else self.batch_sampler)
         self._fast_path: FastPath | None = None
         self._generic_path = GenericPath(self.num_workers)

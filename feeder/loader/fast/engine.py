@@ -14,7 +14,14 @@ from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
 from feeder.loader.fast.part_report import PART_SUMS
-from feeder.loader.fast.part_sizes import PartSizes, enough_ahead, part_rows
+from feeder.loader.fast.part_sizes import (
+    PartSizes,
+    enough_ahead,
+    most_sent_parts,
+    part_rows,
+    sent_ahead,
+    sent_part_rows,
+)
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
 from feeder.loader.observe.meter import METER_WORDS
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
@@ -160,21 +167,28 @@ class Engine:
         if self._work.makes_batches:
             return [(0, rows)]
         if self._options.pool.service is not None:  # its servers share the parts, too
-            return part_rows(rows, max(1, self._options.pool.workers))
+            cores, layout = self.pool.service_cores, self.ring.layout
+            row_bytes = layout.slot_bytes // layout.batch_size
+            return sent_part_rows(rows, self._options.pool.workers, cores, self.ahead, row_bytes)
         if self._sizes.is_due:
             sums = dict(zip(PART_SUMS, self.sums().tolist(), strict=True))
             self._sizes.learn(sums["parts"], sums["busy_ns"])
         return self._sizes.next(rows, self.ahead)
 
-    def _even_parts(self, rows: int) -> int:
-        """Returns the number of parts of a batch of that size, at most."""
-        return 1 if self._work.makes_batches else len(part_rows(rows, max(1, self._options.pool.workers)))
+    def _most_parts(self, layout: Layout) -> int:
+        """Returns the number of parts of a batch, at most."""
+        rows, workers = layout.batch_size, self._options.pool.workers
+        if self._options.pool.service is not None:
+            return most_sent_parts(rows, workers, layout.slot_bytes // rows)
+        return 1 if self._work.makes_batches else len(part_rows(rows, max(1, workers)))
 
     def _ahead(self, layout: Layout) -> int:
         options = self._options
         if options.ahead_is_given:
             return options.ahead
-        return enough_ahead(layout, options.pool.workers, self._even_parts(layout.batch_size), options.ahead)
+        if options.pool.service is not None:
+            return sent_ahead(layout, options.ahead)
+        return enough_ahead(layout, options.pool.workers, self._most_parts(layout), options.ahead)
 
     def grow_slots(self, wanted_bytes: int, rows: int) -> None:
         """Makes slots larger from the next :meth:`prepare` on, if they were too small for a collated batch and there is
@@ -215,7 +229,7 @@ class Engine:
                 if self._options.guard is not None:
                     page_lock(self._ring)
         assert self._ring is not None
-        parts = self._ring.slots * self._even_parts(self._ring.layout.batch_size)
+        parts = self._ring.slots * self._most_parts(self._ring.layout)
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
 
     def end_iterator(self) -> None:

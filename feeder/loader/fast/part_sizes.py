@@ -6,6 +6,8 @@ Note [Parts by work]
     large that workers wait for slots: there are two for each worker in the batches made ahead. The first batches are
     split evenly, one part for each worker or more; what a sample takes is known from them. The samples and pixels of a
     batch do not depend on its parts.
+    Parts that are sent cost about as much again, so servers of an input service get large ones, but so many that there
+    are two for each of their cores. None is larger than what servers have memory for.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ import itertools
 
 from feeder.loader.slots.image_slots import Layout
 
-__all__ = ["AHEAD_BYTES", "PartSizes", "enough_ahead", "part_rows"]
+__all__ = ["AHEAD_BYTES", "PartSizes", "enough_ahead", "most_sent_parts", "part_rows", "sent_ahead", "sent_part_rows"]
 
 _LARGEST_PART = 64
+_SMALLEST_SENT = 16
+_SENT_BYTES = 32 << 20  # of a part; see feeder.service.part_memory.PART_BYTES
+_MOST_AHEAD = 256
 _SMALLEST_PART = 4
 _LEAST_NS = 2_000_000
 _PARTS_AHEAD = 2  # for each worker
@@ -39,6 +44,40 @@ def enough_ahead(layout: Layout, workers: int, parts: int, most: int) -> int:
     """
     needed = -(-_PARTS_AHEAD * workers // parts) + 1
     return min(most, max(needed, AHEAD_BYTES // layout.slot_bytes))
+
+
+def sent_ahead(layout: Layout, least: int) -> int:
+    """Returns the number of batches made ahead that keep servers of an input service busy, whose number is not known
+    when slots are made: as many as take little memory.
+
+    Args:
+        layout: The layout of a batch's slot.
+        least: Smallest number of batches.
+    """
+    return max(least, min(_MOST_AHEAD, AHEAD_BYTES // layout.slot_bytes))
+
+
+def sent_part_rows(rows: int, workers: int, cores: int, ahead: int, row_bytes: int) -> list[tuple[int, int]]:
+    """Splits a batch that servers make, too, as :func:`part_rows` does.
+
+    Args:
+        rows: Number of its rows.
+        workers: Number of local workers.
+        cores: Number of the servers' cores, as far as they are known.
+        ahead: Number of batches made ahead.
+        row_bytes: Bytes of a row.
+    """
+    in_flight = rows * max(1, ahead - 1) // (_PARTS_AHEAD * max(1, workers + cores))
+    return _split(rows, min(max(_SMALLEST_SENT, in_flight), _largest_sent(rows, workers, row_bytes)))
+
+
+def most_sent_parts(rows: int, workers: int, row_bytes: int) -> int:
+    """Returns the largest number of parts that :func:`sent_part_rows` makes of a batch."""
+    return len(_split(rows, min(_SMALLEST_SENT, _largest_sent(rows, workers, row_bytes))))
+
+
+def _largest_sent(rows: int, workers: int, row_bytes: int) -> int:
+    return min(_even(rows, max(1, workers)), max(1, _SENT_BYTES // max(1, row_bytes)))
 
 
 class PartSizes:

@@ -10,7 +10,7 @@ from feeder.errors import ArgumentError
 
 __all__ = ["DEFAULT_TIMEOUT_S", "RELAY_ROWS", "ServiceOptions", "job_name"]
 
-RELAY_ROWS = 64  # parts that a relay has under way at most
+RELAY_ROWS = 512  # parts that a relay has under way at most
 _FILE = "file:"
 DEFAULT_TIMEOUT_S = 120.0
 
