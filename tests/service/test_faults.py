@@ -1,13 +1,15 @@
-"""An epoch stays exact, whatever dies or stalls."""
+"""An epoch stays exact, whatever dies or stalls while a server makes parts of it."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ import pytest
 import feeder
 from feeder import transforms as T
 from feeder.system.process_usage import process_tree
-from tests.support import ROOT
+from tests.support import ROOT, held_parts
 from tests.support.batches import check_same, copied_epoch
+from tests.support.held_parts import HeldParts, held
 from tests.support.link_proxy import LinkProxy
 from tests.support.loader_data import write_shards
 from tests.support.processes import all_ended, wait_until
 from tests.support.service import ServiceServer
 
-RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
+RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Lambda(held)])
+ALLOWED = ("--allow-module", held_parts.__name__)
+WAYS = [{"num_workers": 0}, {"num_workers": 1}, {"service_only": True}]
 
 
 def loader(root: Path, **options: Any) -> Any:
@@ -39,53 +44,127 @@ def expected(root: Path) -> list[list[Any]]:
 
 
 @pytest.fixture
-def server(root: Path, tmp_path: Path) -> Iterator[ServiceServer]:
-    made = ServiceServer(tmp_path, root)
+def hold(tmp_path: Path) -> Iterator[HeldParts]:
+    made = HeldParts(tmp_path / "held")
     yield made
     made.close()
 
 
-def check_with_fault(one: Any, expected: list[list[Any]], fault: Any) -> None:
-    """Fails unless three epochs are exact, with a fault in the second."""
-    check_same(copied_epoch(one), expected[0])
-    batches = []
-    for step, batch in enumerate(one):
-        batches.append(tuple(each.clone() for each in batch))
-        if step == 1:
-            fault()
-    check_same(batches, expected[1])
+@pytest.fixture(params=[(), ("--tcp-only",)], ids=["same host", "tcp"])
+def server(root: Path, tmp_path: Path, hold: HeldParts, request: pytest.FixtureRequest) -> Iterator[ServiceServer]:
+    made = ServiceServer(tmp_path, root, *ALLOWED, *request.param, environment=hold.environment)
+    yield made
+    hold.release()
+    made.close()
+
+
+@pytest.fixture
+def tcp_server(root: Path, tmp_path: Path, hold: HeldParts) -> Iterator[ServiceServer]:
+    """A server that is reached by TCP alone, as through a proxy."""
+    made = ServiceServer(tmp_path, root, *ALLOWED, "--tcp-only", environment=hold.environment)
+    yield made
+    hold.release()
+    made.close()
+
+
+def check_with_fault(
+    one: Any, expected: list[list[Any]], server: ServiceServer, hold: HeldParts, fault: Callable[[], object]
+) -> None:
+    """Fails unless epochs are exact, of which one has a fault while the server makes parts of it."""
+    while not server.parts():  # it has opened the set, and the loader knows it
+        one.set_epoch(0)
+        check_same(copied_epoch(one), expected[0])
+    one.set_epoch(1)
+    hold.hold()
+    batches: Iterator[Any] = iter(one)
+    hold.wait()
+    assert server.status()["busy"] == 1
+    fault()
+    check_same([tuple(each.clone() for each in batch) for batch in batches], expected[1])
     check_same(copied_epoch(one), expected[2])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_stalls(
-    root: Path, server: ServiceServer, expected: list[list[Any]], workers: int, number: int
+    root: Path, server: ServiceServer, hold: HeldParts, expected: list[list[Any]], workers: int, number: int
 ) -> None:
     one = loader(root, num_workers=workers, service=server.service)
-    check_with_fault(one, expected, lambda: server.signal(number))
+    check_with_fault(one, expected, server, hold, lambda: server.signal(number))
     assert one.stats()["respawns"] == 0
 
 
-def test_a_process_of_a_server_that_dies(root: Path, server: ServiceServer, expected: list[list[Any]]) -> None:
-    one = loader(root, service=server.service, service_only=True)
+@pytest.mark.parametrize("options", WAYS)
+def test_a_process_of_a_server_that_dies(
+    root: Path, server: ServiceServer, hold: HeldParts, expected: list[list[Any]], options: dict[str, Any]
+) -> None:
+    one = loader(root, service=server.service, **options)
 
     def fault() -> None:
         for pid in process_tree(server.process.pid)[2:]:  # all but the server and its fork server
             os.kill(pid, signal.SIGKILL)
+        hold.release()
 
-    check_with_fault(one, expected, fault)
+    check_with_fault(one, expected, server, hold, fault)
     wait_until(lambda: server.status()["lost"])
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"service_only": True}])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_relay_that_dies_or_hangs(
-    root: Path, server: ServiceServer, expected: list[list[Any]], options: dict[str, Any], number: int
+    root: Path,
+    server: ServiceServer,
+    hold: HeldParts,
+    expected: list[list[Any]],
+    options: dict[str, Any],
+    number: int,
 ) -> None:
     one = loader(root, service=server.service, hang_timeout_s=1, **options)
-    check_with_fault(one, expected, lambda: os.kill(one.worker_pids()[-1], number))
-    assert one.stats()["respawns"] == (1 if "service_only" in options or number == signal.SIGKILL else 0)
+
+    def fault() -> None:
+        os.kill(one.worker_pids()[-1], number)
+        hold.release()
+
+    check_with_fault(one, expected, server, hold, fault)
+    assert one.stats()["respawns"] == 1
+
+
+def test_a_part_that_is_late_is_made_locally_too(
+    root: Path, server: ServiceServer, hold: HeldParts, expected: list[list[Any]]
+) -> None:
+    for workers in (0, 1):
+        one = loader(root, num_workers=workers, service=server.service)
+        parts = server.parts()
+        while server.parts() == parts:
+            one.set_epoch(0)
+            check_same(copied_epoch(one), expected[0])
+        hold.hold()
+        one.set_epoch(1)
+        check_same(copied_epoch(one), expected[1])  # all of it while the server holds its part
+        assert server.status()["busy"] == 1
+        hold.release()
+        check_same(copied_epoch(one), expected[2])
+        one.close()
+
+
+def test_another_server_is_asked_for_a_part_that_is_late(
+    root: Path, server: ServiceServer, hold: HeldParts, tmp_path: Path, expected: list[list[Any]]
+) -> None:
+    other = ServiceServer(tmp_path, root, *ALLOWED)
+    path = tmp_path / "both.json"
+    path.write_text(json.dumps({"token": server.token, "servers": [server.place]}))
+    with contextlib.ExitStack() as stack:
+        stack.callback(other.close)
+        one = loader(root, service=f"file:{path}", service_only=True)
+        check_same(copied_epoch(one), expected[0])
+        hold.hold()
+        batches = iter(one)
+        hold.wait()
+        path.with_suffix(".new").write_text(json.dumps({"token": other.token, "servers": [server.place, other.place]}))
+        os.replace(path.with_suffix(".new"), path)
+        check_same([tuple(each.clone() for each in batch) for batch in batches], expected[1])
+        assert server.status()["busy"] == 1  # which has never answered
+        assert other.parts() > 0
 
 
 def test_a_trainer_that_dies_leaves_nothing(root: Path, server: ServiceServer) -> None:
@@ -116,6 +195,21 @@ def test_without_a_server_and_without_local_parts_the_end_is_named(root: Path, t
         list(one)
 
 
+def test_a_server_that_answers_nothing_ends_in_a_named_error(
+    root: Path, server: ServiceServer, hold: HeldParts, expected: list[list[Any]]
+) -> None:
+    one = loader(root, service=server.service, service_only=True, timeout=2)
+    check_same(copied_epoch(one), expected[0])
+    hold.hold()
+    with pytest.raises(
+        feeder.ServiceError, match=r"was there for 2 s: server 127\.0\.0\.1:\d+ has not answered \d part"
+    ):
+        list(one)
+    hold.release()
+    one.set_epoch(2)
+    check_same(copied_epoch(one), expected[2])
+
+
 def test_a_refusal_is_in_the_error(root: Path, server: ServiceServer, tmp_path: Path) -> None:
     write_shards(tmp_path / "outside", 64)
     dataset = feeder.ShardDataset(tmp_path / "outside", transform=RECIPE)
@@ -132,57 +226,98 @@ def test_without_a_server_local_workers_do_all(root: Path, tmp_path: Path, expec
 
 
 def test_a_loader_that_waits_goes_on_with_the_next_server(
-    root: Path, server: ServiceServer, tmp_path: Path, expected: list[list[Any]]
+    root: Path, server: ServiceServer, hold: HeldParts, tmp_path: Path, expected: list[list[Any]]
 ) -> None:
     one = loader(root, service=server.service, service_only=True)
     next_one: list[ServiceServer] = []
 
     def fault() -> None:
         server.kill()
-        next_one.append(ServiceServer(tmp_path, root))
+        next_one.append(ServiceServer(tmp_path, root, *ALLOWED))
         os.replace(next_one[0].path, server.path)
 
-    check_with_fault(one, expected, fault)
+    check_with_fault(one, expected, server, hold, fault)
     assert next_one[0].parts() > 0
     next_one[0].close()
 
 
 @pytest.fixture
-def half_open(server: ServiceServer, tmp_path: Path) -> Iterator[tuple[LinkProxy, str]]:
+def half_open(tcp_server: ServiceServer, tmp_path: Path) -> Iterator[tuple[LinkProxy, str]]:
     """A proxy before the server, and the service by way of it."""
-    proxy, path = LinkProxy(server.place), tmp_path / "by-proxy.json"
-    path.write_text(json.dumps({"token": server.token, "servers": [proxy.place]}))
+    proxy, path = LinkProxy(tcp_server.place), tmp_path / "by-proxy.json"
+    path.write_text(json.dumps({"token": tcp_server.token, "servers": [proxy.place]}))
     yield proxy, f"file:{path}"
     proxy.close()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_peer_that_vanishes_without_an_end(
-    root: Path, half_open: tuple[LinkProxy, str], expected: list[list[Any]], workers: int
+    root: Path,
+    tcp_server: ServiceServer,
+    hold: HeldParts,
+    half_open: tuple[LinkProxy, str],
+    expected: list[list[Any]],
+    workers: int,
 ) -> None:
     proxy, service = half_open
     one = loader(root, num_workers=workers, service=service)
-    check_with_fault(one, expected, proxy.swallow)
+
+    def fault() -> None:
+        proxy.swallow()
+        hold.release()
+
+    check_with_fault(one, expected, tcp_server, hold, fault)
     assert one.stats()["respawns"] == 0
-    wait_until(lambda: proxy.swallowed)
+    wait_until(lambda: proxy.swallowed > PART_BYTES)  # its answer, too
+
+
+# Pixels of a part: those of the smallest batch.
+PART_BYTES = 8 * 3 * 16 * 16
 
 
 @pytest.mark.slow
 def test_a_server_ends_the_connection_of_a_client_that_has_vanished(
-    root: Path, server: ServiceServer, half_open: tuple[LinkProxy, str], expected: list[list[Any]]
+    root: Path, tcp_server: ServiceServer, half_open: tuple[LinkProxy, str], expected: list[list[Any]]
 ) -> None:
     proxy, service = half_open
     one = loader(root, service=service, service_only=True)
     check_same(copied_epoch(one), expected[0])
     proxy.swallow()
     one.close()  # of which the server hears nothing
-    wait_until(lambda: server.status()["connections"] == 1)  # that which asks
+    wait_until(lambda: tcp_server.status()["connections"] == 1)  # that which asks
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"service_only": True}])
+@pytest.mark.slow
+def test_memory_that_another_part_has_by_now_is_never_taken_for_an_answer(
+    root: Path, tmp_path: Path, hold: HeldParts, expected: list[list[Any]]
+) -> None:
+    """The relay stops before it reads an answer, until the server has given it up, and made other parts there."""
+    server = ServiceServer(tmp_path, root, *ALLOWED, "--window", "0", environment=hold.environment)
+    one = loader(root, service=server.service, service_only=True)
+    others = feeder.DataLoader(
+        feeder.ShardDataset(root / "set", transform=RECIPE), batch_size=8, seed=2, service=server.service
+    )
+
+    def fault() -> None:
+        relay = one.worker_pids()[-1]
+        os.kill(relay, signal.SIGSTOP)
+        hold.release()
+        wait_until(lambda: server.status()["connections"] == 1)  # that which asks
+        for _ in range(3):
+            copied_epoch(others)
+        os.kill(relay, signal.SIGCONT)
+
+    check_with_fault(one, expected, server, hold, fault)
+    assert one.stats()["respawns"] == 0
+    others.close()
+    server.close()
+
+
+@pytest.mark.parametrize("options", WAYS)
 def test_a_link_a_server_and_the_relay_fail_together(
     root: Path,
-    server: ServiceServer,
+    tcp_server: ServiceServer,
+    hold: HeldParts,
     half_open: tuple[LinkProxy, str],
     tmp_path: Path,
     expected: list[list[Any]],
@@ -195,17 +330,20 @@ def test_a_link_a_server_and_the_relay_fail_together(
 
     def fault() -> None:
         proxy.swallow()
-        server.kill()
+        tcp_server.kill()
         os.kill(one.worker_pids()[-1], signal.SIGKILL)
-        later.append(ServiceServer(tmp_path, root))
+        later.append(ServiceServer(tmp_path, root, *ALLOWED))
         for pid in process_tree(later[0].process.pid)[2:]:
             os.kill(pid, signal.SIGKILL)
         os.replace(later[0].path, path)
 
     try:
-        check_with_fault(one, expected, fault)
-        if "service_only" in options:
-            assert later[0].parts() > 0
+        check_with_fault(one, expected, tcp_server, hold, fault)
+        for epoch in itertools.count():
+            if later[0].parts():
+                break
+            one.set_epoch(epoch % 3)
+            check_same(copied_epoch(one), expected[epoch % 3])
     finally:
         for each in later:
             each.close()
