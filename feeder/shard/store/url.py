@@ -122,6 +122,8 @@ class Url:
         check_key(path, shown) if path else None
         if scheme in ("http", "https") and "#" in path:
             raise ArgumentError(f"{shown}/{path.partition('#')[0]}: a URL of a set has no fragment (#...)")
+        if scheme in ("http", "https") and {".", ".."} & set(urllib.parse.unquote(path).split("/")):
+            raise ArgumentError(f"{shown}: {path!r} leads out of a folder: servers take %2e%2e for ..")
         return cls(scheme, place, path, *_options(scheme, query, f"{shown}/{path}"))
 
     def __str__(self) -> str:

@@ -67,7 +67,8 @@ def test_a_mistyped_url_with_a_secret_is_no_local_path_and_not_shown(opened: Cal
 @pytest.mark.parametrize(
     "text",
     ["ftp://host/x", "s3://", "s3:///key", "s3://bucket/../x", "s3://bucket/a//b", "s3://bucket/a\nb", "https://a b/",
-     "pipe:cat x", "https://host/x#part", "s3://bücket/x"],
+     "pipe:cat x", "https://host/x#part", "s3://bücket/x", "https://host/a/%2e%2E/x", "https://host/a%2f..%2fx",
+     "https://host/%2e/x"],
 )  # fmt: skip
 def test_what_is_not_a_url_of_a_store_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError):
@@ -78,6 +79,7 @@ def test_an_at_in_the_path_of_a_url_is_one_of_a_name_only_where_the_host_may_be_
     for text in ("https://host.example/set@2", "https://127.0.0.1:80/set@2", "https://[::1]:80/set@2"):
         assert str(Url.parse(text)) == text
     assert Url.parse("https://localhost/set%402").prefix == "set%402"
+    assert Url.parse("s3://bucket/%2e%2e/set").prefix == "%2e%2e/set"  # a name like any other there
     with pytest.raises(ArgumentError, match=r"https://\.\.\.@2: .* write it as %40"):
         Url.parse("https://localhost/set@2")
 
