@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,11 +58,10 @@ def test_links_inside_a_set_do_not_lead_out_of_the_roots(
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     dataset = make(root, outside)
-    narrow, wide = ServiceServer(tmp_path, root), ServiceServer(tmp_path, tmp_path)
-    one = feeder.DataLoader(dataset, batch_size=8, service=narrow.service, service_only=True, timeout=2)
-    with pytest.raises(feeder.ServiceError, match="leads out of the folders that the service was started for"):
-        list(one)
-    other = feeder.DataLoader(dataset, batch_size=8, service=wide.service, service_only=True)
-    check_same(copied_epoch(other), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
-    for each in (narrow, wide):
-        each.close()
+    with contextlib.closing(ServiceServer(tmp_path, root)) as narrow:
+        one = feeder.DataLoader(dataset, batch_size=8, service=narrow.service, service_only=True, timeout=2)
+        with pytest.raises(feeder.ServiceError, match="leads out of the folders that the service was started for"):
+            list(one)
+    with contextlib.closing(ServiceServer(tmp_path, tmp_path)) as wide:
+        other = feeder.DataLoader(dataset, batch_size=8, service=wide.service, service_only=True)
+        check_same(copied_epoch(other), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
