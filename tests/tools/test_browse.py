@@ -173,8 +173,8 @@ def searched(page: TestClient, at: str) -> Iterator[str]:
 
 def test_a_search_goes_on_by_itself_until_the_page_is_full(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
-    monkeypatch.setattr("feeder.tools.browse.set_view._CHOSEN", 4)
-    monkeypatch.setattr("feeder.tools.browse.set_pages._ROWS", 2)
+    monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 4)
+    monkeypatch.setattr("feeder.tools.browse.set_pages.ROWS_AT_ONCE", 2)
     page = client(shards)
     dataset = feeder.ShardDataset(shards)
     paths, labels = dataset.column("path"), dataset.targets
@@ -247,7 +247,7 @@ def test_kinds_that_nothing_tells_are_found_by_a_scan(
     if is_large:
         assert cli.main(["shard", str(place), "--no-shuffle", "-q"]) == 0
         place = tmp_path / "images-shards"
-        monkeypatch.setattr("feeder.tools.browse.set_view._COUNTED", 2)
+        monkeypatch.setattr("feeder.tools.browse.set_view.COUNTED", 2)
     page = client(place)
     for path in ("/", "/scan"):
         text = page.get(path).text
@@ -461,7 +461,7 @@ def test_further_images_of_a_sample_are_shown(tmp_path: Path) -> None:
 
 
 def test_all_of_many_classes_are_reached_and_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.tools.browse.set_pages._CLASSES", 3)
+    monkeypatch.setattr("feeder.tools.browse.set_pages.CLASSES_AT_ONCE", 3)
     make_tree(tmp_path / "images", classes=8, per_class=1)
     page = client(tmp_path / "images")
     found, at = (

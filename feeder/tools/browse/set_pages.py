@@ -20,11 +20,11 @@ from feeder.tools.browse.training import Batch, Step, Training
 from feeder.tools.browse.versions import versions_of
 from feeder.tools.presets import is_shards
 
-__all__ = ["SetPages"]
+__all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
 
-_ROWS = 60
+ROWS_AT_ONCE = 60
 _EPOCHS = 8
-_CLASSES = 500
+CLASSES_AT_ONCE = 500
 _MOST_BATCH = 1024
 _BACKENDS = ("cpu", "pillow")
 _NO_PICTURE = (
@@ -74,8 +74,8 @@ class SetPages:
         return self._renderer.page(
             "set.html",
             facts=view.facts,
-            classes=view.classes[:_CLASSES],
-            more_classes=max(0, len(view.classes) - _CLASSES),
+            classes=view.classes[:CLASSES_AT_ONCE],
+            more_classes=max(0, len(view.classes) - CLASSES_AT_ONCE),
             kinds=kinds,
             **self._rejected_values(is_later=is_remote(view.path)),
             **self._scan_values(),
@@ -88,11 +88,11 @@ class SetPages:
         first = _number(request, "first")
         return self._renderer.page(
             "classes.html",
-            classes=found[first : first + _CLASSES],
+            classes=found[first : first + CLASSES_AT_ONCE],
             number=len(found),
             text=text,
             first=first,
-            step=_CLASSES,
+            step=CLASSES_AT_ONCE,
         )
 
     def versions(self, request: Request) -> Response:
@@ -144,7 +144,7 @@ class SetPages:
         return RedirectResponse("/", 303)
 
     def samples(self, request: Request) -> Response:
-        values = self._rows_values(request, _ROWS)
+        values = self._rows_values(request, ROWS_AT_ONCE)
         choice, scan = values["choice"], self._view.scan
         name = "" if choice.label is None else self._view.class_name(choice.label)
         looked_at = scan.done[0] if choice.kind in self._view.words and not scan.done[1] else None
@@ -153,9 +153,9 @@ class SetPages:
 
     def more_samples(self, request: Request) -> Response:
         """The next part of a search, of which the page has fewer rows than it shows at once."""
-        most = _number(request, "most", _ROWS)
-        if not 1 <= most <= _ROWS:
-            raise ArgumentError(f"most must be 1 to {_ROWS}, got {most}")
+        most = _number(request, "most", ROWS_AT_ONCE)
+        if not 1 <= most <= ROWS_AT_ONCE:
+            raise ArgumentError(f"most must be 1 to {ROWS_AT_ONCE}, got {most}")
         return self._renderer.page("rows.html", **self._rows_values(request, most))
 
     def _rows_values(self, request: Request, most: int) -> dict[str, Any]:
@@ -174,9 +174,9 @@ class SetPages:
             "begin": _number(request, "begin", first),
             "choice": choice,
             "most": most,
-            "most_rows": _ROWS,
+            "most_rows": ROWS_AT_ONCE,
             "goes_on": goes_on,
-            "further": self._view.further(choice, following, _ROWS) if goes_on and following is not None else [],
+            "further": self._view.further(choice, following, ROWS_AT_ONCE) if goes_on and following is not None else [],
         }
 
     def sample(self, request: Request) -> Response:

@@ -25,13 +25,13 @@ from feeder.tools.browse.scan import Scan
 from feeder.tools.browse.taken_down import all_taken_down, stand_in
 from feeder.tools.presets import is_shards, open_dataset
 
-__all__ = ["SEARCHED", "Choice", "Member", "Row", "SetView"]
+__all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Choice", "Member", "Row", "SetView"]
 
 _SHOWN_CHARS = 20_000
 SEARCHED = 200_000  # samples a request: then the page goes on by itself
-_CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
+CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
-_COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
+COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
 
@@ -114,7 +114,7 @@ class SetView:
     @functools.cached_property
     def labels(self) -> npt.NDArray[Any]:
         """Labels of all samples, int64 [N], or float32 [N] or [N, K]; of a large set -1."""
-        if len(self) > _COUNTED:
+        if len(self) > COUNTED:
             return np.broadcast_to(np.int64(-1), len(self))
         with self.lock:
             return np.asarray(self.reader.labels())
@@ -142,7 +142,7 @@ class SetView:
     @functools.cached_property
     def classes(self) -> list[tuple[int, str, int]]:
         """Label, name and number of samples of each class; empty for a set with targets."""
-        if self.labels.dtype != np.int64 or len(self) > _COUNTED:
+        if self.labels.dtype != np.int64 or len(self) > COUNTED:
             return []
         counts = np.bincount(self.labels[self.labels >= 0], minlength=len(self.dataset.classes or []))
         return [(label, self.class_name(label), int(number)) for label, number in enumerate(counts)]
@@ -161,15 +161,15 @@ class SetView:
         for name, side in (("width", widths), ("height", heights)) if len(widths) else ():
             low, median, high = np.percentile(side, (0, 50, 100), method="nearest").tolist()
             found[name] = f"{low:,} to {high:,} pixels, median {median:,}"
-        if len(self) > _COUNTED:
-            found["labels"] = f"not shown of more than {_COUNTED:,} samples"
+        if len(self) > COUNTED:
+            found["labels"] = f"not shown of more than {COUNTED:,} samples"
         found["members"] = ", ".join(name for name in self.reader.field_names() if name not in _NUMBERS)
         return {name: value for name, value in found.items() if value}
 
     @functools.cached_property
     def _stored(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """Orientations, uint8 [N], and upright heights and widths, int32 [N, 2]; of a folder or large set, none."""
-        if not isinstance(self.reader, ShardReader) or len(self) > _COUNTED:
+        if not isinstance(self.reader, ShardReader) or len(self) > COUNTED:
             return np.empty(0, np.uint8), np.empty((0, 2), np.int32)
         orientations, sizes = np.empty(len(self), np.uint8), np.empty((len(self), 2), np.int32)
         for first in range(0, len(self), _AT_ONCE):
@@ -218,7 +218,7 @@ class SetView:
         if kind == "gone":
             with self.lock:
                 return all_taken_down(self.reader)
-        if kind in SCANNED or len(self) > _COUNTED:
+        if kind in SCANNED or len(self) > COUNTED:
             return None
         if kind == "unlabelled":
             return np.flatnonzero(is_unlabelled(self.labels))
@@ -287,8 +287,8 @@ class SetView:
             end = min(first + SEARCHED, len(self))
             return names_of(self.reader, first, end, self.lock), end if end < len(self) else None
         ids = chosen[np.searchsorted(chosen, first) :]
-        following = int(ids[_CHOSEN]) if len(ids) > _CHOSEN else None
-        return ((i, *self._names(i)) for i in ids[:_CHOSEN].tolist()), following
+        following = int(ids[CHOSEN]) if len(ids) > CHOSEN else None
+        return ((i, *self._names(i)) for i in ids[:CHOSEN].tolist()), following
 
     def row(self, i: int) -> Row:
         """Returns a sample's names, and what a scan has found of it."""
