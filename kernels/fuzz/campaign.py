@@ -2,8 +2,8 @@
 
 The target must be built: ``kernels/fuzz/run.sh 1 TARGET`` builds it and makes the starting corpus. A campaign goes on
 with the corpus that it finds, in legs, so that one that was interrupted loses one leg at most: it counts what it has
-done in its result, by the kernels' tree (``git rev-parse HEAD:kernels/cpu``). It ends with code 1 at the first finding,
-whose input is beside the corpus.
+done in its result, by the kernels' tree (``git rev-parse HEAD:kernels/cpu``). Only new inputs count, not the corpus
+that every leg starts with. It ends with code 1 at the first finding, whose input is beside the corpus.
 
     python kernels/fuzz/campaign.py packed 10000000 [--leg 250000] [--dir build/fuzz] [--json bench/results/NAME.json]
 """
@@ -28,10 +28,17 @@ _STAT = re.compile(r"^stat::(\w+):\s+(\d+)$", re.MULTILINE)
 
 
 def leg(target: str, folder: Path, executions: int) -> tuple[dict[str, int], int]:
-    """Runs a number of executions; returns libFuzzer's statistics and the exit code."""
+    """Runs a number of executions of new inputs; returns libFuzzer's statistics, of these alone, and the exit code."""
+    replayed = 1 + len(list((folder / f"corpus_{target}").iterdir()))  # the empty input, and then the corpus
     command = [
         str(folder / "build" / "kernels" / "fuzz" / f"fuzz_{target}"),
-        *(f"-runs={executions}", "-max_len=2048", "-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1"),
+        *(
+            f"-runs={replayed + executions}",
+            "-max_len=2048",
+            "-timeout=60",
+            "-rss_limit_mb=2048",
+            "-print_final_stats=1",
+        ),
         # Without weights of inputs by the rarity of what they reach, which take half of the time.
         *("-entropic=0", f"-artifact_prefix={folder}/findings/{target}-", "-verbosity=0"),
         str(folder / f"corpus_{target}"),
@@ -39,7 +46,9 @@ def leg(target: str, folder: Path, executions: int) -> tuple[dict[str, int], int
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         print(done.stderr[-4000:], file=sys.stderr)
-    return {name: int(value) for name, value in _STAT.findall(done.stderr)}, done.returncode
+    stats = {name: int(value) for name, value in _STAT.findall(done.stderr)}
+    stats["number_of_executed_units"] = max(0, stats.get("number_of_executed_units", 0) - replayed)
+    return stats, done.returncode
 
 
 def tree() -> str:
@@ -70,7 +79,7 @@ def main() -> int:
     while done["executions"] < args.executions and not code:
         began = time.monotonic()
         stats, code = leg(args.target, args.dir, min(args.leg, args.executions - int(done["executions"])))
-        executed = stats.get("number_of_executed_units", 0)
+        executed = stats["number_of_executed_units"]
         done["executions"] += executed
         done["by_tree"][kernels] = done["by_tree"].get(kernels, 0) + executed
         done["findings"] += bool(code)
