@@ -46,8 +46,9 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
         [T.Resize((16, 16)), T.ToDtype(torch.bfloat16, scale=True)],
     ],
 )
-def test_recipes(root: Path, server: ServiceServer, ops: list[Any]) -> None:
-    check_equal(feeder.ShardDataset(root / "set", transform=T.Compose(ops)), server)
+@pytest.mark.parametrize("name", ["set", "packed"])
+def test_recipes(root: Path, server: ServiceServer, ops: list[Any], name: str) -> None:
+    check_equal(feeder.ShardDataset(root / name, transform=T.Compose(ops)), server)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "pillow"])

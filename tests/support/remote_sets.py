@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import feeder
+from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
@@ -18,13 +19,17 @@ from tests.support.remote import Bucket
 __all__ = ["asked_bytes", "end_fetchers", "make_set", "upload"]
 
 
-def make_set(folder: Path, *, shards: int = 16, samples: int = 4, first: int = 0) -> Path:
+def make_set(folder: Path, *, shards: int = 16, samples: int = 4, first: int = 0, encoding: str = "seekable") -> Path:
     """Makes shards of large JPEGs, each of about 0.2 MB with 4 samples; another ``first`` gives other pixels."""
     for number in range(shards * samples):
         path = folder / "images" / f"class-{number % 4}" / f"{number:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(pixels(first + number, 400, 300), quality=97))
-    shard(str(folder / "images"), str(folder / "set"), ShardOptions(samples_per_shard=samples))
+    shard(
+        str(folder / "images"),
+        str(folder / "set"),
+        ShardOptions(samples_per_shard=samples, encode=EncodeOptions(encoding)),
+    )
     return folder / "set"
 
 
