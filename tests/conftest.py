@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.remote import bucket, fault_proxy, real_bucket, s3_server, tls_proxy
+from tests.support.remote import bucket, fault_proxy, google, real_bucket, s3_server, tls_proxy
 
 __all__ = [
     "bucket",
     "fault_proxy",
+    "google",
     "hide_native",
     "one_torch_thread",
     "real_bucket",

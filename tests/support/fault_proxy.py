@@ -38,7 +38,7 @@ class Faults:
             the connection, "drop" never answers, and an HTTP status such as "503" or "403" is the answer.
         seed: The same requests have the same faults: a request's is a function of the seed, of its method, target and
             range, and of the number of times that it was made before.
-        only: Requests whose target contains this may have faults.
+        only: Requests whose target or authorization contains this may have faults.
         latency_s: Time before each answer.
         bandwidth: Bytes of answers a second, of all connections together; 0: no limit.
         offline: True aborts every connection.
@@ -174,7 +174,7 @@ class _Proxy:
         first, headers = _parsed(head)
         method, target, _ = first.split(" ", 2)
         name = (method, target, headers.get("range", ""))
-        fault, place = self._drawn(name)
+        fault, place = self._drawn(name, headers.get("authorization", ""))
         await asyncio.sleep(self._faults.latency_s)
         if fault in ("reset", "drop") or fault.isdigit():
             self._note(name, fault)
@@ -246,13 +246,13 @@ class _Proxy:
             self._counts[fault] += 1
         self._requests.append(Request(*name, fault, size))
 
-    def _drawn(self, name: tuple[str, str, str]) -> tuple[str, float]:
+    def _drawn(self, name: tuple[str, str, str], authorization: str) -> tuple[str, float]:
         """Returns a request's fault, "" for none, and the place of it in the body, 0-1."""
         faults, made = self._faults, self._made[name]
         self._made[name] += 1
         rng = random.Random(f"{faults.seed} {made} {name}")
         drawn, place = rng.random(), rng.random()
-        for kind, rate in faults.rates.items() if faults.only in name[1] else ():
+        for kind, rate in faults.rates.items() if faults.only in name[1] + authorization else ():
             if drawn < rate:
                 return kind, place
             drawn -= rate

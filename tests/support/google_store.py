@@ -1,4 +1,4 @@
-"""A stand-in for Google Cloud Storage: as much of its XML API as obstore uses for small objects."""
+"""A stand-in for Google Cloud Storage, and for a web server: as much of its API as obstore uses for small objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class GoogleStore(http.server.ThreadingHTTPServer):
     Attributes:
         objects: The objects, by "bucket/key".
         url: Its base URL.
+        has_weak_tags: True to give weak ETags, which no If-Match matches.
     """
+
+    has_weak_tags = False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -39,6 +42,12 @@ class GoogleStore(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes an object."""
+        with self.lock:
+            self.generation += 1
+            self.objects[name] = _Object(data, self.generation)
 
     def close(self) -> None:
         """Ends the server."""
@@ -92,11 +101,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if found is None:
             self._refuse(404, "NoSuchKey")
             return
-        if self.headers.get("If-Match", found.etag) != found.etag:
+        is_weak = self.server.has_weak_tags
+        if "If-Match" in self.headers and (is_weak or self.headers["If-Match"] != found.etag):
             self._refuse(412, "PreconditionFailed")
             return
         headers = {
-            "ETag": found.etag,
+            "ETag": f"W/{found.etag}" if is_weak else found.etag,
             "x-goog-generation": str(found.generation),
             "Last-Modified": formatdate(usegmt=True),
         }

@@ -7,6 +7,7 @@ the session.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.fault_proxy import FaultProxy, Faults
+from tests.support.google_store import GoogleStore
 from tests.support.s3_server import S3Server
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
-__all__ = ["Bucket", "bucket", "fault_proxy", "real_bucket", "s3_server", "tls_proxy"]
+__all__ = ["Bucket", "bucket", "fault_proxy", "google", "real_bucket", "s3_server", "tls_proxy"]
 
 
 class Bucket(NamedTuple):
@@ -107,6 +109,18 @@ def fault_proxy(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fau
     yield proxy
     proxy.set(Faults())  # fails if the proxy has ended
     proxy.close()
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleStore]:
+    """A stand-in for Google Cloud Storage, to which the environment variables of clients lead; a web server, too."""
+    server = GoogleStore()
+    account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
+    (tmp_path / "account.json").write_text(json.dumps(account | {"private_key_id": ""}))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "account.json"))
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    yield server
+    server.close()
 
 
 @pytest.fixture

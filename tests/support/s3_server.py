@@ -103,11 +103,6 @@ class S3Server:
         (folder / "ceph.conf").write_text(_CONF.format(**values))
         conf, keyring = ["-c", str(folder / "ceph.conf")], str(folder / "keyring")
 
-        def run(*command: str) -> None:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
-            if done.returncode:
-                raise RuntimeError(f"{' '.join(command)} failed: {done.stderr}")
-
         rights = {
             "mon.": ["mon", "allow *"],
             "client.admin": ["mon", "allow *", "osd", "allow *", "mgr", "allow *"],
@@ -117,22 +112,27 @@ class S3Server:
         for name, given in rights.items():
             caps = [word for kind, what in zip(given[::2], given[1::2], strict=True) for word in ("--cap", kind, what)]
             create = ["--create-keyring"] if name == "mon." else []
-            run("ceph-authtool", *create, keyring, "--gen-key", "-n", name, *caps)
+            _run("ceph-authtool", *create, keyring, "--gen-key", "-n", name, *caps)
         places = f"[v2:127.0.0.1:{self.port + 1},v1:127.0.0.1:{self.port + 2}]"
         monmap = str(folder / "monmap")
-        run("monmaptool", "--create", "--addv", "a", places, "--fsid", fsid, monmap)
-        run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring, *conf)
+        _run("monmaptool", "--create", "--addv", "a", places, "--fsid", fsid, monmap)
+        _run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monmap, "--keyring", keyring, *conf)
         self._start(["ceph-mon", "-f", "-i", "a", *conf], folder / "mon.out").wait_until(lambda: answers(self.port + 1))
-        run("ceph", *conf, "auth", "import", "-i", keyring)
-        run("ceph", *conf, "osd", "new", osd)
-        run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd, *conf)
-        run("ceph", *conf, "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
+        _run("ceph", *conf, "auth", "import", "-i", keyring)
+        _run("ceph", *conf, "osd", "new", osd)
+        _run("ceph-osd", "-i", "0", "--mkfs", "--osd-uuid", osd, *conf)
+        _run("ceph", *conf, "osd", "crush", "add", "osd.0", "1.0", "root=default", "host=localhost")
         self._start(["ceph-osd", "-f", "-i", "0", *conf], folder / "osd.out")
         gateway = ["-n", "client.rgw.a", *conf]
         server = self._start(["radosgw", "-f", *gateway], folder / "rgw.out")
         server.wait_until(lambda: answers(self.port))
-        keys = [f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}"]
-        run("radosgw-admin", *gateway, "user", "create", "--uid=test", "--display-name=test", *keys)
+        self._admin = ["radosgw-admin", *gateway]
+        _run(*self._admin, "user", "create", "--uid=test", "--display-name=test", *_keys(ACCESS_KEY, SECRET_KEY))
+
+    def add_keys(self, access_key: str, secret_key: str) -> None:
+        """Gives the user further keys; moto's server takes any."""
+        if self.is_real:
+            _run(*self._admin, "key", "create", "--uid=test", "--key-type=s3", *_keys(access_key, secret_key))
 
     @functools.cached_property
     def client(self) -> Any:
@@ -185,3 +185,13 @@ class S3Server:
             self.client.close()
         for daemon in reversed(self._daemons):
             daemon.close()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr}")
+
+
+def _keys(access_key: str, secret_key: str) -> list[str]:
+    return [f"--access-key={access_key}", f"--secret-key={secret_key}"]

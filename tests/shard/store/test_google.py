@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,6 @@ from feeder.shard.write.sharding import shard
 from tests.support.google_store import GoogleStore
 from tests.support.images import make_tree
 from tests.support.shard_sets import contents, kept
-
-
-@pytest.fixture
-def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleStore]:
-    server = GoogleStore()
-    account = {"gcs_base_url": server.url, "disable_oauth": True, "client_email": "", "private_key": ""}
-    (tmp_path / "account.json").write_text(json.dumps(account | {"private_key_id": ""}))
-    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(tmp_path / "account.json"))
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    yield server
-    server.close()
 
 
 def test_objects_of_google_are_read_and_written_on_conditions(google: GoogleStore) -> None:
