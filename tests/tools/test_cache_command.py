@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from feeder.shard.cache.link import lock_mirror
-from feeder.shard.cache.places import mirror_folder
+from feeder.shard.cache.places import MARK, mirror_folder
 from feeder.shard.cache.presence import BLOCK_BYTES, IDENTITY_BYTES, Record, record_path
 from feeder.shard.store.url import Url
 from feeder.tools.cli import main
@@ -21,13 +22,14 @@ SHARD = 2 * BLOCK_BYTES
 
 
 def fill(cache: Path, url: str, shards: int, first_time: int) -> Path:
-    """Makes a mirror with whole shards, each used a second after the one before."""
+    """Makes a mirror with whole shards, each got a second after the one before, and used then for the last time."""
     folder = Path(mirror_folder(Url.parse(url), "index.bin", cache))
     for number in range(shards):
         path = folder / f"{number}.tar"
         path.write_bytes(np.random.default_rng(number).bytes(SHARD))
         Record.create(record_path(str(folder), path.name), SHARD, bytes(IDENTITY_BYTES)).mark(0, 2)
         os.utime(path, (first_time + number, first_time + number))
+    os.utime(folder / MARK, (first_time, first_time))
     return folder
 
 
@@ -54,6 +56,19 @@ def test_shards_used_longest_ago_are_dropped_first(tmp_path: Path, capsys: pytes
     assert main(["cache", str(tmp_path), "--trim", str(3 * SHARD), "--json"]) == 0
     assert shown(capsys)["freed_bytes"] == SHARD
     assert sorted(path.name for path in old.glob("*.tar")) == ["1.tar", "2.tar"]
+
+
+def test_a_set_that_is_read_again_is_not_the_one_used_longest_ago(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, "s3://bucket/new", 1, 2000)
+    old = fill(tmp_path, "s3://bucket/old", 1, 1000)
+    folder_mirror(old, tmp_path).ask({"stats": True})
+    pid = fetcher_pid(old)
+    os.kill(pid, signal.SIGKILL)
+    assert all_ended([pid])
+    assert main(["cache", str(tmp_path), "--json"]) == 0
+    assert [each["url"] for each in shown(capsys)["sets"]] == ["s3://bucket/new", "s3://bucket/old"]
 
 
 def test_a_set_in_use_is_not_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,15 @@ def test_wrong_usage_ends_with_2(tmp_path: Path, arguments: list[str], message: 
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1000", 1000), ("256MiB", 256 << 20), ("1.5 GB", 1_500_000_000), ("4k", 4000), ("2KiB", 2048)]
+    ("text", "size"),
+    [
+        ("1000", 1000),
+        ("256MiB", 256 << 20),
+        ("1.5 GB", 1_500_000_000),
+        ("4k", 4000),
+        ("2KiB", 2048),
+        ("2TB", 2 * 10**12),
+    ],
 )
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
     assert common.size_bytes(text) == size

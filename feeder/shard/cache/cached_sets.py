@@ -25,7 +25,7 @@ class CachedSet(NamedTuple):
         folder: The folder that mirrors it.
         size_bytes: Bytes of it that are present.
         is_used: True while somebody reads it.
-        used_ns: Time at which bytes of it came last, ns since 1970.
+        used_ns: Time at which a job began or ended to read it last, ns since 1970.
     """
 
     url: str
@@ -48,28 +48,24 @@ def cached_sets(cache_dir: str) -> list[CachedSet]:
         try:
             with open(os.path.join(entry.path, MARK), "rb") as file:
                 url = str(json.load(file)["url"])
+                used_ns = os.fstat(file.fileno()).st_mtime_ns
         except (OSError, ValueError, KeyError):
             continue
         lock = lock_mirror(entry.path)
         if lock is not None:
             os.close(lock)
-        size, used_ns = _extent(entry.path)
-        found.append(CachedSet(url, entry.path, size, lock is None, used_ns))
+        found.append(CachedSet(url, entry.path, _size(entry.path), lock is None, used_ns))
     return sorted(found, key=lambda each: each.used_ns)
 
 
-def _extent(folder: str) -> tuple[int, int]:
-    """Returns the bytes of a mirror that are present, and the time at which the last of them came. A fetcher may be at
-    work there, so nothing is changed."""
-    size, used_ns = 0, 0
-    records = record_path(folder, "")
-    for place, _, names in os.walk(records):
+def _size(folder: str) -> int:
+    """Returns the bytes of a mirror that are present. A fetcher may be at work there, so nothing is changed."""
+    size = 0
+    for place, _, names in os.walk(record_path(folder, "")):
         for name in names:
-            record = os.path.join(place, name)
             with contextlib.suppress(OSError, ValueError):  # one that is being made, or has just been dropped
-                size += Record(record).present_bytes()
-                used_ns = max(used_ns, os.stat(os.path.join(folder, os.path.relpath(record, records))).st_mtime_ns)
-    return size, used_ns
+                size += Record(os.path.join(place, name)).present_bytes()
+    return size
 
 
 def trim(cache_dir: str, size_bytes: int) -> int:

@@ -248,6 +248,8 @@ class Fetcher:
                 self._drop(client)
 
     def _drop(self, client: _Client) -> None:
+        if client.options is not None:
+            self._note_use()
         with self.files.lock:
             self._lease(client, set())
             self._end_plan(client)
@@ -313,7 +315,13 @@ class Fetcher:
             budgets = [budget for budget, _ in options if budget is not None]
             self.files.set_budget(max(budgets) if len(budgets) == len(options) else None)
             self.store.timeout = max(timeout for _, timeout in options)
+        self._note_use()
         return {}
+
+    def _note_use(self) -> None:
+        """Notes the time, for whoever trims the cache."""
+        with contextlib.suppress(OSError):
+            os.utime(os.path.join(self.folder, MARK))
 
     def _leave(self) -> dict[str, Any]:
         """Ends this fetcher if it has no client; answers whether it does."""

@@ -15,7 +15,9 @@ from collections.abc import Callable
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.files import CHECKED, CacheFiles
-from feeder.shard.cache.presence import IDENTITY_BYTES
+from feeder.shard.cache.link import LOCK, LOG, SOCKET
+from feeder.shard.cache.places import MARK
+from feeder.shard.cache.presence import IDENTITY_BYTES, RECORDS
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.sealed_head import damaged, short_hash
 from feeder.shard.format.set_header import SetHeader
@@ -30,6 +32,7 @@ __all__ = ["SetFiles"]
 WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
 _MOST_BYTES = 1 << 40  # of a file that comes in ranges: a shard, or a header of billions of them
 _LEAST_BYTES = 1 << 20
+_OWN = {LOCK, LOG, MARK, RECORDS, SOCKET}  # in a mirror's folder, and in no set's
 _ATTEMPTS = 4
 MOST_NAMED = 1 << 20  # shards of sets whose names are neither numbered in a row nor sorted
 _KNOWN = 4096  # files whose contents are kept at hand
@@ -113,6 +116,12 @@ class SetFiles:
         return found
 
     def _find(self, name: str) -> Contents:
+        first = name.partition("/")[0]
+        if first in _OWN or first.startswith(CHECKED):
+            raise FormatError(
+                f"{self._store.url.object(name)}: has the name of a file that the cache keeps itself; give it another "
+                "one, and run `feeder index`"
+            )
         if _is_header(name, self._index):
             return self._plain(name)
         group = self._group(name)

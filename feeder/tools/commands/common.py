@@ -30,15 +30,15 @@ EXIT_INTERRUPTED = 130
 
 IMAGE_FIELD_HELP = "in tars: field that holds the image, such as rgb.jpg (default: chosen by the fields' names)"
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def size_bytes(text: str) -> int:
     """Reads a size in bytes, such as 256MiB."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?)b?", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a size; expected bytes, or a number with kB, MB, GB, KiB, MiB or GiB"
+            f"{text!r} is not a size; expected bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB"
         )
     return int(float(match[1]) * _UNITS[match[2]])
 

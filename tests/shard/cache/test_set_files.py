@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -383,6 +384,19 @@ def test_an_index_for_which_the_disk_has_no_room_takes_that_of_others(
     fetcher.need([(name, 0, 1)])
     assert not (Path(fetcher.folder) / "shard-000000.tar").exists()
     assert (Path(fetcher.folder) / name).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["mirror.json", "fetcher.lock", "fetcher.socket", "fetcher.log", ".have/x.tar", ".checked.0"]
+)
+def test_a_shard_with_the_name_of_a_file_of_the_caches_own_is_refused(
+    fetcher: Fetcher, folder: Path, name: str
+) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"x")
+    with pytest.raises(FormatError, match=rf"{re.escape(name)}: has the name of a file that the cache keeps itself"):
+        fetcher.need([(name, 0, 1)])
+    assert not (Path(fetcher.folder) / name).exists()
 
 
 def test_a_file_that_the_header_does_not_name_comes_as_it_is(fetcher: Fetcher, folder: Path) -> None:
