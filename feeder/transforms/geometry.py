@@ -19,7 +19,7 @@ from feeder.transforms.arguments import (
     check_size,
 )
 from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, ProbabilityOp, Uniforms
-from feeder.transforms.sizes import ByEpoch, VariableSize, check_variable
+from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
 __all__ = [
     "CenterCrop",
@@ -147,7 +147,7 @@ class Resize(Op):
         size: Output (height, width); an int or a sequence of one is the length of the shorter side, and the aspect
             ratio is kept; None leaves it to ``max_size``. Also ``BUCKET`` or a :class:`ByEpoch`.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
-        max_size: Largest length of the longer side; its exact length if ``size`` is None.
+        max_size: Largest length of the longer side; its exact length if ``size`` is None. Also a :class:`ByEpoch`.
         antialias: True; anything else than None is refused.
         cover: True keeps the aspect ratio, and makes the image just large enough for (height, width): one side is as
             given, and the other as long or longer. A crop to that size belongs after it.
@@ -171,36 +171,32 @@ class Resize(Op):
         self,
         size: int | Sequence[int] | ByEpoch | None,
         interpolation: object = "bilinear",
-        max_size: int | None = None,
+        max_size: int | ByEpoch | None = None,
         antialias: bool | None = True,
         *,
         cover: bool = False,
     ) -> None:
-        if max_size is not None:
-            max_size = check_size("max_size", max_size)[0]
-            if cover or (isinstance(size, VariableSize) and not isinstance(size, ByEpoch)):
-                raise ArgumentError(f"max_size goes with size=None or one int, got size={size!r}, cover={cover}")
-        if size is None and (max_size is None or cover):
+        longest = None if max_size is None else check_by_epoch(max_size, lambda value: check_size("max_size", value)[0])
+        if longest is not None and (cover or (isinstance(size, VariableSize) and not isinstance(size, ByEpoch))):
+            raise ArgumentError(f"max_size goes with size=None or one int, got size={size!r}, cover={cover}")
+        if size is None and (longest is None or cover):
             raise ArgumentError("max_size must be an int when size is None, got None")
 
         def check(value: int | Sequence[int]) -> tuple[int, ...]:
             pair = check_size("size", value)
-            if cover:
-                return pair
-            sides = pair[:1] if isinstance(value, int) or len(value) == 1 else pair
-            if max_size is not None:
-                if len(sides) == 2:
-                    raise ArgumentError(f"max_size goes with size=None or one int, got size={value!r}")
-                if max_size <= sides[0]:
-                    raise ArgumentError(
-                        f"max_size must be greater than size, got max_size={max_size} with size={value!r}"
-                    )
-            return sides
+            return pair[:1] if not cover and (isinstance(value, int) or len(value) == 1) else pair
 
+        checked = None if size is None else check_variable(size, check)
+        if checked is not None and longest is not None:
+            for sides, most in by_phase(checked, longest):
+                if len(sides) == 2:
+                    raise ArgumentError(f"max_size goes with size=None or one int, got size={sides!r}")
+                if most <= sides[0]:
+                    raise ArgumentError(f"max_size must be greater than size, got max_size={most} with size={sides[0]}")
         self._set(
-            size=None if size is None else check_variable(size, check),
+            size=checked,
             interpolation=check_interpolation(interpolation, antialias),
-            max_size=max_size,
+            max_size=longest,
             cover=bool(cover),
         )
 

@@ -24,7 +24,7 @@ class RandomShortestSize(Op):
     Args:
         min_size: Length of the shorter side in pixels; of a sequence one is drawn for each image. Either may also be
             given by epoch, :class:`feeder.transforms.ByEpoch`.
-        max_size: Largest length of the longer side; it goes before ``min_size``.
+        max_size: Largest length of the longer side; it goes before ``min_size``. Also a :class:`ByEpoch`.
         interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
         antialias: True; anything else than None is refused.
 
@@ -41,13 +41,13 @@ class RandomShortestSize(Op):
     def __init__(
         self,
         min_size: Sequence[int] | int | ByEpoch,
-        max_size: int | None = None,
+        max_size: int | ByEpoch | None = None,
         interpolation: object = "bilinear",
         antialias: bool | None = True,
     ) -> None:
         self._set(
             min_size=check_by_epoch(min_size, _check_lengths),
-            max_size=None if max_size is None else check_size("max_size", max_size)[0],
+            max_size=check_by_epoch(max_size, _check_longest),
             interpolation=check_interpolation(interpolation, antialias),
         )
 
@@ -79,3 +79,7 @@ def _check_lengths(value: object) -> tuple[int, ...]:
     if not lengths:
         raise ArgumentError("min_size must be a length or a sequence of at least one, got none")
     return tuple(check_size("min_size", length)[0] for length in lengths)
+
+
+def _check_longest(value: object) -> int | None:
+    return None if value is None else check_size("max_size", value)[0]

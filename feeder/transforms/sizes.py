@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import ArgumentError
 
-__all__ = ["BUCKET", "BucketSize", "ByEpoch", "VariableSize", "check_by_epoch", "check_variable"]
+__all__ = ["BUCKET", "BucketSize", "ByEpoch", "VariableSize", "by_phase", "check_by_epoch", "check_variable"]
 
 
 class VariableSize:
@@ -97,3 +97,9 @@ def check_by_epoch(size: Any, check: Callable[[Any], Any]) -> Any:
     if isinstance(size, ByEpoch):
         return ByEpoch({epoch: check(each) for epoch, each in size.sizes})
     return check(size)
+
+
+def by_phase(*sizes: Any) -> Iterator[tuple[Any, ...]]:
+    """Yields the sizes, of which some may be by epoch, as they are together from each epoch at which one changes."""
+    for epoch in sorted({0, *(first for size in sizes if isinstance(size, ByEpoch) for first, _ in size.sizes)}):
+        yield tuple(size.at(None, epoch) if isinstance(size, ByEpoch) else size for size in sizes)

@@ -69,10 +69,13 @@ def test_sizes_by_epoch_are_those_of_the_last_epoch_named_before() -> None:
     ("make", "sizes"),
     [
         (lambda size: T.RandomShortestSize(size, max_size=700), {0: 40, 2: (60, 72), 6: 400}),
+        (lambda size: T.RandomShortestSize((40, 60), max_size=size), {0: 60, 2: 72, 6: None}),
+        (lambda size: T.Resize(40, max_size=size), {0: 41, 3: 60}),
+        (lambda size: T.Resize(None, max_size=size), {0: 41, 3: 60}),
         (T.ScaleJitter, {0: 40, 2: (60, 72)}),
     ],
 )
-def test_resizes_of_random_scale_take_sizes_by_epoch(make: Callable[[object], Op], sizes: dict[int, object]) -> None:
+def test_resizes_to_no_fixed_size_take_sizes_by_epoch(make: Callable[[object], Op], sizes: dict[int, object]) -> None:
     recipe = Recipe.of(make(T.ByEpoch(sizes)))
     assert recipe.phases == tuple(sizes)
     assert recipe_from_json(recipe_to_json(recipe)) == recipe
@@ -80,6 +83,13 @@ def test_resizes_of_random_scale_take_sizes_by_epoch(make: Callable[[object], Op
         fixed = Recipe.of(make(sizes[max(first for first in sizes if first <= epoch)]))
         found, expected = (each.draw(1, epoch, IDS, SIZES).output_size for each in (recipe, fixed))
         np.testing.assert_array_equal(found, expected)
+
+
+def test_the_largest_length_grows_with_the_shorter_one() -> None:
+    recipe = Recipe.of(T.Resize(T.ByEpoch({0: 40, 4: 80}), max_size=T.ByEpoch({0: 60, 4: 120, 6: 90})))
+    assert recipe.phases == (0, 4, 6)
+    for epoch, size, longest in ((3, 40, 60), (4, 80, 120), (6, 80, 90)):
+        assert recipe.at(None, epoch) == Recipe.of(T.Resize(size, max_size=longest))
 
 
 def test_variable_sizes_pickle_compare_and_show_themselves() -> None:
@@ -103,6 +113,12 @@ def test_variable_sizes_pickle_compare_and_show_themselves() -> None:
         (lambda: T.ByEpoch([128, 160]), "from 0 on"),  # type: ignore[arg-type]
         (lambda: T.CenterCrop(T.ByEpoch({0: 8, 3: 0})), "positive"),
         (lambda: T.Resize(T.ByEpoch({0: 8, 3: 20}), max_size=20), "greater than size"),
+        (
+            lambda: T.Resize(T.ByEpoch({0: 8, 3: 30}), max_size=T.ByEpoch({0: 20, 5: 40})),
+            "greater than size, got max_size=20 with size=30",
+        ),
+        (lambda: T.Resize(T.ByEpoch({0: 8, 3: (8, 9)}), max_size=20), r"one int, got size=\(8, 9\)"),
+        (lambda: T.RandomShortestSize(480, T.ByEpoch({0: 500, 1: 0})), "max_size must be a positive int"),
         (lambda: T.Resize(T.BUCKET, max_size=20), "size=None or one int"),
         (lambda: T.Resize(8, max_size=20, cover=True), "size=None or one int"),
         (lambda: T.Resize(None, cover=True), "max_size must be an int"),
