@@ -20,7 +20,14 @@ from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
 from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.source.class_folders import class_names, is_folder, splits_advice, walk
+from feeder.shard.source.class_folders import (
+    are_downloads,
+    class_names,
+    downloads_note,
+    is_folder,
+    splits_advice,
+    walk,
+)
 from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.system.files import open_regular, scan_folder
@@ -309,8 +316,9 @@ class FolderReader:
     ) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
-        The classes are the root's subfolders, sorted by name. Samples are sorted by class, folder and file name. Links
-        to folders are followed, but not in circles.
+        The classes are the root's subfolders, sorted by name; those that img2dataset has written are none, and their
+        samples have the label -1. Samples are sorted by class, folder and file name. Links to folders are followed, but
+        not in circles.
 
         Args:
             root: The folder.
@@ -338,6 +346,9 @@ class FolderReader:
         labels: list[int] = []
         members: set[str] = set()
         likely: dict[str, list[str]] = {}
+        is_labelled = not are_downloads(root, classes)
+        if not is_labelled:
+            warn(downloads_note(root, classes))
         for label, name in enumerate(classes):
             before = len(labels)
             for folder, (files, others) in sorted(_files(root, name, extensions, targets, beat).items()):
@@ -347,12 +358,14 @@ class FolderReader:
                 for file in sorted(files):
                     data += os.fsencode(os.path.join(folder, file))
                     starts.append(len(data))
-                    labels.append(label)
-            if len(labels) == before:
+                    labels.append(label if is_labelled else -1)
+            if is_labelled and len(labels) == before:
                 raise SourceError(
                     f"{os.path.join(root, name)}: found no image in this class folder; expected one of the extensions "
                     f"{', '.join(sorted(extensions))}: remove the folder, or add images"
                 )
+        if not labels:
+            raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
         if advice := splits_advice(root, classes):
             warn(advice)
         for field, paths in likely.items():
@@ -363,7 +376,7 @@ class FolderReader:
                 )
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
         named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
-        return cls(root, *arrays, exif=exif, classes=classes, members=named)
+        return cls(root, *arrays, exif=exif, classes=classes if is_labelled else None, members=named)
 
 
 def _files(

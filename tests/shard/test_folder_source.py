@@ -130,6 +130,50 @@ def test_every_kind_of_bad_file_is_listed_with_its_reason(tmp_path: Path) -> Non
     assert {path for path, _, _ in samples_of(out)} == {f"class-0/img-00{i}.jpg" for i in range(3)}
 
 
+def _downloaded(root: Path, endings: list[str]) -> Path:
+    """A folder as img2dataset writes it with output_format="files": the second shard has no image that came through."""
+    for shard_name in ("00000", "00001"):
+        (root / shard_name).mkdir(parents=True)
+        for ending in endings:
+            (root / f"{shard_name}{ending}").write_bytes(b"PAR1")
+    for key in ("000000000", "000000003"):
+        (root / "00000" / f"{key}.jpg").write_bytes(JPEG)
+        (root / "00000" / f"{key}.txt").write_text(f"caption {key}")
+        (root / "00000" / f"{key}.json").write_text("{}")
+    return root
+
+
+@pytest.mark.parametrize("endings", [[".parquet", "_stats.json"], ["_stats.json"]])
+def test_shard_folders_of_img2dataset_are_no_classes(tmp_path: Path, endings: list[str]) -> None:
+    root = _downloaded(tmp_path / "src", endings)
+    source = open_folder(str(root))
+    note = f"{root}: its folders, such as 00000, are shards of img2dataset and no classes: samples have no label"
+    assert (source.classes, source.notes[0]) == (None, note)
+    out = sharded(root, tmp_path)
+    assert [(path, label) for path, _, label in samples_of(out)] == [
+        ("00000/000000000.jpg", -1),
+        ("00000/000000003.jpg", -1),
+    ]
+    with pytest.warns(UserWarning, match="are shards of img2dataset and no classes"):
+        dataset = FolderDataset(root, fields=("txt", "json"))
+    assert (dataset.classes, dataset.reader.labels().tolist()) == (None, [-1, -1])
+    assert dataset[1][1:] == (-1, b"caption 000000003", {})
+
+
+def test_folders_are_classes_unless_each_is_a_shard_of_img2dataset(tmp_path: Path) -> None:
+    root = _downloaded(tmp_path / "src", ["_stats.json"])
+    (root / "00001_stats.json").unlink()
+    assert open_folder(str(root)).classes == ["00000", "00001"]
+    shutil.rmtree(root / "00001")
+    for path in (root / "00000").iterdir():
+        path.unlink()
+    with (
+        pytest.warns(UserWarning, match="no classes"),
+        pytest.raises(SourceError, match=r"no image in the folders of img2dataset; its _stats\.json say why"),
+    ):
+        FolderDataset(root)
+
+
 def test_only_files_that_claim_to_be_images_count_as_bad(tmp_path: Path) -> None:
     folder = make_tree(tmp_path / "src", 1, 3) / "class-0"
     (folder / "labels.txt").write_text("x")

@@ -9,7 +9,16 @@ from collections.abc import Callable, Sequence
 from feeder.errors import SourceError
 from feeder.system.files import scan_folder
 
-__all__ = ["UNREADABLE", "class_names", "is_folder", "splits_advice", "unlistable", "walk"]
+__all__ = [
+    "UNREADABLE",
+    "are_downloads",
+    "class_names",
+    "downloads_note",
+    "is_folder",
+    "splits_advice",
+    "unlistable",
+    "walk",
+]
 
 # Errors of a path. Any other, such as too many open files, a lack of memory or a lost server, is the machine's: samples
 # below the path must not be lost to it.
@@ -115,6 +124,20 @@ def splits_advice(root: str, classes: Sequence[str]) -> str | None:
         f"{root}: its folders {', '.join(classes)} are taken as classes; if they are splits of one dataset, give one "
         f"at a time, such as {root.rstrip('/')}/{classes[0]}"
     )
+
+
+def are_downloads(root: str, classes: Sequence[str]) -> bool:
+    """Returns whether the folders are shards of img2dataset and no classes: beside each NAME is NAME.parquet or
+    NAME_stats.json."""
+    return bool(classes) and all(
+        any(os.path.isfile(os.path.join(root, f"{name}{ending}")) for ending in (".parquet", "_stats.json"))
+        for name in classes
+    )
+
+
+def downloads_note(root: str, classes: Sequence[str]) -> str:
+    """Returns the note on folders that :func:`are_downloads` takes as no classes."""
+    return f"{root}: its folders, such as {classes[0]}, are shards of img2dataset and no classes: samples have no label"
 
 
 def _identity(path: str) -> tuple[int, int]:

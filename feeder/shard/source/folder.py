@@ -11,7 +11,15 @@ from typing import Protocol
 
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
-from feeder.shard.source.class_folders import UNREADABLE, class_names, splits_advice, unlistable, walk
+from feeder.shard.source.class_folders import (
+    UNREADABLE,
+    are_downloads,
+    class_names,
+    downloads_note,
+    splits_advice,
+    unlistable,
+    walk,
+)
 from feeder.shard.source.image_file import LARGE_BYTES, looks_like_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.shard.source.source import Source
@@ -31,8 +39,9 @@ class FileStatus(Protocol):
 
 
 def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool = False) -> Source:
-    """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder. Files beside an image become
-    members of its sample, see :func:`feeder.shard.source.siblings.member_names`.
+    """Lists a class-per-folder tree, or, if its subfolders hold no file, a flat folder; one of img2dataset without
+    labels. Files beside an image become members of its sample, see
+    :func:`feeder.shard.source.siblings.member_names`.
 
     Args:
         root: The folder.
@@ -51,10 +60,14 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
             raise SourceError(
                 f"{os.path.join(root, shards)}: is a shard set of feeder, not a class; move it out of the source"
             )
+        is_labelled = not are_downloads(root, classes)
+        if not is_labelled:
+            tree.classes = None
+            tree.notes.append(downloads_note(root, classes))
         for label, name in enumerate(classes):
             before = len(tree.table)
-            _add_class(tree, name, label, members)
-            if len(tree.table) == before:
+            _add_class(tree, name, label if is_labelled else -1, members)
+            if is_labelled and len(tree.table) == before:
                 tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
         if len(tree.table):
             if advice := splits_advice(root, classes):
