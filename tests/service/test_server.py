@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import resource
 import shutil
 import socket
 import struct
@@ -20,20 +22,25 @@ from feeder import fields as F
 from feeder import transforms as T
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_from_json, work_to_json
+from feeder.service.client import Client
 from feeder.service.frames import HEAD, Kind, pack_frame
+from feeder.service.part_memory import Memory
 from feeder.service.roots import Roots
 from feeder.transforms.recipe_json import recipe_to_json
 from tests.support.field_sets import members_set
+from tests.support.held_parts import HeldParts, held
 from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards
+from tests.support.processes import wait_until
 from tests.support.service import Peer, ServiceServer
 
 RECIPE = T.Compose([T.RandomResizedCrop(16)])
+LARGE = recipe_to_json(T.Recipe.of(T.Compose([T.RandomResizedCrop(2048)])))
 MESSAGES = int(os.environ.get("FEEDER_FUZZ_MESSAGES", "3000"))
 
 
-def work_of(path: Path) -> dict[str, Any]:
-    dataset = feeder.ShardDataset(path, transform=RECIPE)
+def work_of(path: Path, recipe: T.Compose = RECIPE) -> dict[str, Any]:
+    dataset = feeder.ShardDataset(path, transform=recipe)
     return work_to_json(Work(dataset.reader, dataset.recipe, "cpu"))
 
 
@@ -223,7 +230,8 @@ def _message(draw: random.Random, work: Any, server: ServiceServer) -> bytes:
         message = {"work": draw.choice((work, {}, [], work | {"recipe": [{"Resize": {"size": 1 << 30}}]}))}
     if kind == Kind.HELLO:
         message = {"token": draw.choice((server.token, "x", 1)), "versions": {}, "job": "fuzz"}
-    data = pack_frame(kind, message, count * 24) + draw.randbytes(count * 24)
+    payload = draw.choice((numbers_of(count), draw.randbytes(count * 24)))  # the same part again and again, too
+    data = pack_frame(kind, message, len(payload)) + payload
     if draw.random() < 0.3:
         at = draw.randrange(len(data))
         data = data[:at] + draw.randbytes(draw.randrange(8)) + data[at + draw.randrange(8) :]
@@ -241,11 +249,17 @@ def test_random_messages_cost_connections_and_never_a_server(server: ServiceServ
     assert work_from_json(padded, Roots([root])).pad is not None
     while sent < MESSAGES:
         peer = Peer(server)
-        if draw.random() < 0.8:
+        is_known = draw.random() < 0.3
+        if is_known:
+            peer.ask(draw.choice((work, padded)))
+        elif draw.random() < 0.8:
             peer.hello()
-        if draw.random() < 0.6:
+        if not is_known and draw.random() < 0.6:
             peer.work(draw.choice((work, padded)))
         try:
+            for number in range(draw.randrange(4) if is_known else 0):
+                peer.send(Kind.PART, {"number": number, "epoch": 0}, numbers_of(draw.choice((1, 4))))
+                sent += 1
             for _ in range(draw.randrange(1, 40)):
                 peer.connection.sendall(_message(draw, work, server))
                 sent += 1
@@ -257,6 +271,101 @@ def test_random_messages_cost_connections_and_never_a_server(server: ServiceServ
     assert server.process.poll() is None
     check_serves(server, work, numbers_of(4))
     assert server.status()["dropped"] > 0
+
+
+def test_the_same_part_twice_at_a_time_costs_the_connection(server: ServiceServer, root: Path) -> None:
+    work = work_of(root / "set") | {"seed": 97}
+    peer = Peer(server)
+    peer.ask(work)
+    twice = [pack_frame(Kind.PART, {"number": k, "epoch": 0}, 4 * 24) + numbers_of(4) for k in range(2)]
+    peer.connection.sendall(b"".join(twice))
+    assert peer.next() is None
+    check_serves(server, work, numbers_of(4))
+
+
+def has_ended(peer: Peer) -> bool:
+    """True if the server has ended a connection on which it has sent nothing."""
+    try:
+        return not peer.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def test_want_of_descriptors_costs_connections_and_never_a_server(root: Path, tmp_path: Path) -> None:
+    work = work_of(root / "set")
+    with contextlib.closing(ServiceServer(tmp_path, root)) as one:
+        check_serves(one, work, numbers_of(4))
+        taken = len(os.listdir(f"/proc/{one.process.pid}/fd"))
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (taken + 8, taken + 8))
+        known = [Peer(one) for _ in range(32)]
+        for peer in known:
+            with contextlib.suppress(OSError):  # the server has ended it
+                peer.hello()
+        wait_until(lambda: any(map(has_ended, known)))
+        for peer in known:
+            peer.close()
+        check_serves(one, work, numbers_of(4))
+
+
+def test_silent_peers_do_not_keep_others_out(server: ServiceServer, root: Path) -> None:
+    before = server.status()["dropped"]
+    silent = [Peer(server) for _ in range(80)]
+    check_serves(server, work_of(root / "set"), numbers_of(4))
+    assert silent[0].next() is None  # the one that has been silent for longest
+    assert server.status()["dropped"] > before
+
+
+def test_no_more_is_taken_from_who_does_not_read_what_it_is_answered() -> None:
+    here, there = socket.socketpair()
+    with contextlib.closing(Memory(1 << 20)) as memory, there:
+        client = Client(here, "a peer", memory, is_local=True)
+        assert client.may_speak()
+        client.sender.add(Kind.STATUS, {}, [memoryview(bytes(8 << 20))])
+        client.flush()
+        assert not client.may_speak()
+        while not client.may_speak():
+            assert there.recv(1 << 20)
+            client.flush()
+        client.close()
+
+
+@pytest.mark.slow
+def test_who_does_not_read_its_parts_loses_the_connection(server: ServiceServer, root: Path) -> None:
+    before, work = server.status()["dropped"], work_of(root / "set") | {"recipe": LARGE}
+    peer = Peer(server)
+    peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+    peer.ask(work)
+    peer.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(4))
+    while server.status()["dropped"] == before:
+        with contextlib.suppress(OSError):
+            peer.send(Kind.BEAT, {})
+
+
+@pytest.mark.slow
+def test_a_job_that_holds_all_cores_gives_one_to_another(root: Path, tmp_path: Path) -> None:
+    hold = HeldParts(tmp_path / "held")
+    held_work = work_of(root / "set", T.Compose([RECIPE, T.Lambda(held)]))
+    allowed = ("--allow-module", held.__module__)
+    with contextlib.closing(ServiceServer(tmp_path, root, *allowed, cores=2, environment=hold.environment)) as one:
+        greedy, other = Peer(one), Peer(one)
+        other.ask(work_of(root / "set"), job="other")
+        greedy.ask(held_work)
+        hold.hold()
+        for number in range(3):
+            greedy.send(Kind.PART, {"number": number, "epoch": number}, numbers_of(1))
+        hold.wait(2)
+        other.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(4))
+        answer = other.next()
+        assert answer is not None
+        assert answer.kind == Kind.RESULT
+        greedy.send(Kind.BEAT, {})
+        hold.release()
+        found = [greedy.next() for _ in range(3)]
+        assert sorted(each.message["number"] for each in found if each and each.kind == Kind.RESULT) == [0, 1, 2]
+        assert one.status()["lost"] == 0
+    hold.close()
 
 
 @pytest.mark.slow

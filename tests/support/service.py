@@ -113,9 +113,9 @@ class Peer:
     def close(self) -> None:
         self.connection.close()
 
-    def ask(self, work: Any) -> None:
+    def ask(self, work: Any, **changes: Any) -> None:
         """Introduces itself, and says which work it asks for, until that is accepted."""
-        self.hello()
+        self.hello(**changes)
         welcome = self.next()
         assert welcome is not None
         self.work(work)
