@@ -54,8 +54,11 @@ class ServiceOptions:
 
 
 def job_name() -> str:
-    """Returns a name for this process's job: one for all ranks, where torchrun or the like has started them."""
-    place = [os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
-    if place[1] and place[2]:
-        return ":".join(each or "-" for each in place)
-    return f"{socket.gethostname()}:{os.getpid()}"
+    """Returns a name for this process's job: one for all ranks, where torchrun or the like has started them, and
+    another one for jobs of other machines."""
+    run, host, port = (os.environ.get(name) for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT"))
+    if not host or not port:
+        return f"{socket.gethostname()}:{os.getpid()}"
+    if host in ("localhost", "::1") or host.startswith("127."):
+        host = socket.gethostname()
+    return f"{run or '-'}:{host}:{port}"
