@@ -20,7 +20,7 @@ from feeder.loader.fast.service_options import ServiceOptions
 __all__ = ["Directory"]
 
 _HELPER = "feeder.service.finder"
-_RESTART_S = 2.0
+_RESTART_S, _MOST_RESTART_S = 2.0, 30.0  # the pause doubles while helpers find nothing
 _LOOK_S = 0.25
 _MOST_BYTES, _MOST_SERVERS = 1 << 20, 4096
 
@@ -45,6 +45,7 @@ class Directory:
         self._helper: subprocess.Popen[bytes] | None = None
         self._received = b""
         self._look_s = self._start_s = 0.0
+        self._pause_s = _RESTART_S
         self._seen: tuple[int, int] | None = None
 
     @property
@@ -95,7 +96,8 @@ class Directory:
         now = time.monotonic()
         if now < self._start_s:
             return
-        self._start_s = now + _RESTART_S
+        self._start_s = now + self._pause_s
+        self._pause_s = min(_MOST_RESTART_S, 2 * self._pause_s)
         name, address = self._options.name_and_address
         self._helper = subprocess.Popen(
             [sys.executable, "-m", _HELPER, name, address],
@@ -130,6 +132,7 @@ class Directory:
                 self.problem = str(found["problem"])
                 return
             servers = [(str(host), int(port)) for host, port in found["servers"][:_MOST_SERVERS]]
+            self._pause_s = _RESTART_S
             self.token, self.servers = str(found["token"]), servers
             self.problem = "" if servers else "it has no server now"
         except (ValueError, TypeError, KeyError):
