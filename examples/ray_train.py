@@ -117,7 +117,7 @@ def main() -> None:
     if args.batch_size % args.num_workers:
         raise SystemExit(f"--batch-size {args.batch_size} does not divide into {args.num_workers} equal parts")
     ray.init(address=args.address, log_to_driver=False)
-    if args.service is not None and "@" not in args.service:
+    if args.service is not None and "@" not in args.service and not args.service.startswith("file:"):
         args.service += f"@{ray.get_runtime_context().gcs_address}"
     use_gpu = ray.cluster_resources().get("GPU", 0) >= args.num_workers
     trainer = ray.train.torch.TorchTrainer(

@@ -48,3 +48,8 @@ def test_an_error_has_three_lines_at_most_and_names_what_is_missing(
     assert 1 <= len(shown) <= 3
     assert "nothing" in said or "nowhere" in said
     assert "Traceback" not in said
+
+
+def test_a_service_without_ray_is_not_ended_by_another_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--stop", "--file", "service.json"]) in (1, 2)
+    assert "--file ends when its command is interrupted" in capsys.readouterr().err

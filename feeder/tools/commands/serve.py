@@ -81,6 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.status:
         return _status(arguments)
     if arguments.stop:
+        if arguments.file is not None:
+            raise ArgumentError("--stop ends a service of Ray; one with --file ends when its command is interrupted")
         from feeder.service.cluster import stop
 
         stop(arguments.name, address=arguments.address)
