@@ -3,7 +3,8 @@
 Note [Actors]
     Both are named, so that whoever is restarted finds the others, and detached, so that they outlive who started them.
     The registry starts a server on each node that joins. Servers announce themselves every second; one that has not for
-    a while is left out of the directory. The token is an argument of both, so that it stays when they are restarted.
+    a while is left out of the directory. One that does not start is given up, and tried again later. A server whose
+    registry is gone for long ends. The token is an argument of both, so that it stays when they are restarted.
 """
 
 from __future__ import annotations
@@ -21,18 +22,26 @@ from feeder.service.metrics import serve_metrics
 from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions
 
-__all__ = ["NAMESPACE", "Registry", "registry_name"]
+__all__ = ["NAMESPACE", "Registry", "registry_name", "server_name"]
 
 _log = logging.getLogger("feeder")
 
 NAMESPACE = "feeder"
 _ANNOUNCE_S = 1.0
 _SILENCE_S = 5.0
+_START_S, _AGAIN_S = 30.0, 30.0  # for a server to start, and until it is tried again
+_FORGET_S = 600.0  # after which a node that is lost is not shown any more
+_ORPHAN_S = 60.0
 
 
 def registry_name(name: str) -> str:
     """Returns the name of a service's registry."""
     return f"feeder-service:{name}"
+
+
+def server_name(name: str, node: str) -> str:
+    """Returns the name of a service's server on a node."""
+    return f"{registry_name(name)}:{node}"
 
 
 class Registry:
@@ -42,67 +51,108 @@ class Registry:
         name: The service's name.
         token: Its token.
         options: Options of the servers: ``roots``, ``cores``, ``window_bytes``, ``job_cores``, ``cache_dir``, ``host``,
-            ``metrics_port``, ``modules``, and ``nodes``, the largest number of nodes.
+            ``metrics_port``, ``modules``, ``tcp_only``; and of their places: ``nodes``, the largest number of nodes,
+            ``labels`` and ``resources``.
     """
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
         self._name, self._token, self._options = name, token, options
         self._heard: dict[str, tuple[str, int, float]] = {}
-        self._actors: dict[str, Any] = {}
-        self._is_stopped = threading.Event()
+        self._actors: dict[str, tuple[Any, Any, float]] = {}  # with the answer that tells of its start, and since when
+        self._problems: dict[str, tuple[str, str, float]] = {}  # address, reason, time
+        self._lock, self._is_stopped = threading.Lock(), threading.Event()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def directory(self) -> dict[str, Any]:
-        """Returns ``token`` and ``servers``, [host, port] of each that was heard of lately."""
+        """Returns ``token``; ``servers``, [host, port] of each that was heard of lately; ``problems``, address and
+        problem of each that is lost or has not started; ``starting``, the number of those that may start still."""
         now = time.monotonic()
-        found = [[host, port] for host, port, heard_s in list(self._heard.values()) if now - heard_s < _SILENCE_S]
-        return {"token": self._token, "servers": sorted(found)}
+        heard = dict(self._heard)
+        servers = [[host, port] for host, port, heard_s in heard.values() if now - heard_s < _SILENCE_S]
+        problems = [
+            {"address": f"{host}:{port}", "problem": "it is lost"}
+            for host, port, heard_s in heard.values()
+            if now - heard_s >= _SILENCE_S and [host, port] not in servers
+        ]
+        problems += [{"address": address, "problem": reason} for address, reason, _ in list(self._problems.values())]
+        starting = len(set(self._actors) - set(heard))
+        return {"token": self._token, "servers": sorted(servers), "problems": problems, "starting": starting}
 
     def announce(self, node: str, host: str, port: int) -> None:
         """Notes that a node's server is there."""
         self._heard[node] = host, port, time.monotonic()
+        self._problems.pop(node, None)
 
     def stop(self) -> None:
-        """Ends the servers."""
+        """Starts no more servers."""
         self._is_stopped.set()
-        for actor in self._actors.values():
-            ray.kill(actor)
-        self._actors, self._heard = {}, {}
+        with self._lock:
+            pass
 
     def _watch(self) -> None:
         while not self._is_stopped.wait(_ANNOUNCE_S):
             try:
-                self._start_missing()
+                with self._lock:
+                    self._look()
             except Exception as error:  # the cluster may be in any state; the next look tells
                 _log.warning("service %r: %s", self._name, error)
 
-    def _start_missing(self) -> None:
+    def _look(self) -> None:
         """Starts a server on each node that has none, and forgets those of nodes that are gone."""
-        alive = {
-            node["NodeID"]
-            for node in ray.nodes()
-            if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self._options["cores"]
-        }
-        for node in set(self._actors) - alive:
+        now = time.monotonic()
+        suitable = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if self._suits(node)}
+        for node in set(self._actors) - set(suitable):
             del self._actors[node]
-            self._heard.pop(node, None)
+        for node in [node for node, (_, _, heard_s) in self._heard.items() if now - heard_s > _FORGET_S]:
+            del self._heard[node]
+        for node in [node for node in self._problems if node not in suitable]:
+            del self._problems[node]
+        for node, (actor, started, since_s) in list(self._actors.items()):
+            reason = None if node in self._heard else self._failure(started, now - since_s)
+            if reason is not None:
+                self._problems[node] = suitable[node], reason, now
+                del self._actors[node]
+                ray.kill(actor)
         most = self._options["nodes"]
-        for node in sorted(alive - set(self._actors)):
+        for node in sorted(set(suitable) - set(self._actors)):
             if self._is_stopped.is_set() or (most is not None and len(self._actors) >= most):
                 return
-            options = {
-                "num_cpus": self._options["cores"],
-                "name": f"{registry_name(self._name)}:{node}",
-                "namespace": NAMESPACE,
-                "lifetime": "detached",
-                "get_if_exists": True,
-                "max_restarts": -1,
-                "max_concurrency": 4,
-                "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
-            }
-            self._actors[node] = (
-                ray.remote(NodeServer).options(**options).remote(self._name, self._token, self._options)
-            )
+            if node not in self._problems or now - self._problems[node][2] > _AGAIN_S:
+                self._start(node)
+
+    def _suits(self, node: dict[str, Any]) -> bool:
+        needed = {"CPU": self._options["cores"], **self._options["resources"]}
+        labels = node.get("Labels", {})
+        return (
+            node["Alive"]
+            and all(node["Resources"].get(name, 0.0) >= value for name, value in needed.items())
+            and all(labels.get(name) == value for name, value in self._options["labels"].items())
+        )
+
+    def _failure(self, started: Any, waited_s: float) -> str | None:
+        """Returns the reason for which a server has not started; None if it may still do."""
+        if ray.wait([started], timeout=0)[0]:
+            try:
+                ray.get(started)
+            except Exception as error:
+                return str(error).strip().rpartition("\n")[2][:500]
+        return f"its cores or resources are in use for {_START_S:g} s" if waited_s > _START_S else None
+
+    def _start(self, node: str) -> None:
+        options = {
+            "num_cpus": self._options["cores"],
+            "resources": self._options["resources"],
+            "name": server_name(self._name, node),
+            "namespace": NAMESPACE,
+            "lifetime": "detached",
+            "get_if_exists": True,
+            "max_restarts": -1,
+            "max_concurrency": 4,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+        }
+        made: Any = ray.remote(NodeServer)
+        actor = made.options(**options).remote(self._name, self._token, self._options)
+        self._actors[node] = actor, actor.status.remote(), time.monotonic()
 
 
 class NodeServer:
@@ -138,10 +188,17 @@ class NodeServer:
 
     def _announce(self) -> None:
         node = ray.get_runtime_context().get_node_id()
+        alone_since_s = 0.0
         while True:
+            now = time.monotonic()
             try:
                 registry = ray.get_actor(registry_name(self._name), NAMESPACE)
+                alone_since_s = 0.0
                 ray.get(registry.announce.remote(node, *self._server.address), timeout=_SILENCE_S)
+            except ValueError:  # the head is there, and knows none
+                alone_since_s = alone_since_s or now
+                if now - alone_since_s > _ORPHAN_S:
+                    ray.kill(ray.get_actor(server_name(self._name, node), NAMESPACE))
             except Exception:
                 pass
             time.sleep(_ANNOUNCE_S)

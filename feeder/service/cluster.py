@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from feeder.errors import ArgumentError, ServiceError
@@ -65,6 +65,8 @@ def start(
     metrics_port: int | None = None,
     allow_modules: Sequence[str] = (),
     tcp_only: bool = False,
+    labels: Mapping[str, str] | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Starts an input service in a Ray cluster, on its nodes as they come and go, until :func:`stop`.
 
@@ -72,7 +74,8 @@ def start(
         name: Its name, which ``feeder.DataLoader(..., service=name)`` takes.
         roots: Folders and URLs below which sets may be read, at the same place on every node. Nothing else is.
         cpus: Cores of each node that make parts; Ray counts them as taken.
-        nodes: Largest number of nodes; None: all that have so many cores.
+        nodes: Largest number of nodes; None: all that have so many cores. One whose cores others use for half a
+            minute is left out, and tried again later.
         address: The cluster, as ``ray.init`` takes it. A process that has joined one stays there.
         host: The address that servers listen on; None: the node's in the cluster.
         window_bytes: Memory of each node for finished parts that other trials may want, too.
@@ -83,6 +86,8 @@ def start(
             same files of them; no others are called, and nothing else of these.
         tcp_only: True to send parts over TCP to jobs on the same node, too, which get a view of the server's memory
             otherwise.
+        labels: Labels of Ray that a node must have, such as {"pool": "cpu"}.
+        resources: Resources of Ray that each server takes from its node, beside the cores.
 
     Returns:
         ``servers``: [host, port] of those that have started so far, one at least.
@@ -113,6 +118,8 @@ def start(
         "metrics_port": metrics_port,
         "modules": list(allow_modules),
         "tcp_only": tcp_only,
+        "labels": dict(labels or {}),
+        "resources": dict(resources or {}),
     }
     with joined(address) as ray:
         from feeder.service.actors import NAMESPACE, Registry, registry_name
@@ -127,7 +134,10 @@ def start(
             ) from None
         try:
             ends = time.monotonic() + _START_S
-            while not (servers := ray.get(registry.directory.remote())["servers"]):
+            while not (found := ray.get(registry.directory.remote()))["servers"]:
+                problems = [f"{each['address']}: {each['problem']}" for each in found["problems"]]
+                if problems and not found["starting"]:
+                    raise ServiceError(f"no node can start a server: {'; '.join(problems[:2])}")
                 if time.monotonic() > ends:
                     raise ServiceError(
                         f"no node has started a server in {_START_S:g} s: each needs {cpus} free cores, this version "
@@ -135,9 +145,9 @@ def start(
                     )
                 time.sleep(_LOOK_S)
         except BaseException:
-            _end(ray, registry)
+            _end(ray, name)
             raise
-    return {"servers": servers}
+    return {"servers": found["servers"]}
 
 
 def status(name: str = "feeder", *, address: str = "auto") -> dict[str, Any]:
@@ -168,7 +178,8 @@ def stop(name: str = "feeder", *, address: str = "auto") -> None:
         ServiceError: if there is none of that name.
     """
     with joined(address) as ray:
-        _end(ray, _registry(ray, name))
+        if not _end(ray, name):
+            _registry(ray, name)  # which says that there is none
 
 
 def directory(name: str, *, address: str = "auto") -> dict[str, Any]:
@@ -191,7 +202,20 @@ def _registry(ray: Any, name: str) -> Any:
         raise ServiceError(f"there is no service {name!r} in this cluster; start it with `feeder serve`") from None
 
 
-def _end(ray: Any, registry: Any) -> None:
-    with contextlib.suppress(ray.exceptions.RayError):
-        ray.get(registry.stop.remote(), timeout=_ANSWER_S)
-    ray.kill(registry)
+def _end(ray: Any, name: str) -> bool:
+    """Ends the registry of a service and all of its servers, also those that it has lost; returns False if there are
+    none."""
+    from feeder.service.actors import NAMESPACE, registry_name, server_name
+
+    found = False
+    for each in (registry_name(name), *(server_name(name, node["NodeID"]) for node in ray.nodes())):
+        try:
+            actor = ray.get_actor(each, NAMESPACE)
+        except ValueError:
+            continue
+        if not found and each == registry_name(name):
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.get(actor.stop.remote(), timeout=_ANSWER_S)
+        ray.kill(actor)
+        found = True
+    return found

@@ -48,7 +48,8 @@ def service_status(name: str, *, address: str = "auto", file: str | None = None)
 
     Returns:
         ``servers``: for each what :meth:`feeder.service.server.Server.status` returns with ``images_per_s`` and
-        ``cpu_share`` (of its cores) over a second; or ``address`` and ``problem``.
+        ``cpu_share`` (of its cores) over a second; or ``address`` and ``problem``, also for nodes that were lost or
+        can't start one.
 
     Raises:
         ServiceError: if there is no such service.
@@ -75,7 +76,7 @@ def service_status(name: str, *, address: str = "auto", file: str | None = None)
             now["images_per_s"] = (_images(now) - _images(same)) / span_s
             now["cpu_share"] = max(0.0, now["cpu_s"] - same["cpu_s"]) / span_s / now["cores"]
         servers.append(now)
-    return {"servers": servers}
+    return {"servers": servers + known.get("problems", [])}
 
 
 def _asked(place: tuple[str, int], token: str) -> dict[str, Any]:

@@ -37,8 +37,9 @@ def serve(cluster: RayCluster, *options: str) -> str:
 
 
 def status(cluster: RayCluster) -> list[dict[str, Any]]:
+    """The state of the servers that answer."""
     found: list[dict[str, Any]] = json.loads(serve(cluster, "--status", "--json"))["servers"]
-    return found
+    return [each for each in found if "problem" not in each]
 
 
 def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
@@ -138,6 +139,23 @@ def test_a_node_the_helper_and_the_relay_fail_together(
     check_with_fault(one, expected, fault)
     assert one.stats()["respawns"] == 1
     cluster.add_node()
+
+
+def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_named(root: Path, tmp_path: Path) -> None:
+    made = RayCluster()
+    try:
+        nodes = [made.add_node() for _ in range(2)]
+        command = ["serve", "--address", made.address, "--root", str(tmp_path / "none"), "--cpus", "1"]
+        ended = subprocess.run([sys.executable, "-m", "feeder", *command], capture_output=True, text=True, cwd=ROOT)
+        assert ended.returncode
+        assert "none: expected a folder below which the service may read sets (--root)" in ended.stderr
+        serve(made, "--root", str(root), "--cpus", "1", "--label", f"ray.io/node-id={nodes[1]}")
+        assert len(status(made)) == 1
+        serve(made, "--stop")
+        serve(made, "--root", str(root), "--cpus", "1")  # on both: the cores are free again
+        wait_until(lambda: len(status(made)) == 2)
+    finally:
+        made.close()
 
 
 def test_without_the_head_epochs_go_on(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:

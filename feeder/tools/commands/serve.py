@@ -59,6 +59,22 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_pair,
+        help="only on nodes with this label of Ray; may be given several times",
+    )
+    command.add_argument(
+        "--resource",
+        action="append",
+        default=[],
+        metavar="NAME=AMOUNT",
+        type=_amount,
+        help="resource of Ray that each server takes from its node; may be given several times",
+    )
+    command.add_argument(
         "--host", default=None, metavar="ADDRESS", help="address to listen on (default: the node's in the cluster)"
     )
     command.add_argument(
@@ -75,6 +91,21 @@ def add(commands: Any) -> None:
     what.add_argument("--stop", action="store_true", help="end the service")
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(run=run)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _amount(text: str) -> tuple[str, float]:
+    name, value = _pair(text)
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected NAME=AMOUNT, got {text!r}") from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -111,6 +142,8 @@ def run(arguments: argparse.Namespace) -> int:
         nodes=arguments.nodes,
         address=arguments.address,
         host=arguments.host,
+        labels=dict(arguments.label),
+        resources=dict(arguments.resource),
         **options,
     )
     if arguments.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -40,7 +41,7 @@ def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pyt
         directory.look()
         clock.now += 0.25
     directory.close()
-    assert [round(later - earlier) for earlier, later in zip(starts, starts[1:], strict=False)] == [
+    assert [round(later - earlier) for earlier, later in itertools.pairwise(starts)] == [
         2,
         4,
         8,
