@@ -1,0 +1,173 @@
+"""Faults of an input service: the longest pause between two batches after each, and a fuzz test of the protocol.
+
+Every epoch must be exact: the SHA-256 of all its batches is compared with that of local workers. The loader has one
+worker of its own and a service with one core. A fault comes in the middle of an epoch, and epochs go on for --seconds
+after it. A pause is the time between two batches that the caller gets, who does nothing with them; it holds what the
+machine was busy with, too.
+
+server killed, server stalled   by SIGKILL and SIGSTOP
+process killed                  that makes parts
+link vanished                   a connection over which nothing comes any more, and which nobody has ended
+relay killed                    the loader's process that talks to servers
+helper killed, head killed      in a Ray cluster; after the head's end epochs go on for --head-seconds. 0: neither
+
+    python -m bench.service_campaign --shards SHARDS [--size 224] [--batch 64] [--seconds 10] [--repeats 5]
+        [--head-seconds 180] [--messages 1000000] [--json OUT]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import feeder
+from bench.smoke import ROOT, arguments
+from feeder import transforms as T
+from feeder.system.process_usage import process_tree
+from feeder.tools.bench.result_file import save, spread
+from tests.support.link_proxy import LinkProxy
+from tests.support.ray_cluster import RayCluster
+from tests.support.service import ServiceServer
+
+_EPOCHS = 3
+_FUZZ = "tests/service/test_server.py::test_random_messages_cost_connections_and_never_a_server"
+
+
+def loader(options: Any, **more: Any) -> Any:
+    recipe = T.Compose([T.RandomResizedCrop(options.size), T.RandomHorizontalFlip()])
+    dataset = feeder.ShardDataset(options.shards, transform=recipe)
+    return feeder.DataLoader(dataset, batch_size=options.batch, shuffle=True, seed=0, num_workers=1, **more)
+
+
+def epoch(one: Any, number: int, after: Callable[[int], object] = lambda step: None) -> str:
+    """Runs an epoch, and calls a function after each batch; returns the digest of all batches."""
+    digest = hashlib.sha256()
+    one.set_epoch(number % _EPOCHS)
+    for step, (images, labels) in enumerate(one):
+        digest.update(images.numpy())
+        digest.update(labels.numpy())
+        after(step)
+    return digest.hexdigest()
+
+
+def longest_pause(one: Any, expected: list[str], fault: Callable[[], object], seconds: float) -> float:
+    """Returns the longest time between two batches, seconds, from a fault in the middle of an epoch on."""
+    last_s = ended_s = longest_s = 0.0
+
+    def after(step: int) -> None:
+        nonlocal last_s, ended_s, longest_s
+        now = time.monotonic()
+        if ended_s:
+            longest_s = max(longest_s, now - last_s)
+        elif step == len(one) // 2:
+            fault()
+            now = time.monotonic()  # what the fault itself takes does not count
+            ended_s = now + seconds
+        last_s = now
+
+    number = 0
+    while not ended_s or time.monotonic() < ended_s:
+        if epoch(one, number, after) != expected[number % _EPOCHS]:
+            raise SystemExit(f"epoch {number} is not that of local workers")
+        number += 1
+        last_s = time.monotonic()  # how an epoch begins is measured elsewhere
+    return longest_s
+
+
+def server_pause(options: Any, folder: Path, expected: list[str], kind: str) -> float:
+    """Returns the longest pause after a fault of a server without Ray."""
+    with contextlib.ExitStack() as stack:
+        server = ServiceServer(folder, Path(options.shards).parent, "--tcp-only")
+        stack.callback(server.close)
+        proxy = LinkProxy(server.place)
+        stack.callback(proxy.close)
+        path = folder / f"by-proxy-{time.monotonic_ns()}.json"
+        path.write_text(json.dumps({"token": server.token, "servers": [proxy.place]}))
+        one = loader(options, service=f"file:{path}")
+        stack.callback(one.close)
+        number = 0
+        while not server.parts():  # it has opened the set, and the loader knows it
+            epoch(one, number)
+            number += 1
+        faults: dict[str, Callable[[], object]] = {
+            "server killed": server.kill,
+            "server stalled": lambda: server.signal(signal.SIGSTOP),
+            "process killed": lambda: os.kill(process_tree(server.process.pid)[-1], signal.SIGKILL),
+            "link vanished": proxy.swallow,
+            "relay killed": lambda: os.kill(one.worker_pids()[-1], signal.SIGKILL),
+        }
+        return longest_pause(one, expected, faults[kind], options.seconds)
+
+
+def ray_pauses(options: Any, expected: list[str]) -> dict[str, float]:
+    """Returns the longest pauses after the helper's and the head's end."""
+    cluster = RayCluster()
+    try:
+        cluster.add_node()
+        command = ["serve", "--address", cluster.address, "--root", str(Path(options.shards).parent), "--cpus", "1"]
+        subprocess.run([sys.executable, "-m", "feeder", *command], check=True, stdout=subprocess.DEVNULL)
+        one = loader(options, service=f"feeder@{cluster.address}")
+        epoch(one, 0)
+
+        def kill_helper() -> None:
+            for pid in process_tree(one.worker_pids()[-1])[1:]:
+                os.kill(pid, signal.SIGKILL)
+
+        found = {"helper killed": longest_pause(one, expected, kill_helper, options.seconds)}
+        found["head killed"] = longest_pause(one, expected, cluster.kill_head, options.head_seconds)
+        one.close()
+        return found
+    finally:
+        cluster.close()
+
+
+def main() -> None:
+    options = arguments(
+        __doc__,
+        "service_campaign",
+        smoke={"size": 32, "batch": 8, "seconds": 1.0, "repeats": 1, "head_seconds": 0.0, "messages": 500},
+        shards=None,
+        size=224,
+        batch=64,
+        seconds=10.0,
+        repeats=5,
+        head_seconds=180.0,
+        messages=1_000_000,
+    )
+    options.shards = os.path.abspath(options.shards)
+    with contextlib.closing(loader(options)) as local:
+        expected = [epoch(local, number) for number in range(_EPOCHS)]
+    kinds = ("server killed", "server stalled", "process killed", "link vanished", "relay killed")
+    pauses: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(options.repeats):
+            for kind in kinds:
+                pauses[kind].append(server_pause(options, Path(name), expected, kind))
+    if options.head_seconds:
+        pauses |= {kind: [value] for kind, value in ray_pauses(options, expected).items()}
+    fuzz = [sys.executable, "-m", "pytest", "-q", "-o", "timeout=0", _FUZZ]
+    environment = {**os.environ, "FEEDER_FUZZ_MESSAGES": str(options.messages)}
+    subprocess.run(fuzz, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    results = {
+        "longest_pause_s": {kind: spread(values) | {"worst": max(values)} for kind, values in pauses.items()},
+        "fuzz_messages": options.messages,
+        "options": {"size": options.size, "batch": options.batch, "head_seconds": options.head_seconds},
+    }
+    for kind, values in pauses.items():
+        print(f"{kind:16} longest pause {max(values):.2f} s")
+    print(f"{options.messages} messages of a fuzz test cost connections only")
+    print(f"written to {save('service_campaign', results, options.json)}")
+
+
+if __name__ == "__main__":
+    main()
