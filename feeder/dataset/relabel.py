@@ -78,10 +78,9 @@ def refuse_unread_labels(reader: ShardReader) -> None:
     text = next((text for text in texts if text is not None and text.strip() not in (b"", b"-1")), None)
     if text is not None:
         raise ArgumentError(
-            f"{reader.index.path}: no sample has a label, though they have cls fields, such as {text[:40]!r}: if these "
-            "are class names, list them with classes=[...]; take labels from a key of the samples' json with "
-            "labels='key', or none with labels=False; in tars of other programs, `feeder index`, run again, numbers "
-            "class names"
+            f"{reader.index.path}: no sample has a label, but cls fields, such as {text[:40]!r}: list these with "
+            "classes=[...] if they are class names (`feeder index`, run again, numbers those of tars), or give "
+            "labels='key' of the json, or labels=False"
         )
 
 

@@ -94,9 +94,8 @@ class FixedOptions:
     def _check_without_images(self) -> None:
         if self.on_error == "skip" and self.substitutes is None:
             raise ArgumentError(
-                "images=False with on_error='skip' would give the labels of bad images, which the loader with images "
-                "replaces: give substitutes=, a function that returns the ids of the other loader's batch, or "
-                "on_error='raise' to both"
+                "images=False with on_error='skip' gives the labels of bad images, which the loader with images "
+                "replaces: give substitutes=, which returns the ids of its batch, or on_error='raise' to both"
             )
         for name in ("collate_fn", "service"):
             if getattr(self, name) is not None:

@@ -164,7 +164,7 @@ def test_cls_fields_without_a_label_are_no_dataset_without_labels(tmp_path: Path
     with pytest.raises(ArgumentError, match=r"holds the class 'cat', which is not in the list of 1 class: 'dog'$"):
         ShardDataset(path, classes=["dog"])
     binary = unlabelled(tmp_path / "binary", [b"\xff", b"x" * 300], {})
-    with pytest.raises(ArgumentError, match=r"no sample has a label.*if these are class names"):
+    with pytest.raises(ArgumentError, match=r"no sample has a label.*if they are class names"):
         ShardDataset(binary, classes=["dog"])
     without = ShardDataset(path, labels=False)
     assert (without.targets, without.classes, without[0][1]) == ([-1] * 4, None, -1)

@@ -210,7 +210,7 @@ def test_a_cache_that_keeps_half_of_the_set_downloads_the_other_half(url: str, l
 
 def test_a_cache_that_is_too_small_for_the_order_is_refused(url: str, cache: Path) -> None:
     small = loader(dataset(url, cache, cache_bytes=1 << 20), shuffle=feeder.Lanes(1, 16))
-    with pytest.raises(StoreError, match=r"bytes of cache are too few: .* Give cache_bytes="):
+    with pytest.raises(StoreError, match=r"bytes of cache are too few for .* Give cache_bytes="):
         iter(small)
 
 

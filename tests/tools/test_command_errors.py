@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from feeder.tools import cli
+from tests.support import ROOT
 from tests.support.commands import command_names
 
 CALLS = {
@@ -53,3 +55,27 @@ def test_an_error_has_three_lines_at_most_and_names_what_is_missing(
 def test_a_service_without_ray_is_not_ended_by_another_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--stop", "--file", "service.json"]) in (1, 2)
     assert "--file ends when its command is interrupted" in capsys.readouterr().err
+
+
+_FIXED = 210  # characters of 240, so that paths, keys and numbers have some of the three lines
+
+
+def test_messages_leave_room_for_names() -> None:
+    found = {}
+    for path in (ROOT / "feeder").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                found[f"{path.relative_to(ROOT)}:{node.lineno}"] = max(map(_fixed, node.exc.args), default=0)
+    assert len(found) > 300
+    assert {place: length for place, length in found.items() if length > _FIXED} == {}
+
+
+def _fixed(message: ast.expr) -> int:
+    """The number of characters of a message that do not depend on values."""
+    if isinstance(message, ast.JoinedStr):
+        return sum(map(_fixed, message.values))
+    if isinstance(message, ast.BinOp):
+        return _fixed(message.left) + _fixed(message.right)
+    if isinstance(message, ast.IfExp):
+        return max(_fixed(message.body), _fixed(message.orelse))
+    return len(message.value) if isinstance(message, ast.Constant) and isinstance(message.value, str) else 0

@@ -153,7 +153,7 @@ class OthersSubstitutes:
         raise ArgumentError(
             f"the loader with images gave sample {made} at position {position} of epoch {epoch}, where this one has "
             f"sample {work.reader.field(first, 'index')}, and {made} is no substitute of it: give both loaders the "
-            "same dataset, seed, shuffle, batch_size, rank and world_size, and load the same state"
+            "same dataset, seed, shuffle, batch_size, ranks and state"
         )
 
     def _note(self, finished: Finished, places: Samples, ids: list[int]) -> None:

@@ -60,9 +60,9 @@ class Plans:
         if needed > files.budget_bytes:
             others = f", {len(self._plans)} other readers of this set included" if self._plans else ""
             raise StoreError(
-                f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few: the shards that this order reads "
-                f"from at a time have {needed:,} with their indexes{others}. Give cache_bytes={needed:,} or more, name "
-                "a larger disk with cache_dir=, or take fewer lanes or a smaller window"
+                f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few for the shards that are read at a "
+                f"time{others}. Give cache_bytes={needed:,} or more, a larger disk with cache_dir=, fewer lanes or a "
+                "smaller window"
             )
         plan = Plan(working_bytes=working_bytes)
         self._plans.append(plan)

@@ -155,7 +155,7 @@ def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
 
     with end_fetchers(tmp_path):
         reader, loader = made(5 * tar_bytes)
-        with pytest.raises(StoreError, match=r"are too few: .* with their indexes\. Give cache_bytes=") as refused:
+        with pytest.raises(StoreError, match=r"are too few for .*\. Give cache_bytes=") as refused:
             iter(loader)
         (amount,) = re.findall(r"cache_bytes=([\d,]+) or more", str(refused.value))
         needed, index = int(amount.replace(",", "")), cast(SetIndex, reader.index)
