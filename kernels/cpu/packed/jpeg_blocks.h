@@ -25,6 +25,8 @@ class JpegBlocks {
     int64_t read(ByteSpan file, const JpegHeader& header);
     // In the order of the file, with their DC coefficients.
     OrderedBlock* data() { return blocks_; }
+    // The memory that is kept for the next JPEG.
+    size_t kept_bytes() const { return storage_.capacity(); }
 
   private:
     std::unique_ptr<BaselineDecoder> decoder_;

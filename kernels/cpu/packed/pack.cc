@@ -12,7 +12,7 @@
 namespace feeder {
 namespace {
 
-constexpr size_t kMostTrailerBytes = 1 << 16;
+constexpr size_t kMostTrailerBytes = 1 << 16, kMostKeptBytes = 64 << 20;
 
 Outcome refuse(const char* reason) { return {Status::unsupported, reason}; }
 
@@ -49,6 +49,18 @@ struct JpegPacker::Buffers {
     Bytes unpacked;
 };
 
+// A thread that has packed one huge image does not keep the memory for its coefficients.
+struct JpegPacker::Trim {
+    explicit Trim(JpegPacker& packer) : buffers(packer.buffers_) {}
+    Trim(const Trim&) = delete;
+    Trim& operator=(const Trim&) = delete;
+    ~Trim() {
+        if (buffers->blocks.kept_bytes() + buffers->unpacked.capacity() > kMostKeptBytes)
+            buffers = std::make_unique<Buffers>();
+    }
+    std::unique_ptr<Buffers>& buffers;
+};
+
 JpegPacker::JpegPacker() : buffers_(std::make_unique<Buffers>()) {}
 JpegPacker::~JpegPacker() = default;
 
@@ -61,6 +73,7 @@ Outcome JpegPacker::pack(ByteSpan file, const CodebookId& id, const Codebook& co
         header.component[0].h = header.component[0].v = 1;
         header.h_max = header.v_max = 1;
     }
+    const Trim trim(*this);
     JpegBlocks& blocks = buffers_->blocks;
     if (blocks.read(file, header) < 0) return refuse(scan_fault(file, header));
 

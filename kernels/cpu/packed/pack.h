@@ -12,7 +12,7 @@
 
 namespace feeder {
 
-// Keeps tables and buffers; one per thread.
+// Keeps tables, and buffers of up to 64 MiB; one per thread.
 class JpegPacker {
   public:
     JpegPacker();
@@ -24,6 +24,7 @@ class JpegPacker {
 
   private:
     struct Buffers;
+    struct Trim;
     std::unique_ptr<Buffers> buffers_;
 };
 
