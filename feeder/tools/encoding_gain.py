@@ -38,8 +38,8 @@ class EncodingGain:
 
     def __str__(self) -> str:
         return (
-            f"{self.encoding} shards would decode {1 / self.decode:.1f} times as fast, with {self.size:.2f} times the "
-            f"bytes (feeder shard --encode {self.encoding})"
+            f"{self.encoding} shards would decode {1 / self.decode:.1f} times as fast from whole files, with "
+            f"{self.size:.2f} times the bytes (feeder shard --encode {self.encoding})"
         )
 
 

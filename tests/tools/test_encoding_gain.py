@@ -47,7 +47,8 @@ def test_both_encodings_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (packed.encoding, packed.decode) == ("packed", 0.25)
     assert packed.size > seekable.size > 0.5
     assert str(EncodingGain("packed", 0.25, 1.2)) == (
-        "packed shards would decode 4.0 times as fast, with 1.20 times the bytes (feeder shard --encode packed)"
+        "packed shards would decode 4.0 times as fast from whole files, with 1.20 times the bytes "
+        "(feeder shard --encode packed)"
     )
 
 
