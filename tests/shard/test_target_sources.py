@@ -18,6 +18,7 @@ import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.source.coco import open_coco
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.source import reject_samples
 from feeder.shard.source.target_sources import TargetSources
@@ -233,12 +234,27 @@ def test_compressed_rle_is_pycocotools(tmp_path: Path) -> None:
         assert np.array_equal(found, mask)
 
 
+def test_polygons_without_area_are_left_out_and_counted(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    rows = [{"image_id": 10, "segmentation": each} for each in ([[1, 2, 3, 4]], [[], SQUARE, [5, 6]], [SQUARE])]
+    place = str(coco(tmp_path, [*rows[:2], rows[2] | {"image_id": 11}]))
+    out = run(images(tmp_path / "src", "a.jpg", "b.jpg"), tmp_path, annotations=place, instance_masks=True)
+    assert rejected(out) == {}
+    first, second = (
+        np.asarray(Image.open(io.BytesIO(member(out, name, "instances.png") or b""))) for name in ("a.jpg", "b.jpg")
+    )
+    np.testing.assert_array_equal(first, 2 * second)
+    assert second.any()
+    assert json.loads(member(out, "a.jpg", "boxes.json") or b"")["instance"] == [1, 2]
+    source = open_coco(str(tmp_path / "src"), place, str(tmp_path / "spool"), instance_masks=True)
+    assert any(note.endswith("3 polygons of fewer than three points: not in instances.png") for note in source.notes)
+
+
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
         (0, "expected polygons or RLE, got 0"),
-        ([[]], r"expected polygons \[x, y, "),
-        ([[1, 2, 3, 4]], r"expected polygons \[x, y, "),
+        ([[True, 0, 1]], r"expected polygons \[x, y, "),
         ([[1, 2, 3, 4, 5]], r"expected polygons \[x, y, "),
         ([["a"] * 6], r"expected polygons \[x, y, "),
         ([[0, 0, 1e9, 0, 5, 5]], "far outside of the image"),

@@ -82,7 +82,7 @@ def open_coco(
     further = dict.fromkeys(key for each in data["annotations"] for key in each if key not in _TAKEN)
     keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
     points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
-    bare = 0
+    bare = short = 0
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
             path = image["file_name"]
@@ -108,8 +108,11 @@ def open_coco(
             size = status.st_size + sum(part.length for part in parts)
             source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
             bare += sum(map(_is_bare, objects[image["id"]]))
+            short += sum(map(_short_polygons, objects[image["id"]]))
     if rasterize is not None and bare:
         source.notes.append(f"{shown}: {count(bare, 'object')} without a segmentation: in {BOXES}, not in {INSTANCES}")
+    if rasterize is not None and short:
+        source.notes.append(f"{shown}: {count(short, 'polygon')} of fewer than three points: not in {INSTANCES}")
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source
 
@@ -225,6 +228,16 @@ def _is_bare(annotation: Annotation) -> bool:
     return annotation.get("segmentation") in (None, [])
 
 
+def _short_polygons(annotation: Annotation) -> int:
+    """Returns the number of an object's polygons that have no area, which tools for annotation write."""
+    segmentation = annotation.get("segmentation")
+    return sum(map(_is_short, segmentation)) if isinstance(segmentation, list) else 0
+
+
+def _is_short(polygon: Any) -> bool:
+    return _are_numbers(polygon) and len(polygon) in (0, 2, 4)
+
+
 def _are_triples(values: Any) -> bool:
     return _are_numbers(values) and len(values) % 3 == 0
 
@@ -280,11 +293,14 @@ def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[
         counts, size = segmentation.get("counts"), segmentation.get("size", size)
     elif isinstance(segmentation, list) and segmentation:
         for polygon in segmentation:
-            if not _are_numbers(polygon) or len(polygon) < 6 or len(polygon) % 2:
+            if not _are_numbers(polygon) or len(polygon) % 2:
                 raise ValueError(f"expected polygons [x, y, x, y, x, y, ...], got {str(polygon)[:60]}")
-            if min(polygon) < -max(height, width) or max(polygon) > 2 * max(height, width):
+            if min(polygon, default=0) < -max(height, width) or max(polygon, default=0) > 2 * max(height, width):
                 raise ValueError(f"a polygon lies far outside of the image: {str(polygon)[:60]}")
-        counts = coco.merge(coco.frPyObjects(segmentation, height, width))["counts"].decode()
+        polygons = [polygon for polygon in segmentation if not _is_short(polygon)]
+        if not polygons:
+            return np.zeros((height, width), np.bool_)
+        counts = coco.merge(coco.frPyObjects(polygons, height, width))["counts"].decode()
     else:
         raise ValueError(f"expected polygons or RLE, got {str(segmentation)[:60]}")
     if isinstance(counts, str):
