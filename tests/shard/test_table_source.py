@@ -182,7 +182,7 @@ def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -
     )
     found = rejected(sharded(images / "list.jsonl", tmp_path))
     assert found == {
-        "./class-0//img-000.jpg": "duplicate path",
+        "./class-0//img-000.jpg": "duplicate path; a JSONL with one row for each image can hold its captions in a list",
         "class-0": "not a regular file",
         "gone.jpg": "not found",
         "list.jsonl#2": "line 2: not JSON: Expecting value: line 1 column 1 (char 0)",

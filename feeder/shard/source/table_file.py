@@ -144,7 +144,9 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
     listing.finish()
-    drop_duplicates(source, os.path.normpath, "duplicate path")
+    drop_duplicates(
+        source, os.path.normpath, "duplicate path; a JSONL with one row for each image can hold its captions in a list"
+    )
     return source
 
 
