@@ -119,6 +119,8 @@ def sample_id(key: str) -> int:
 
 def _decoder(backend: str, recipe: Recipe, threads: int, fidelity: str) -> Decoder:
     """Returns this thread's decoder for these options; to find one by name takes longer than to decode ten images."""
+    if backend == "cuda":
+        raise ArgumentError("backend 'cuda': decode gives CPU tensors; use 'cpu', 'pillow' or 'dali'")
     options = backend, threads, fidelity, os.getpid()
     made: dict[tuple[object, ...], Decoder] = _local.__dict__.setdefault("decoders", {})
     if options not in made:

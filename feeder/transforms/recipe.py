@@ -443,7 +443,7 @@ def _flatten(transform: object) -> list[Op]:
     if isinstance(transform, Views):
         raise ArgumentError(
             "Views stands among other ops, or where one image of each sample is made; give it to a dataset by itself, "
-            "with all ops in its recipes"
+            "with all ops in its recipes, or call decode once for each view with ids of its own"
         )
     found = " ".join(repr(transform).split())  # torchvision's Compose has a line for each op
     raise ArgumentError(

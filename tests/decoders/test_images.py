@@ -173,6 +173,8 @@ def test_refuses_images_of_different_sizes(source: Path) -> None:
         ([Image.new("RGB", (4, 4))], {}, r"images\[0\] must be the bytes of an image's file, got Image"),
         ([np.zeros(4)], {}, r"images\[0\] must be a buffer of bytes, got one of 'd' \(4,\)"),
         ([b"\xff\xd8"], {"backend": "none"}, "backend must be"),
+        ([b"\xff\xd8"], {"backend": "cuda"}, "decode gives CPU tensors; use 'cpu', 'pillow' or 'dali'"),
+        ([], {"transform": T.Views([CROPS] * 2)}, "or call decode once for each view with ids of its own"),
         ([], {"threads": 0}, "threads must be at least 1"),
         ([], {"transform": [torch.nn.Identity()]}, "expected an op of feeder.transforms"),
     ],
