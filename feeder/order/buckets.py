@@ -81,15 +81,16 @@ class Buckets:
 
 def _checked(sizes: Any) -> list[tuple[int, int]]:
     found: dict[float, tuple[int, int]] = {}
+    sizes = sizes.tolist() if isinstance(sizes, np.ndarray) else sizes
     is_list = isinstance(sizes, Sequence) and not isinstance(sizes, str)
     if not is_list or not 1 <= len(sizes) <= _MAX_SIZES:
         raise ArgumentError(f"sizes must be a list of 1 to {_MAX_SIZES:,} sizes (height, width), got {sizes!r}")
     for size in sizes:
         sides = tuple(size) if isinstance(size, Sequence) else ()
-        is_whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+        is_whole = all(isinstance(side, (int, np.integer)) and not isinstance(side, bool) for side in sides)
         if len(sides) != 2 or not is_whole or not 1 <= min(sides) <= max(sides) <= _MAX_SIDE:
             raise ArgumentError(f"sizes must be pairs (height, width) of 1 to {_MAX_SIDE:,} pixels, got {size!r}")
-        height, width = sides
+        height, width = map(int, sides)
         other = found.setdefault(height / width, (height, width))
         if other is not None and other != (height, width):
             raise ArgumentError(
@@ -103,10 +104,11 @@ def _checked(sizes: Any) -> list[tuple[int, int]]:
 
 def _sizes_of(pixels: int, step: int, max_aspect: float) -> list[tuple[int, int]]:
     for name, value in (("pixels", pixels), ("step", step)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
             raise ArgumentError(f"{name} must be an integer of 1 or more, got {value!r}")
     if not isinstance(max_aspect, (int, float)) or not 1.0 <= max_aspect < math.inf:
         raise ArgumentError(f"max_aspect must be a number of 1 or more, got {max_aspect!r}")
+    pixels, step = int(pixels), int(step)
     found: dict[float, tuple[int, int]] = {}
     longest = min(_MAX_SIDE, math.isqrt(int(pixels * max_aspect) + 1) + step)
     for side in range(step, longest + 1, step):

@@ -35,8 +35,9 @@ class PadToBatch:
     group_by_aspect: bool = False
 
     def __post_init__(self) -> None:
-        if type(self.multiple) is not int or self.multiple < 1:
+        if isinstance(self.multiple, bool) or not isinstance(self.multiple, (int, np.integer)) or self.multiple < 1:
             raise ArgumentError(f"multiple must be an integer of 1 or more, got {self.multiple!r}")
+        object.__setattr__(self, "multiple", int(self.multiple))
         if not isinstance(self.value, (int, float)) or self.value != self.value:
             raise ArgumentError(f"value must be a number, got {self.value!r}")
 

@@ -215,7 +215,9 @@ def test_what_padding_does_not_go_with_is_refused_by_name(shards: Path, options:
         loader_of(shards, **options)
 
 
-@pytest.mark.parametrize("arguments", [{"multiple": 0}, {"multiple": 1.5}, {"value": "0"}, {"value": float("nan")}])
+@pytest.mark.parametrize(
+    "arguments", [*({"multiple": each} for each in (0, 1.5, True)), {"value": "0"}, {"value": float("nan")}]
+)
 def test_padding_refuses_impossible_arguments(arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=f"{next(iter(arguments))} must be"):
         PadToBatch(**arguments)
@@ -225,6 +227,7 @@ def test_a_batchs_sides_are_rounded_up() -> None:
     sizes = np.array([[30, 65], [64, 12]], np.int32)
     assert PadToBatch().size(sizes) == (64, 96)
     assert PadToBatch(multiple=1).size(sizes) == (64, 65)
+    assert repr(PadToBatch(multiple=np.int64(48))) == repr(PadToBatch(multiple=48))
 
 
 def test_a_folder_has_the_batches_of_its_shards(tmp_path: Path) -> None:

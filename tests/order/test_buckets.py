@@ -160,6 +160,13 @@ def test_an_image_goes_to_the_size_nearest_in_log_aspect(
     np.testing.assert_allclose(away[np.arange(len(images)), chosen], away.min(axis=1), atol=1e-12)
 
 
+def test_sizes_may_be_of_numpy() -> None:
+    expected = repr(Buckets([(32, 64), (64, 32)]))
+    sizes: list[Any] = [np.array([(32, 64), (64, 32)]), [np.array((32, 64)).tolist(), (np.int32(64), np.int32(32))]]
+    assert [repr(Buckets(each)) for each in sizes] == [expected] * 2
+    assert repr(Buckets(pixels=np.int64(64 * 64), step=np.int64(32))) == repr(Buckets(pixels=64 * 64, step=32))
+
+
 def test_pixels_make_a_list_of_sizes() -> None:
     assert Buckets(pixels=512 * 512).sizes == ((384, 640), (448, 576), (512, 512), (576, 448), (640, 384))
     assert Buckets(pixels=512 * 512, max_aspect=1.0).sizes == ((512, 512),)
