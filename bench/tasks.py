@@ -64,9 +64,7 @@ TASKS = {
     "webdataset": Task(webdataset.feeds, {"Pillow": 3.0}),
     "clip": Task(clip.feeds, {"webdataset, Pillow": 4.0}, clip.PARTS),
     "clip-crops": Task(clip.crop_feeds, {"webdataset, Pillow": 4.0}, clip.PARTS),
-    "segmentation": Task(
-        segmentation.feeds, {"torch and torchvision v2": 4.0, "torch and Pillow": 4.0}, segmentation.PARTS
-    ),
+    "segmentation": Task(segmentation.feeds, {"torch and torchvision v2": 4.0}, segmentation.PARTS),
     "views": Task(views.feeds, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
     "views-files": Task(views.feeds_of_files, {views.NAMED: 2.0, "torch and Pillow": 3.5}),
     "dino": Task(views.dino, {}),
