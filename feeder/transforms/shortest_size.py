@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -81,5 +82,5 @@ def _check_lengths(value: object) -> tuple[int, ...]:
     return tuple(check_size("min_size", length)[0] for length in lengths)
 
 
-def _check_longest(value: object) -> int | None:
+def _check_longest(value: Any) -> int | None:
     return None if value is None else check_size("max_size", value)[0]
