@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.transforms import Resize
 from tests.support import ROOT
 from tests.support.field_sets import members_set
-from tests.support.tokenizer_files import WORDS, word_tokenizer
+from tests.support.tokenizer_files import WORDS, byte_tokenizer, word_tokenizer
 
 TEXTS = ["a cat", "", "a photo of a dog of a cat", "a bird", "dog " * 50, "photo of 7"]
 
@@ -192,11 +193,25 @@ print(before, len(os.listdir("/proc/self/task")), "torch" in sys.modules)
 """
 
 
-def test_encoding_starts_no_threads(file: Path) -> None:
+@pytest.mark.parametrize("write", [word_tokenizer, byte_tokenizer])
+def test_encoding_starts_no_threads(tmp_path: Path, write: Callable[[Path], Path]) -> None:
     env = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(file)], env=env, capture_output=True, text=True, timeout=100, check=True
-    )
+    command = [sys.executable, "-c", _SCRIPT, str(write(tmp_path / "tokenizer.json"))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
     before, after, has_torch = done.stdout.split()
     assert before == after
     assert has_torch == "False"
+
+
+def test_forked_workers_make_tokens_with_a_byte_level_tokenizer(shards: Path, tmp_path: Path) -> None:
+    path = byte_tokenizer(tmp_path / "tokenizer.json")
+    whole = Tokenizer.from_file(str(path))
+    whole.enable_truncation(9)
+    whole.enable_padding(length=9)
+    # A lambda can't be pickled, so that workers are forked from this process, which has made tokens itself before.
+    fields = {"txt": Tokens(path, max_length=9), "json": lambda data: len(data)}
+    dataset = ShardDataset(shards, Resize((8, 8)), fields=fields)
+    first = dataset[0]
+    for _, _, tokens, lengths in DataLoader(dataset, batch_size=len(TEXTS), num_workers=2):
+        assert tokens["input_ids"].tolist() == [whole.encode(text).ids for text in TEXTS]
+        assert lengths == [first[3]] * len(TEXTS)
