@@ -7,6 +7,7 @@ import errno
 import itertools
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,6 +24,7 @@ CHECKED = ".checked."  # the start of the names of files that are checked before
 
 _FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
+LOOK_S = 1.0  # between two looks at how much of the disk is free
 _IOV_MAX = 1024  # pieces that one call writes
 
 
@@ -63,8 +65,7 @@ class CacheFiles:
             raise StoreError(
                 f"{error.filename or folder}: the cache can't be read: {error.strerror}; {reason}"
             ) from error
-        self._has_budget = budget_bytes is not None
-        self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
+        self.set_budget(budget_bytes)
 
     def file(self, name: str, contents: Contents) -> CachedFile:
         """Returns a file, made if it is missing, with none of its blocks if it was another one.
@@ -210,6 +211,7 @@ class CacheFiles:
             False if there is no room for bytes that nobody waits for.
         """
         with self.lock:
+            self._look_at_disk()
             self._pin(file)
             over = self.used_bytes + self.coming_bytes + size_bytes - self.budget_bytes
             is_kept = file.contents is not None and file.contents.is_kept
@@ -278,6 +280,7 @@ class CacheFiles:
         with self.lock:
             freed = self.drop(max(size_bytes, self.used_bytes // 20), besides=self.files.get(name), pinned=True)
             self.budget_bytes = min(self.budget_bytes, self.used_bytes + size_bytes)
+            self._has_budget = True  # a disk with a quota looks free
         if not freed:
             raise StoreError(
                 f"{self.folder}: the disk of the cache is full, and all that is cached is in use; make room on it, or "
@@ -293,7 +296,14 @@ class CacheFiles:
     def set_budget(self, budget_bytes: int | None) -> None:
         """Sets the budget; None: what leaves a tenth of the disk free."""
         with self.lock:
+            self._has_budget, self._looked = budget_bytes is not None, time.monotonic()
             self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
+
+    def _look_at_disk(self) -> None:
+        """Follows what others write to the disk, where the budget is what is free of it."""
+        if not self._has_budget and time.monotonic() - self._looked >= LOOK_S:
+            self._looked = time.monotonic()
+            self.budget_bytes = self._free_budget()
 
     def forget_block(self, file: CachedFile, block: int) -> None:
         """Marks a block as missing."""

@@ -42,7 +42,7 @@ class Places:
         self._fetchers: list[Fetcher] = []
         self._channels: list[socket.socket] = []
 
-    def fetcher(self, budget_bytes: int) -> Fetcher:
+    def fetcher(self, budget_bytes: int | None) -> Fetcher:
         self.store = FolderStore(str(self.set))
         contents = FolderContents(str(self.set))
         self._fetchers.append(Fetcher(str(self.cache), cast(Any, self.store), lambda _: contents, budget_bytes))
@@ -215,6 +215,25 @@ def test_a_full_disk_is_gone_on_with(places: Places, monkeypatch: pytest.MonkeyP
     assert places.read_all(fetcher) == 8 * SHARD
     assert places.read_all(fetcher) <= 8 * SHARD
     assert fetcher.stats()["budget_bytes"] < 5 * SHARD
+
+
+def test_two_caches_leave_a_tenth_of_their_disk_free(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.shard.cache.files.LOOK_S", 0.0)
+    own, disk = places.cache, 10 * SHARD
+
+    def status(folder: str) -> os.statvfs_result:
+        blocks = sum(path.stat().st_blocks for path in own.parent.rglob("cache*/*.tar"))
+        return os.statvfs_result((512, 512, disk // 512, 0, disk // 512 - blocks, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", status)
+    first = places.fetcher(None)
+    places.cache = own.parent / "cache-of-another"
+    places.cache.mkdir()
+    second = places.fetcher(None)
+    places.read_all(second)
+    places.cache = own
+    places.read_all(first)
+    assert sum(each.stats()["cached_bytes"] for each in (first, second)) <= 9 * SHARD
 
 
 def test_a_disk_that_is_full_of_what_is_needed_is_an_error(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
