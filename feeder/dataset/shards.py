@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import Fields, fields_of
+from feeder.dataset.extras import Extra, Fields, fields_of
 from feeder.dataset.field_index import open_shards
+from feeder.dataset.further_images import FurtherImage
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (
     TargetTransform,
@@ -20,7 +23,7 @@ from feeder.dataset.relabel import (
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import target_values
+from feeder.dataset.targets import target_values, targets_in
 from feeder.errors import ArgumentError
 from feeder.shard.cache.mirror import open_mirror
 from feeder.shard.cache.places import refuse_mirror
@@ -28,10 +31,16 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import is_remote, local_path
+from feeder.system.text import count
+from feeder.system.warning import warn
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
 __all__ = ["ShardDataset"]
+
+# The first samples whose orientations are looked at when a dataset is made, some milliseconds, in blocks of this size.
+_LOOKED_AT = 1 << 20
+_BLOCK = 1 << 16
 
 
 class ShardDataset(FeederDataset):
@@ -129,6 +138,25 @@ class ShardDataset(FeederDataset):
         self._check_extras()
         for each in readers:
             each.index.check_fields([extra.name for extra in self.extras])
+            _warn_of_turned(each, self.extras)
+
+
+def _warn_of_turned(reader: ShardReader, extras: Sequence[Extra]) -> None:
+    """Warns of targets without the ``canvas`` that turned images need: each is an error only when it comes."""
+    moved = (each for each in targets_in(extras) if not isinstance(each, FurtherImage))
+    names = [each.name for each in moved if each.target.canvas is None]
+    if not names or not reader.exif or reader.is_remote:
+        return
+    looked_at, turned = min(len(reader), _LOOKED_AT), 0
+    for first in range(0, looked_at, _BLOCK):
+        rows = reader.index.rows(np.arange(first, min(first + _BLOCK, looked_at)))
+        turned += int(np.count_nonzero(rows.orientation != 1))
+    if turned:
+        warn(
+            f"{reader.place}: {turned:,} of the first {count(looked_at, 'image')} have an EXIF orientation, and will "
+            f"be errors: give {', '.join(map(repr, names))} canvas='stored' if targets are in pixels of the file, or "
+            "canvas='upright' if they are in pixels of the image as it is seen"
+        )
 
 
 class _Remote(NamedTuple):

@@ -115,7 +115,8 @@ def test_the_error_for_a_mask_of_the_other_canvas_names_it(tmp_path: Path, canva
 def test_a_turned_image_needs_a_canvas(tmp_path: Path) -> None:
     path = write_target_shards(tmp_path, 2, orientations={1: 6})
     for name in TARGETS:
-        dataset = ShardDataset(path, targets={name: TARGETS[name]})
+        with pytest.warns(UserWarning, match=rf"1 of the first 2 images have .*'{name}' canvas='stored'.*'upright'"):
+            dataset = ShardDataset(path, targets={name: TARGETS[name]})
         dataset[0]
         with pytest.raises(
             DecodeError, match=f"'{name}': the image has EXIF orientation 6: give the target canvas='stored'"
