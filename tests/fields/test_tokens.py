@@ -209,7 +209,7 @@ def test_forked_workers_make_tokens_with_a_byte_level_tokenizer(shards: Path, tm
     whole.enable_truncation(9)
     whole.enable_padding(length=9)
     # A lambda can't be pickled, so that workers are forked from this process, which has made tokens itself before.
-    fields = {"txt": Tokens(path, max_length=9), "json": lambda data: len(data)}
+    fields: dict[str, Any] = {"txt": Tokens(path, max_length=9), "json": lambda data: len(data)}
     dataset = ShardDataset(shards, Resize((8, 8)), fields=fields)
     first = dataset[0]
     for _, _, tokens, lengths in DataLoader(dataset, batch_size=len(TEXTS), num_workers=2):
