@@ -5,6 +5,8 @@ batches, and two cores that make them: two local workers; a server with two; two
 batch's first image is compared before any time counts.
 
 images/s    of the caller, which does nothing with a batch.
+same host   parts in the server's memory, which the relay reads; all else goes over TCP, as between two machines.
+busy        share of two cores' time that all of them used.
 host CPU    ms an image in the caller's process and the relay: what the training machine pays. The rest is the server's.
 trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one.
 heavy       the service's figures once more, with RandAugment after the crop.
@@ -41,7 +43,7 @@ from tests.support.service import ServiceServer
 
 _CORES = 2
 _RAY = {"store": "Ray's object store", "data": "Ray Data"}
-_LOCAL, _SERVICE = "2 local workers", "service of 2 cores"
+_LOCAL, _SERVICE, _SAME = "2 local workers", "service of 2 cores", "the same host"
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # of CPU times: at the smallest size nothing else may be seen
 
 
@@ -75,9 +77,12 @@ def must_be(digest: str, expected: str, name: str) -> None:
         raise SystemExit(f"{name}: its batches are not those of local workers")
 
 
-def service_run(options: Any, folder: Path, expected: str, *, heavy: bool = False) -> dict[str, float]:
+def service_run(
+    options: Any, folder: Path, expected: str, *, heavy: bool = False, same_host: bool = False
+) -> dict[str, float]:
     """Runs the epochs by a fresh server, so that none of its parts is there already."""
-    server = ServiceServer(folder, Path(options.shards).parent, "--window", "0", cores=_CORES)
+    way = () if same_host else ("--tcp-only",)
+    server = ServiceServer(folder, Path(options.shards).parent, "--window", "0", *way, cores=_CORES)
     try:
         one = loader(options, heavy=heavy, service=server.service, service_only=True)
         must_be(run(one, options.epochs)[2], expected, "the service")
@@ -87,7 +92,12 @@ def service_run(options: Any, folder: Path, expected: str, *, heavy: bool = Fals
         one.close()
     finally:
         server.close()
-    return {"images_per_s": images / seconds, "host_ms": 1000 * here / images, "server_ms": 1000 * there / images}
+    return {
+        "images_per_s": images / seconds,
+        "host_ms": 1000 * here / images,
+        "server_ms": 1000 * there / images,
+        "busy": max(_TICK_S, here + there) / seconds / _CORES,
+    }
 
 
 def local_rate(options: Any, expected: str, *, heavy: bool = False) -> float:
@@ -145,14 +155,16 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             found: list[dict[str, float]] = []
+            same_host: list[dict[str, float]] = []
 
-            def service() -> float:
-                found.append(service_run(options, folder, expected))
-                return found[-1]["images_per_s"]
+            def service(runs: list[dict[str, float]]) -> float:
+                runs.append(service_run(options, folder, expected, same_host=runs is same_host))
+                return runs[-1]["images_per_s"]
 
             rivals: dict[str, Callable[[], float]] = {
                 _LOCAL: lambda: local_rate(options, expected),
-                _SERVICE: service,
+                _SERVICE: lambda: service(found),
+                _SAME: lambda: service(same_host),
             }
             for way in filter(None, options.rivals.split(",")):
                 cluster = cluster or _cluster()
@@ -175,7 +187,9 @@ def main() -> None:
     finally:
         if cluster is not None:
             cluster.close()
-    ratios = [ours / theirs for theirs, ours in zip(rates[_LOCAL], rates[_SERVICE], strict=True)]
+    ratios, same_ratios = (
+        [ours / theirs for theirs, ours in zip(rates[_LOCAL], rates[name], strict=True)] for name in (_SERVICE, _SAME)
+    )
     most = options.trials
     further = [
         (last - first) / max(1, most - 1) / first for first, last in zip(spent["1"], spent[str(most)], strict=True)
@@ -185,6 +199,13 @@ def main() -> None:
         "service_of_local": spread(ratios),
         "host_cpu_ms": spread([each["host_ms"] for each in found]),
         "server_cpu_ms": spread([each["server_ms"] for each in found]),
+        "busy_share": spread([each["busy"] for each in found]),
+        "same_host": {
+            "service_of_local": spread(same_ratios),
+            "host_cpu_ms": spread([each["host_ms"] for each in same_host]),
+            "server_cpu_ms": spread([each["server_ms"] for each in same_host]),
+            "busy_share": spread([each["busy"] for each in same_host]),
+        },
         "server_cpu_s_by_trials": {name: spread(values) for name, values in spent.items()},
         "heavy": {
             "images_per_s": {name: spread(values) for name, values in heavy_rates.items()},
@@ -195,7 +216,12 @@ def main() -> None:
     }
     for name, values in rates.items():
         print(f"{name:20} {spread(values)['median']:8.0f} images/s")
-    print(f"service / local workers {spread(ratios)['median']:.2f}, host CPU {results['host_cpu_ms']['median']:.3f} ms")
+    for name, shares, runs in (("over TCP", ratios, found), ("same host", same_ratios, same_host)):
+        host, busy = (spread([each[key] for each in runs])["median"] for key in ("host_ms", "busy"))
+        print(
+            f"service / local workers, {name}: {spread(shares)['median']:.2f}, host CPU {host:.3f} ms an image, "
+            f"{busy:.0%} of two cores"
+        )
     print(f"each further trial costs {spread(further)['median']:.0%} of the first one's CPU at the server")
     print(f"written to {save('service', results, options.json)}")
 
