@@ -114,7 +114,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``collate_fn`` or a recipe that can't be pickled (a lambda in it) they start as torch's do, by fork if
             something can't be pickled.
         worker_init_fn: As torch's. On the fast path ``torch.initial_seed()`` in it is a function of seed, rank, the
-            epoch that the workers start in and the worker's number.
+            epoch that the workers start in and the worker's number. Only local workers call it, and no part of an input
+            service.
         shuffle: For feeder datasets also a :class:`feeder.Window` or :class:`feeder.Lanes`. True is a full shuffle of
             local samples, and ``Lanes()`` of remote ones, with a warning; "full" is a full shuffle of either, and
             refused if a remote set does not fit its cache. With True a run keeps the order that it was begun with,

@@ -12,8 +12,9 @@ from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import part_sizes
-from feeder.loader.fast.part_sizes import PartSizes, enough_ahead, part_rows
+from feeder.loader.fast.part_sizes import PartSizes, enough_ahead, most_sent_parts, part_rows, sent_part_rows
 from feeder.loader.slots.image_slots import Layout
+from feeder.service.part_memory import PART_BYTES
 from feeder.transforms import RandomResizedCrop
 
 MS = 1_000_000
@@ -101,3 +102,20 @@ def test_batches_do_not_depend_on_the_sizes_of_parts(shards: Path, monkeypatch: 
     expected = epoch()
     monkeypatch.setattr(PartSizes, "next", lambda self, rows, ahead: [(0, rows)])
     assert all(map(np.array_equal, epoch(), expected))
+
+
+@pytest.mark.parametrize("cores", [1, 8, 64])
+def test_every_core_of_a_service_has_two_parts_of_the_batches_ahead(cores: int) -> None:
+    batch, ahead = 256, 27
+    parts = sent_part_rows(batch, 0, cores, ahead, 3 * 224 * 224)
+    assert [first for first, _ in parts] == [sum(rows for _, rows in parts[:k]) for k in range(len(parts))]
+    assert sum(rows for _, rows in parts) == batch
+    assert len(parts) * ahead >= 2 * cores
+    assert len(parts) <= most_sent_parts(batch, 0, 3 * 224 * 224)
+
+
+def test_a_part_that_is_sent_is_no_larger_than_servers_have_memory_for() -> None:
+    row_bytes = 4 * 3 * 2048 * 2048
+    parts = sent_part_rows(64, 0, 1, 2, row_bytes)
+    assert max(rows for _, rows in parts) * row_bytes <= PART_BYTES
+    assert [rows for _, rows in sent_part_rows(2, 0, 1, 2, 2 * PART_BYTES)] == [1, 1]  # and never of no sample
