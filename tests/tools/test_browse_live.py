@@ -15,7 +15,7 @@ from typing import Any
 from wsgiref import simple_server
 
 import pytest
-import uvicorn
+from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
 from feeder.dataset.shards import ShardDataset
@@ -27,7 +27,7 @@ from feeder.tools.browse.endpoints import EndpointFigures, Endpoints
 from feeder.tools.browse.metrics_reader import metrics_url
 from feeder.tools.browse.server import make_app
 from feeder.transforms import RandomResizedCrop
-from tests.support.chromium import open_chromium
+from tests.support.browser import open_page, serve
 from tests.support.loader_data import write_shards
 
 TOKEN = "secret-of-the-test"
@@ -269,28 +269,20 @@ def test_the_command_asks_for_a_set_or_a_place(capsys: pytest.CaptureFixture[str
     assert cli.main(["browse", "--live", "nowhere"]) == 2
 
 
-BATCHES = "[...document.querySelectorAll('dt')].some(e => e.innerText == 'batches' && e.nextSibling.innerText == '{}')"
-
-
 @pytest.mark.slow
-def test_a_person_sees_figures_change_without_loading_the_page_again(loader: DataLoader[Any], tmp_path: Path) -> None:
+def test_a_person_sees_figures_change_without_loading_the_page_again(loader: DataLoader[Any]) -> None:
     app = make_app(None, None, TOKEN, endpoints=Endpoints([place(loader)]))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-    with open_chromium(tmp_path / "profile") as browser, contextlib.closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        browser.screen(360, 740)
-        browser.open(f"http://127.0.0.1:{listening.getsockname()[1]}/?token={TOKEN}")
-        browser.value("window.isTheSame = true")
+    with serve(app) as (url, server), open_page(360, 740) as page:
+        page.goto(f"{url}?token={TOKEN}")
+        page.evaluate("() => { window.isTheSame = true; }")
+        tile = page.locator(".tiles div", has=page.get_by_text("batches", exact=True))
         run_epoch(loader)
-        browser.wait_until(BATCHES.format(10))
+        expect(tile.locator("dd")).to_have_text("10")
         run_epoch(loader)
-        browser.wait_until(BATCHES.format(20))
-        assert browser.value("window.isTheSame") is True
-        assert browser.value("document.documentElement.scrollWidth") <= 360
-        assert browser.value("document.getElementById('lost').checkVisibility()") is False
+        expect(tile.locator("dd")).to_have_text("20")
+        assert page.evaluate("() => window.isTheSame") is True
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+        lost = page.get_by_text("feeder browse does not answer")
+        expect(lost).to_be_hidden()
         server.should_exit = True
-        thread.join()
-        browser.wait_until("document.getElementById('lost').checkVisibility()")
+        expect(lost).to_be_visible()

@@ -1,16 +1,11 @@
-"""The scan of feeder browse, and its pages in a browser as a person uses them."""
+"""The scan of feeder browse."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sqlite3
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import uvicorn
 from starlette.testclient import TestClient
 
 from feeder.shard.format.open_index import open_index
@@ -20,7 +15,6 @@ from feeder.tools.browse.scan import Scan, scan_path
 from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
-from tests.support.chromium import Page, open_chromium
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import write_tar
 
@@ -207,56 +201,3 @@ def test_nobody_else_starts_a_scan(tars: Path) -> None:
         assert stranger.post("/scan/start", headers={"Sec-Fetch-Site": site}).status_code == 403
     assert not view.scan.is_running
     assert stranger.post("/scan/close").status_code == 404
-
-
-@pytest.fixture
-def page(tars: Path, tmp_path: Path) -> Iterator[tuple[Page, str]]:
-    """A browser, and the address of the set."""
-    view = view_of(tars)
-    server = uvicorn.Server(uvicorn.Config(make_app(view, Training(view, 32, None), TOKEN), log_level="warning"))
-    with open_chromium(tmp_path / "profile") as browser, contextlib.closing(socket.socket()) as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield browser, f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join()
-
-
-@pytest.mark.slow
-def test_a_person_scans_a_set_and_finds_samples_in_a_browser(page: tuple[Page, str], tmp_path: Path) -> None:
-    browser, url = page
-    browser.screen(1200)
-    browser.open(f"{url}?token={TOKEN}")
-    assert browser.value("location.search") == ""
-    browser.click("Scan")
-    browser.wait_for("All samples were scanned.")
-    browser.click("1 that can't be decoded")
-    assert browser.value("document.querySelectorAll('.grid li').length") == 1
-    browser.screenshot(tmp_path / "damaged.png")
-    browser.click("c")
-    assert HOSTILE in browser.text()
-    assert browser.value("document.querySelectorAll('pre img').length") == 0
-    browser.press("ArrowRight", loads=True)
-    assert "a wheel" in browser.text()
-    browser.press("/")
-    assert browser.value("document.activeElement.type") == "search"
-    browser.type("red bicycle")
-    browser.press("Enter", loads=True)
-    assert browser.value("[...document.querySelectorAll('.grid a')].map(a => a.getAttribute('href'))") == ["/sample/0"]
-
-
-@pytest.mark.slow
-def test_pages_fit_a_phone_and_follow_light_and_dark(page: tuple[Page, str], tmp_path: Path) -> None:
-    browser, url = page
-    browser.open(f"{url}?token={TOKEN}")
-    for place in ("", "samples", "sample/0", "batch", "rejected"):
-        browser.screen(360, 740)
-        browser.open(f"{url}{place}")
-        assert browser.value("document.documentElement.scrollWidth") <= 360
-        colors = []
-        for dark in (False, True):
-            browser.screen(360, 740, dark=dark)
-            colors.append(browser.value("getComputedStyle(document.body).backgroundColor"))
-        assert colors == ["rgb(255, 255, 255)", "rgb(20, 23, 27)"]
