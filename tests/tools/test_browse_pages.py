@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from PIL import Image
+from playwright.sync_api import Locator, Page, expect
 
 from feeder.tools import cli
 from feeder.tools.browse.server import make_app
@@ -27,12 +32,21 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """The address of a set of four samples with captions, of which one is damaged, and two have the same bytes."""
-    images = {"a": encode(pixels(0)), "b": encode(pixels(1)), "c": encode(pixels(2)), "d": encode(pixels(0))}
+    """The address of a set of four grey and colored samples with captions, masks and boxes.
+
+    One is damaged, another has a mask of another size, and two have the same bytes.
+    """
+    grey = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
+    images = {"a": encode(pixels(0, 96, 64)), "b": grey, "c": encode(pixels(2, 96, 64)), "d": encode(pixels(0, 96, 64))}
     captions = {"a": "A Red bicycle", "b": "a street", "c": HOSTILE, "d": "a wheel"}
-    members = [
-        member for key in images for member in ((f"{key}.jpg", images[key]), (f"{key}.txt", captions[key].encode()))
-    ]
+    mask = np.zeros((64, 96), np.uint8)
+    mask[:, :48] = 1
+    boxes = json.dumps({"boxes": [[60, 10, 90, 50]], "labels": [0]}).encode()
+    members = list[tuple[str, bytes]]()
+    for key, image in images.items():
+        seen = mask if key != "d" else mask[:8, :8]
+        members += [(f"{key}.jpg", image), (f"{key}.txt", captions[key].encode())]
+        members += [(f"{key}.seg.png", encode(Image.fromarray(seen), "PNG")), (f"{key}.boxes.json", boxes)]
     (tmp_path / "set").mkdir()
     tar = write_tar(tmp_path / "set/a.tar", members)
     assert cli.main(["index", str(tar), "-q"]) == 0
@@ -76,6 +90,137 @@ def test_pages_fit_a_phone_and_follow_light_and_dark(url: str) -> None:
             expect(page.locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
             page.emulate_media(color_scheme="dark")
             expect(page.locator("body")).to_have_css("background-color", "rgb(20, 23, 27)")
+
+
+def colors(image: Locator) -> np.ndarray:
+    """The pixels of an image as the browser shows it, [H, W, 3], 0-255."""
+    found: list[Any] = image.evaluate(
+        """async image => {
+            image.loading = "eager";
+            await image.decode();
+            const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
+            const pen = canvas.getContext("2d");
+            pen.drawImage(image, 0, 0);
+            return [canvas.height, canvas.width, [...pen.getImageData(0, 0, canvas.width, canvas.height).data]];
+        }"""
+    )
+    height, width, values = found
+    return np.array(values).reshape(height, width, 4)[:, :, :3]
+
+
+def test_a_person_compares_two_backends_from_batch_to_batch(page: Page) -> None:
+    page.get_by_role("link", name="Batches").click()
+    page.get_by_label("batch size").fill("2")
+    page.get_by_label("their difference").check()
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("heading", name="Batch 0 of epoch 0")).to_be_visible()
+    expect(page.get_by_label("their difference")).to_be_checked()
+    samples = page.locator(".grid a")
+    expect(samples).to_have_count(2)
+    for sample in samples.all():
+        by_cpu, by_pillow, difference = (colors(image) for image in sample.locator("img").all())
+        assert by_cpu.shape == (32, 32, 3)
+        assert (difference == (128 + 16 * (by_cpu - by_pillow)).clip(0, 255)).all()
+    page.get_by_role("link", name="Next").click()
+    expect(page.get_by_role("heading", name="Batch 1 of epoch 0")).to_be_visible()
+    expect(samples.locator("img")).to_have_count(6)
+    expect(page.get_by_text("in place of sample 2")).to_have_count(1)  # the damaged one
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("heading", name="Batch 0 of epoch 0")).to_be_visible()
+    expect(page.get_by_text("in place of sample 2")).to_have_count(0)
+    samples.first.click()
+    expect(page.get_by_role("heading", name="By two backends")).to_be_visible()
+
+
+def test_a_person_sees_masks_and_boxes_and_the_image_without_them(page: Page) -> None:
+    page.get_by_role("link", name="Samples").click()
+    page.locator(".grid a").nth(1).click()
+    drawn = colors(page.get_by_role("img", name="the image, with masks and boxes"))
+    is_green = drawn[:, :, 1] > drawn[:, :, 0] + 30
+    assert is_green[:, :40].all()
+    assert not is_green[:, 56:].any()
+    is_red = drawn[:, :, 0] > drawn[:, :, 1] + 60
+    assert is_red[10, 62:88].all()
+    assert not is_red[16:44, 66:84].any()
+    page.get_by_role("link", name="without").click()
+    plain = page.get_by_role("img", name="the image", exact=True)
+    assert abs(colors(plain) - 128).max() <= 2
+    page.get_by_role("link", name="with masks and boxes").click()
+    expect(page.get_by_role("img", name="the image, with masks and boxes")).to_be_visible()
+    for key in ("c", "d"):
+        page.keyboard.press("ArrowRight")
+        expect(page.get_by_role("heading", name=key, exact=True)).to_be_visible()
+    expect(page.get_by_text("Not drawn: seg.png: it has 8x8 pixels, the image 96x64")).to_be_visible()
+
+
+def test_a_person_turns_through_the_epochs_of_a_sample(page: Page, url: str) -> None:
+    page.goto(f"{url}sample/0")
+    crops = page.locator(".grid").first.locator("li")
+    expect(crops.locator(".name")).to_have_text([f"epoch {epoch}" for epoch in range(8)])
+    first = [colors(crop.locator("img")).tobytes() for crop in crops.all()]
+    assert len(set(first)) == 8
+    page.get_by_label("from epoch").fill("7")
+    page.get_by_role("button", name="Show").click()
+    expect(crops.locator(".name")).to_have_text([f"epoch {epoch}" for epoch in range(7, 15)])
+    second = [colors(crop.locator("img")).tobytes() for crop in crops.all()]
+    assert second[0] == first[7]
+    assert not set(second[1:]) & set(first)
+    page.get_by_label("seed").fill("1")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("seed=1&epoch=7"))
+    assert colors(crops.first.locator("img")).tobytes() != second[0]
+
+
+# The contrast of each text with what is behind it, by the formula of WCAG 2.2.
+CONTRASTS = """() => {
+    const numbers = color => color.match(/[0-9.]+/g).map(Number);
+    const light = color => numbers(color).slice(0, 3)
+        .map(value => value / 255).map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, value, k) => sum + value * [0.2126, 0.7152, 0.0722][k], 0);
+    const behind = element => {
+        for (let each = element; each; each = each.parentElement) {
+            const color = getComputedStyle(each).backgroundColor;
+            if (numbers(color)[3] !== 0) return color;
+        }
+        return "rgb(255, 255, 255)";
+    };
+    const found = [];
+    const add = (element, style, text) => {
+        const [low, high] = [light(style.color), light(behind(element))].sort((a, b) => a - b);
+        found.push([element.tagName, text.trim().slice(0, 40), (high + 0.05) / (low + 0.05)]);
+    };
+    for (const element of document.body.querySelectorAll("*")) {
+        if (!element.checkVisibility()) continue;
+        const text = [...element.childNodes].filter(node => node.nodeType === 3).map(node => node.data).join("").trim();
+        if (text || element.value) add(element, getComputedStyle(element), text || element.value.toString());
+        if (element.placeholder) add(element, getComputedStyle(element, "::placeholder"), element.placeholder);
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_stands_out_from_what_is_behind_it(scheme: Literal["light", "dark"], page: Page, url: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.get_by_role("button", name="Scan").click()
+    expect(page.get_by_text("All samples were scanned.")).to_be_visible()
+    seen = set()
+    for place in (
+        "",
+        "samples",
+        "samples?kind=damaged",
+        "sample/0",
+        "sample/3",
+        "batch?batch_size=2&compared=on",
+        "batch?step=999",
+        "versions",
+        "rejected",
+    ):
+        page.goto(f"{url}{place}")
+        contrasts = page.evaluate(CONTRASTS)
+        assert [each for each in contrasts if each[2] < 4.5] == [], place
+        seen |= {tag for tag, _, _ in contrasts}
+    assert seen >= {"A", "BDI", "BUTTON", "DD", "DT", "FIGCAPTION", "H1", "INPUT", "LABEL", "P", "PRE", "SMALL", "TH"}
 
 
 def children(pid: int) -> list[int]:

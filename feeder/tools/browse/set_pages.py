@@ -183,6 +183,8 @@ class SetPages:
         i = self._id(request)
         seed = _number(request, "seed", self._training.first.seed)
         first = _number(request, "epoch", self._training.first.epoch)
+        canvas = request.query_params.get("canvas", "")
+        is_plain = canvas == "none"
         return self._renderer.page(
             "sample.html",
             row=self._view.row(i),
@@ -190,7 +192,8 @@ class SetPages:
             members=self._view.members(i),
             exif=self._view.exif(i),
             is_turned=self._view.numbers(i).get("orientation", "1") != "1",
-            overlays=self._pictures.overlays(i, request.query_params.get("canvas", "")),
+            is_plain=is_plain,
+            overlays=self._pictures.overlays(i, "" if is_plain else canvas),
             last=len(self._view) - 1,
             stand_in=self._view.stand_in(i),
             seed=seed,
