@@ -344,6 +344,7 @@ def test_sample_has_its_members_as_text_and_its_masks_and_boxes_drawn(tmp_path: 
     text = page.get("/sample/0").text
     assert HOSTILE not in text
     assert HOSTILE in unescape(text)
+    assert "[60, 10, 90, 50]" in text
     assert "/whole/0?over=stored" in text
     plain, drawn = (picture(page.get(path).content).astype(int) for path in ("/whole/0", "/whole/0?over=stored"))
     changed = np.abs(drawn - plain).max(axis=2) > 30

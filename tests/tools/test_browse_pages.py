@@ -83,9 +83,11 @@ def test_a_person_scans_a_set_and_finds_samples(page: Page, url: str) -> None:
 def test_pages_fit_a_phone_and_follow_light_and_dark(url: str) -> None:
     with open_page(360, 740) as page:
         page.goto(f"{url}?token={TOKEN}")
-        for place in ("", "samples", "sample/0", "batch", "rejected"):
+        for place in ("", "samples", "sample/0", "batch", "batch?compared=on", "rejected", "versions"):
             page.goto(f"{url}{place}")
             assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+            tables = page.locator(".scroll").evaluate_all("each => each.map(one => one.scrollWidth - one.clientWidth)")
+            assert not any(tables), place
             page.emulate_media(color_scheme="light")
             expect(page.locator("body")).to_have_css("background-color", "rgb(255, 255, 255)")
             page.emulate_media(color_scheme="dark")
@@ -120,6 +122,9 @@ def test_a_person_compares_two_backends_from_batch_to_batch(page: Page) -> None:
     for sample in samples.all():
         by_cpu, by_pillow, difference = (colors(image) for image in sample.locator("img").all())
         assert by_cpu.shape == (32, 32, 3)
+        assert (
+            len(set(sample.locator("img").evaluate_all("each => each.map(one => one.getBoundingClientRect().y)"))) == 1
+        )
         assert (difference == (128 + 16 * (by_cpu - by_pillow)).clip(0, 255)).all()
     page.get_by_role("link", name="Next").click()
     expect(page.get_by_role("heading", name="Batch 1 of epoch 0")).to_be_visible()

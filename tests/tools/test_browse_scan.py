@@ -119,10 +119,14 @@ def test_a_scan_that_was_stopped_goes_on_in_the_next_process_and_not_for_other_c
 def test_captions_beyond_what_a_search_looks_at_are_found_at_once(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 2)
     view = view_of(tars)
-    view.scan.start()
-    view.scan.wait()
     page = TestClient(make_app(view, Training(view, 32, None), TOKEN), base_url="http://127.0.0.1:8000")
     page.get("/", params={"token": TOKEN})
+    hint = "Captions are searched as far as the"
+    assert hint in page.get("/samples", params={"text": "äpfel"}).text
+    assert hint not in page.get("/samples").text
+    view.scan.start()
+    view.scan.wait()
+    assert hint not in page.get("/samples", params={"text": "äpfel"}).text
     first = page.get("/samples", params={"text": "äpfel"}).text
     assert "Searched 2 of 7 samples" in first
     assert 'href="/sample/5"' in first.partition("Further on, by their captions")[2]

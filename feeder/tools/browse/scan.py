@@ -137,7 +137,7 @@ class Scan:
             # Not to a crop: only the rows below one are decoded.
             recipe = T.Compose([T.Resize((_LOOKED_AT_PX, _LOOKED_AT_PX))])
             dataset = open_dataset(self._place, recipe, version=self._version)
-            names = [name for name in dataset.reader.field_names() if _is_caption(name)]
+            names = [name for name in dataset.reader.field_names() if is_caption(name)]
             for first in range(self.done[0], len(dataset), AT_ONCE):
                 if self._is_stopped.is_set():
                     return
@@ -241,7 +241,7 @@ def _opened(path: str) -> sqlite3.Connection:
     return file
 
 
-def _is_caption(name: str) -> bool:
+def is_caption(name: str) -> bool:
     return name.endswith(("txt", "json")) or "caption" in name
 
 

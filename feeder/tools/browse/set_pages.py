@@ -15,6 +15,7 @@ from feeder.shard.store.url import is_remote
 from feeder.tools.browse.kinds import KINDS, SCANNED
 from feeder.tools.browse.pictures import Pictures, difference, png
 from feeder.tools.browse.renderer import Renderer
+from feeder.tools.browse.scan import is_caption
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 from feeder.tools.browse.versions import versions_of
@@ -147,9 +148,13 @@ class SetPages:
         values = self._rows_values(request, ROWS_AT_ONCE)
         choice, scan = values["choice"], self._view.scan
         name = "" if choice.label is None else self._view.class_name(choice.label)
-        looked_at = scan.done[0] if choice.kind in self._view.words and not scan.done[1] else None
+        is_found = choice.kind in self._view.words
+        has_captions = bool(choice.text) and any(map(is_caption, self._view.reader.field_names()))
+        looked_at = scan.done[0] if (is_found or has_captions) and not scan.done[1] else None
         words = KINDS | SCANNED
-        return self._renderer.page("samples.html", **values, kinds=words, looked_at=looked_at, class_name=name)
+        return self._renderer.page(
+            "samples.html", **values, kinds=words, looked_at=looked_at, is_found=is_found, class_name=name
+        )
 
     def more_samples(self, request: Request) -> Response:
         """The next part of a search, of which the page has fewer rows than it shows at once."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +33,7 @@ SEARCHED = 200_000  # samples a request: then the page goes on by itself
 CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
+_LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # of indented JSON, whose texts have no newline
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
 
@@ -346,7 +348,7 @@ class SetView:
 
 
 def _text(name: str, data: bytes) -> str | None:
-    """Returns a member as text, JSON with one value a line; None if it is not text."""
+    """Returns a member as text, JSON with one value or list of numbers a line; None if it is not text."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -354,6 +356,7 @@ def _text(name: str, data: bytes) -> str | None:
     if name.endswith("json"):
         with contextlib.suppress(ValueError, RecursionError):
             text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+            text = _LIST_OF_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text)
     if any(ord(each) < 32 and each not in "\t\r\n" for each in text[:_SHOWN_CHARS]):
         return None
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " ..."
