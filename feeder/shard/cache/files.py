@@ -53,7 +53,8 @@ class CacheFiles:
         self.folder = folder
         self.lock = threading.RLock()
         self.ring_bytes: int | None = None
-        self.used_bytes = self.coming_bytes = self.whole_bytes = self._pinned_bytes = self._largest = 0
+        self.budget_bytes = self.used_bytes = self.coming_bytes = self.whole_bytes = 0
+        self._pinned_bytes = self._largest = 0
         self.is_needed = is_needed
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
         # Those that don't stay, by whether a plan is done with them: of many files only these are looked through.
