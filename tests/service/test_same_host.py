@@ -17,7 +17,7 @@ from feeder import transforms as T
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.work_json import work_to_json
-from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, pack_frame
+from feeder.service.frames import CLIENT_LIMITS, Frame, Kind, Receiver, pack_frame
 from feeder.system.mapping import boot_id, map_other_memory
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import wait_until
@@ -26,8 +26,8 @@ from tests.support.service import LocalPeer, ServiceServer
 PIXELS = 3 * 16 * 16
 
 
-def work_of(root: Path, seed: int = 0) -> dict[str, Any]:
-    dataset = feeder.ShardDataset(root / "set", transform=T.Compose([T.RandomResizedCrop(16)]))
+def work_of(root: Path, seed: int = 0, size: int = 16) -> dict[str, Any]:
+    dataset = feeder.ShardDataset(root / "set", transform=T.Compose([T.RandomResizedCrop(size)]))
     return work_to_json(Work(dataset.reader, dataset.recipe, "cpu", seed=seed))
 
 
@@ -106,6 +106,32 @@ def test_a_part_stays_as_it_is_until_it_is_taken(root: Path, tmp_path: Path) -> 
     assert other != first
     peer.close()
     server.close()
+
+
+def test_a_job_gets_no_more_memory_than_its_share(root: Path, tmp_path: Path) -> None:
+    """A server of one core has 256 MiB for parts, and these take 48 each: two fit into a half, and five into all."""
+    server = ServiceServer(tmp_path, root, "--window", "0")
+    greedy, other = LocalPeer(server), LocalPeer(server)
+    greedy.ask(work_of(root, size=2048), job="greedy")
+    other.ask(work_of(root), job="other")
+    assert os.fstat(greedy.descriptors[0]).st_size == 256 << 20
+    for number in range(3):
+        greedy.send(Kind.PART, {"number": number, "epoch": 0}, numbers_of(4 * number, 4))
+    assert [number_of(greedy.next()) for _ in range(2)] == [0, 1]
+    other.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(0, 4))
+    assert number_of(other.next()) == 0
+    jobs = server.status()["jobs"]
+    assert (jobs["greedy"]["parts"], jobs["greedy"]["queue"], jobs["greedy"]["busy"]) == (2, 1, 0)
+    greedy.send(Kind.TAKEN, {"number": 0})
+    assert number_of(greedy.next()) == 2
+    for each in (greedy, other, server):
+        each.close()
+
+
+def number_of(answer: Frame | None) -> Any:
+    assert answer is not None
+    assert answer.kind == Kind.RESULT, answer
+    return answer.message["number"]
 
 
 @pytest.mark.parametrize("number", [7, -1, "0", None])
