@@ -31,7 +31,9 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
     for _ in range(2):
         check_same(copied_epoch(only), copied_epoch(local))
         assert only.state_dict() == local.state_dict()
-    assert server.parts() - before >= local.stats()["parts"] > 0  # one that is late is asked for again
+    # A server counts the answers that it sends. If it was silent for a second, as on a busy machine, the relay has ended
+    # the connection that an answer goes to, and asks for the part again. A loader counts a part once, as it takes it.
+    assert server.parts() - before >= local.stats()["parts"] > 0
     assert {name: only.stats()[name] for name in COUNTS} == {name: local.stats()[name] for name in COUNTS}
     for one in (local, only):
         one.close()
@@ -134,8 +136,10 @@ def test_a_batch_is_made_again_without_the_service(root: Path, server: ServiceSe
 def test_local_workers_go_on_beside_the_service(root: Path, server: ServiceServer, workers: int) -> None:
     dataset = feeder.ShardDataset(root / "set", transform=T.Compose(CROP))
     expected, one = loader(dataset, num_workers=1), loader(dataset, num_workers=workers, service=server.service)
-    for _ in range(3):
+    parts = server.parts()
+    while server.parts() == parts:
         check_same(copied_epoch(one), copied_epoch(expected))
+    check_same(copied_epoch(one), copied_epoch(expected))
     assert one.stats()["respawns"] == 0
 
 

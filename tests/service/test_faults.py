@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import feeder
@@ -28,6 +29,7 @@ from tests.support.service import ServiceServer
 
 RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Lambda(held)])
 ALLOWED = ("--allow-module", held_parts.__name__)
+COUNTS = ("batches", "samples", "encoded_bytes", "clipped", "slow", "skipped")
 WAYS = [{"num_workers": 0}, {"num_workers": 1}, {"service_only": True}]
 
 
@@ -70,10 +72,12 @@ def tcp_server(root: Path, tmp_path: Path, hold: HeldParts) -> Iterator[ServiceS
 def check_with_fault(
     one: Any, expected: list[list[Any]], server: ServiceServer, hold: HeldParts, fault: Callable[[], object]
 ) -> None:
-    """Fails unless epochs are exact, of which one has a fault while the server makes parts of it."""
+    """Fails unless epochs are exact, of which one has a fault while the server makes parts of it, and unless that one
+    counts as much as without a fault."""
     while not server.parts():  # it has opened the set, and the loader knows it
         one.set_epoch(0)
         check_same(copied_epoch(one), expected[0])
+    counts = [counts_of(one)]
     one.set_epoch(1)
     hold.hold()
     batches: Iterator[Any] = iter(one)
@@ -81,7 +85,18 @@ def check_with_fault(
     assert server.status()["busy"] == 1
     fault()
     check_same([tuple(each.clone() for each in batch) for batch in batches], expected[1])
+    counts.append(counts_of(one))
     check_same(copied_epoch(one), expected[2])
+    counts.append(counts_of(one))
+    one.set_epoch(1)
+    check_same(copied_epoch(one), expected[1])
+    counts.append(counts_of(one))
+    with_fault, _, without = np.diff(counts, axis=0).tolist()
+    assert with_fault == without
+
+
+def counts_of(one: Any) -> list[int]:
+    return [one.stats()[name] for name in COUNTS]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
