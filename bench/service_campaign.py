@@ -9,7 +9,10 @@ server killed, server stalled   by SIGKILL and SIGSTOP
 process killed                  that makes parts
 link vanished                   a connection over which nothing comes any more, and which nobody has ended
 relay killed                    the loader's process that talks to servers
-helper killed, head killed      in a Ray cluster; after the head's end epochs go on for --head-seconds. 0: neither
+helper killed, node killed      in a Ray cluster of two nodes; the loader has no worker of its own
+head killed                     with one; epochs go on for --head-seconds. 0: nothing of Ray
+
+It fails if a pause after the loss of a node is longer than 2 s, but with --smoke.
 
     python -m bench.service_campaign --shards SHARDS [--size 224] [--batch 64] [--seconds 10] [--repeats 5]
         [--head-seconds 180] [--messages 1000000] [--json OUT]
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -27,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +45,15 @@ from tests.support.ray_cluster import RayCluster
 from tests.support.service import ServiceServer
 
 _EPOCHS = 3
+_LOST_NODE_S = 2.0  # the longest pause that the loss of a node may take
+_LOSSES = ("server killed", "server stalled", "link vanished", "node killed")
 _FUZZ = "tests/service/test_server.py::test_random_messages_cost_connections_and_never_a_server"
 
 
-def loader(options: Any, **more: Any) -> Any:
+def loader(options: Any, num_workers: int = 1, **more: Any) -> Any:
     recipe = T.Compose([T.RandomResizedCrop(options.size), T.RandomHorizontalFlip()])
     dataset = feeder.ShardDataset(options.shards, transform=recipe)
-    return feeder.DataLoader(dataset, batch_size=options.batch, shuffle=True, seed=0, num_workers=1, **more)
+    return feeder.DataLoader(dataset, batch_size=options.batch, shuffle=True, seed=0, num_workers=num_workers, **more)
 
 
 def epoch(one: Any, number: int, after: Callable[[int], object] = lambda step: None) -> str:
@@ -70,17 +77,19 @@ def longest_pause(one: Any, expected: list[str], fault: Callable[[], object], se
         if ended_s:
             longest_s = max(longest_s, now - last_s)
         elif step == len(one) // 2:
-            fault()
-            now = time.monotonic()  # what the fault itself takes does not count
+            faults.append(thread.submit(fault))  # batches go on while it takes its time
             ended_s = now + seconds
         last_s = now
 
-    number = 0
-    while not ended_s or time.monotonic() < ended_s:
-        if epoch(one, number, after) != expected[number % _EPOCHS]:
-            raise SystemExit(f"epoch {number} is not that of local workers")
-        number += 1
-        last_s = time.monotonic()  # how an epoch begins is measured elsewhere
+    number, faults = 0, list[Future[object]]()
+    with ThreadPoolExecutor(1) as thread:
+        while not ended_s or time.monotonic() < ended_s:
+            if epoch(one, number, after) != expected[number % _EPOCHS]:
+                raise SystemExit(f"epoch {number} is not that of local workers")
+            number += 1
+            last_s = time.monotonic()  # how an epoch begins is measured elsewhere
+    for each in faults:
+        each.result()
     return longest_s
 
 
@@ -110,32 +119,54 @@ def server_pause(options: Any, folder: Path, expected: list[str], kind: str) -> 
 
 
 def ray_pauses(options: Any, expected: list[str]) -> dict[str, float]:
-    """Returns the longest pauses after the helper's and the head's end."""
+    """Returns the longest pauses after the ends of the helper, a node and the head."""
+    found: dict[str, float] = {}
     cluster = RayCluster()
     try:
-        cluster.add_node()
-        command = ["serve", "--address", cluster.address, "--root", str(Path(options.shards).parent), "--cpus", "1"]
-        subprocess.run([sys.executable, "-m", "feeder", *command], check=True, stdout=subprocess.DEVNULL)
-        one = loader(options, service=f"feeder@{cluster.address}")
-        epoch(one, 0)
+        nodes = [cluster.add_node() for _ in range(2)]
+        _serve(cluster, "--root", str(Path(options.shards).parent), "--cpus", "1")
+        alone: dict[str, Any] = {"num_workers": 0, "service_only": True}
+        with contextlib.closing(loader(options, service=f"feeder@{cluster.address}", **alone)) as one:
+            _run_until_served(one, cluster, len(nodes))
 
-        def kill_helper() -> None:
-            for pid in process_tree(one.worker_pids()[-1])[1:]:
-                os.kill(pid, signal.SIGKILL)
+            def kill_helper() -> None:
+                (helper,) = process_tree(one.worker_pids()[-1])[1:2]
+                os.kill(helper, signal.SIGKILL)
 
-        found = {"helper killed": longest_pause(one, expected, kill_helper, options.seconds)}
-        found["head killed"] = longest_pause(one, expected, cluster.kill_head, options.head_seconds)
-        one.close()
+            found["helper killed"] = longest_pause(one, expected, kill_helper, options.seconds)
+            found["node killed"] = longest_pause(one, expected, lambda: cluster.kill_node(nodes[0]), options.seconds)
+        with contextlib.closing(loader(options, service=f"feeder@{cluster.address}")) as one:
+            _run_until_served(one, cluster, 1)
+            found["head killed"] = longest_pause(one, expected, cluster.kill_head, options.head_seconds)
         return found
     finally:
         cluster.close()
+
+
+def _serve(cluster: RayCluster, *options: str) -> str:
+    command = [sys.executable, "-m", "feeder", "serve", "--address", cluster.address, *options]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def _run_until_served(one: Any, cluster: RayCluster, servers: int) -> None:
+    """Runs epochs until so many servers have made parts in them."""
+    before = _parts(cluster)
+    while sum(parts > before.get(address, 0) for address, parts in _parts(cluster).items()) < servers:
+        for number in range(_EPOCHS):
+            epoch(one, number)
+
+
+def _parts(cluster: RayCluster) -> dict[str, int]:
+    """Returns the number of parts that each server has given out."""
+    servers = json.loads(_serve(cluster, "--status", "--json"))["servers"]
+    return {each["address"]: sum(job["parts"] for job in each["jobs"].values()) for each in servers if "jobs" in each}
 
 
 def main() -> None:
     options = arguments(
         __doc__,
         "service_campaign",
-        smoke={"size": 32, "batch": 8, "seconds": 1.0, "repeats": 1, "head_seconds": 0.0, "messages": 500},
+        smoke={"size": 32, "batch": 8, "seconds": 1.0, "repeats": 1, "head_seconds": 1.0, "messages": 500},
         shards=None,
         size=224,
         batch=64,
@@ -153,7 +184,7 @@ def main() -> None:
         for _ in range(options.repeats):
             for kind in kinds:
                 pauses[kind].append(server_pause(options, Path(name), expected, kind))
-    if options.head_seconds:
+    if options.head_seconds and importlib.util.find_spec("ray") is not None:
         pauses |= {kind: [value] for kind, value in ray_pauses(options, expected).items()}
     fuzz = [sys.executable, "-m", "pytest", "-q", "-o", "timeout=0", _FUZZ]
     environment = {**os.environ, "FEEDER_FUZZ_MESSAGES": str(options.messages)}
@@ -167,6 +198,9 @@ def main() -> None:
         print(f"{kind:16} longest pause {max(values):.2f} s")
     print(f"{options.messages} messages of a fuzz test cost connections only")
     print(f"written to {save('service_campaign', results, options.json)}")
+    slow = [kind for kind in _LOSSES if max(pauses.get(kind, [0.0])) > _LOST_NODE_S]
+    if slow and options.smoke is None:
+        raise SystemExit(f"a loop paused for more than {_LOST_NODE_S:g} s: {', '.join(slow)}")
 
 
 if __name__ == "__main__":
