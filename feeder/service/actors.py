@@ -31,7 +31,6 @@ _ANNOUNCE_S = 1.0
 _SILENCE_S = 5.0
 _START_S, _AGAIN_S = 30.0, 30.0  # for a server to start, and until it is tried again
 _FORGET_S = 600.0  # after which a node that is lost is not shown any more
-_ORPHAN_S = 60.0
 
 
 def registry_name(name: str) -> str:
@@ -52,7 +51,7 @@ class Registry:
         token: Its token.
         options: Options of the servers: ``roots``, ``cores``, ``window_bytes``, ``job_cores``, ``cache_dir``, ``host``,
             ``metrics_port``, ``modules``, ``tcp_only``; and of their places: ``nodes``, the largest number of nodes,
-            ``labels`` and ``resources``.
+            ``labels`` and ``resources``. ``orphan_s``: a server ends once its registry has been gone for so long.
     """
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
@@ -139,9 +138,11 @@ class Registry:
         return f"its cores or resources are in use for {_START_S:g} s" if waited_s > _START_S else None
 
     def _start(self, node: str) -> None:
+        resources = dict(self._options["resources"])
         options = {
             "num_cpus": self._options["cores"],
-            "resources": self._options["resources"],
+            "memory": resources.pop("memory", None),
+            "resources": resources,
             "name": server_name(self._name, node),
             "namespace": NAMESPACE,
             "lifetime": "detached",
@@ -172,7 +173,7 @@ class NodeServer:
         )
         if options["metrics_port"] is not None:
             serve_metrics(self._server.status, host, options["metrics_port"])
-        self._name = name
+        self._name, self._orphan_s = name, options["orphan_s"]
         for target in (self._run, self._announce):
             threading.Thread(target=target, daemon=True).start()
 
@@ -197,7 +198,7 @@ class NodeServer:
                 ray.get(registry.announce.remote(node, *self._server.address), timeout=_SILENCE_S)
             except ValueError:  # the head is there, and knows none
                 alone_since_s = alone_since_s or now
-                if now - alone_since_s > _ORPHAN_S:
+                if now - alone_since_s > self._orphan_s:
                     ray.kill(ray.get_actor(server_name(self._name, node), NAMESPACE))
             except Exception:
                 pass

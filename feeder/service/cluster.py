@@ -20,6 +20,8 @@ __all__ = ["directory", "start", "status", "stop"]
 _START_S = 120.0
 _LOOK_S = 0.2
 _ANSWER_S = 10.0
+_ORPHAN_S = 60.0
+_OTHERWISE_SET = {"CPU": "cpus= (--cpus)", "GPU": "labels= (--label), as servers use no GPU"}
 
 
 @contextlib.contextmanager
@@ -87,7 +89,8 @@ def start(
         tcp_only: True to send parts over TCP to jobs on the same node, too, which get a view of the server's memory
             otherwise.
         labels: Labels of Ray that a node must have, such as {"pool": "cpu"}.
-        resources: Resources of Ray that each server takes from its node, beside the cores.
+        resources: Resources of Ray that each server takes from its node, beside the cores, such as {"memory": 8 << 30},
+            bytes.
 
     Returns:
         ``servers``: [host, port] of those that have started so far, one at least.
@@ -105,6 +108,8 @@ def start(
     for value, what in ((cpus, "cpus"), (nodes, "nodes"), (job_cores, "job_cores")):
         if value is not None and value < 1:
             raise ArgumentError(f"{what} must be 1 or more, got {value}")
+    for each in set(resources or {}) & set(_OTHERWISE_SET):
+        raise ArgumentError(f"resources can't have {each}: give {_OTHERWISE_SET[each]}")
     places = [os.fspath(each) for each in roots]
     Roots([each for each in places if "://" in each] or ["/"])  # folders may be those of the nodes alone
     options = {
@@ -120,6 +125,7 @@ def start(
         "tcp_only": tcp_only,
         "labels": dict(labels or {}),
         "resources": dict(resources or {}),
+        "orphan_s": _ORPHAN_S,
     }
     with joined(address) as ray:
         from feeder.service.actors import NAMESPACE, Registry, registry_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from feeder import transforms as T
 from feeder.system.process_usage import process_tree
 from tests.support import ROOT, named_functions
 from tests.support.batches import check_same, copied_epoch
-from tests.support.processes import wait_until
+from tests.support.processes import all_ended, wait_until
 from tests.support.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,28 @@ def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expec
     assert one.stats()["respawns"] == 0
 
 
+def test_a_trainer_that_dies_leaves_no_helper(root: Path, cluster: RayCluster) -> None:
+    code = (
+        "import sys, feeder\n"
+        "from feeder import transforms as T\n"
+        "from feeder.system.process_usage import process_tree\n"
+        "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
+        "loader = feeder.DataLoader(dataset, batch_size=8, service=sys.argv[2], service_only=True)\n"
+        "iterator = iter(loader)\n"
+        "next(iterator)\n"
+        "print(*process_tree(loader.worker_pids()[-1]), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(root / "set"), f"feeder@{cluster.address}"]
+    trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert trainer.stdout is not None
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(pids) > 1  # the relay, and its helper
+    trainer.kill()
+    trainer.communicate()
+    assert all_ended(pids)
+
+
 def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
     wait_until(lambda: len(status(cluster)) == 2)
     for node in status(cluster):
@@ -152,8 +175,39 @@ def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_name
         serve(made, "--root", str(root), "--cpus", "1", "--label", f"ray.io/node-id={nodes[1]}")
         assert len(status(made)) == 1
         serve(made, "--stop")
-        serve(made, "--root", str(root), "--cpus", "1")  # on both: the cores are free again
+        serve(
+            made, "--root", str(root), "--cpus", "1", "--resource", "memory=64MiB"
+        )  # on both: the cores are free again
         wait_until(lambda: len(status(made)) == 2)
+    finally:
+        made.close()
+
+
+def test_servers_end_without_their_registry(root: Path) -> None:
+    """Ray never starts a registry again that somebody has killed by its API. The time until then is a short one."""
+    code = (
+        "import sys, ray, feeder.service.cluster as cluster\n"
+        "from feeder.service.actors import NAMESPACE, registry_name\n"
+        "cluster._ORPHAN_S = 1.0\n"
+        "ray.init(sys.argv[1], log_to_driver=False)\n"
+        "((host, port),) = cluster.start(roots=[sys.argv[2]], cpus=1)['servers']\n"
+        "ray.kill(ray.get_actor(registry_name('feeder'), NAMESPACE))\n"
+        "print(host, port)\n"
+    )
+    made = RayCluster()
+    try:
+        made.add_node()
+        command = [sys.executable, "-c", code, made.address, str(root)]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert ended.returncode == 0, ended.stderr
+        host, port = ended.stdout.split()
+
+        def is_there() -> bool:
+            with socket.socket() as connection:
+                return connection.connect_ex((host, int(port))) == 0
+
+        wait_until(lambda: not is_there())
+        serve(made, "--root", str(root), "--cpus", "1")  # the core is free, and so is the name
     finally:
         made.close()
 

@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
         default=[],
         metavar="NAME=AMOUNT",
         type=_amount,
-        help="resource of Ray that each server takes from its node; may be given several times",
+        help="resource of Ray that each server takes from its node, such as memory=8GiB; may be given several times",
     )
     command.add_argument(
         "--host", default=None, metavar="ADDRESS", help="address to listen on (default: the node's in the cluster)"
@@ -103,7 +103,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _amount(text: str) -> tuple[str, float]:
     name, value = _pair(text)
     try:
-        return name, float(value)
+        return name, float(size_bytes(value) if name == "memory" else value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected NAME=AMOUNT, got {text!r}") from None
 
