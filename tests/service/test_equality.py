@@ -31,8 +31,8 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
     for _ in range(2):
         check_same(copied_epoch(only), copied_epoch(local))
         assert only.state_dict() == local.state_dict()
-    # A server counts the answers that it sends. If it was silent for a second, as on a busy machine, the relay has ended
-    # the connection that an answer goes to, and asks for the part again. A loader counts a part once, as it takes it.
+    # A server counts the answers that it sends. If it was silent for a second, as on a busy machine, the relay ended
+    # the connection of an answer, and asks for the part again. A loader counts a part once, as it takes the answer.
     assert server.parts() - before >= local.stats()["parts"] > 0
     assert {name: only.stats()[name] for name in COUNTS} == {name: local.stats()[name] for name in COUNTS}
     for one in (local, only):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -158,6 +159,15 @@ def test_functions_are_refused(server: ServiceServer, root: Path) -> None:
 )
 def test_damaged_work_is_refused(server: ServiceServer, root: Path, change: dict[str, Any]) -> None:
     assert refusal(server, work_of(root / "set") | change)
+
+
+@pytest.mark.parametrize("ranges", [[60, 5], [-1, 2], [0, 0], [3, -1], [0, 40, 20, 30], [0, 1 << 62], [0, 1, 2]])
+def test_a_subset_of_samples_that_there_are_not_is_refused(
+    server: ServiceServer, root: Path, ranges: list[int]
+) -> None:
+    work = work_of(root / "set")
+    data = base64.b64encode(np.array(ranges, np.int64).tobytes()).decode()
+    assert "subset" in refusal(server, work | {"set": {"kind": "subset", "of": work["set"], "ranges": data}})
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ import torch
 import feeder
 from feeder import fields as F
 from feeder import transforms as T
+from feeder.dataset.subset_reader import PartReader
+from feeder.loader.fast.set_json import set_from_json, set_to_json
+from feeder.service.roots import Roots
 from tests.support import named_functions
 from tests.support.batches import copied_epoch
 from tests.support.field_sets import members_set, npy
@@ -164,6 +168,26 @@ def test_fields_of_all_kinds(root: Path, server: ServiceServer) -> None:
     ]
     for each in others:
         check_equal(feeder.ShardDataset(root / "members", CROP, fields=each), server)
+
+
+@pytest.mark.parametrize(
+    ("ids", "names"),
+    [
+        ([], "ids"),
+        (range(5, 60), "ranges"),
+        ([*range(30, 50), *range(10), 63], "ranges"),
+        (range(63, 0, -1), "ids"),
+        ([3, 3, 3, 8], "ids"),
+        ([*range(64)] * 2, "ids"),
+    ],
+)
+def test_subsets_travel_as_ranges_where_these_are_shorter(root: Path, ids: Sequence[int], names: str) -> None:
+    dataset = feeder.ShardDataset(root / "set", CROP)
+    sent = set_to_json(PartReader(dataset.reader, np.array(ids, np.int64)))
+    assert sent.keys() == {"kind", "of", names}
+    found = set_from_json(json.loads(json.dumps(sent)), Roots([str(root)]))
+    assert isinstance(found, PartReader)
+    assert found.ids.tolist() == list(ids)
 
 
 @pytest.mark.parametrize("make", [write_shards, write_tree])

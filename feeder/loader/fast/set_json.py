@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.joined_reader import JoinedReader
@@ -74,8 +75,7 @@ def set_to_json(reader: Reader) -> dict[str, Any]:
         ArgumentError: if it is of a class of its own.
     """
     if isinstance(reader, PartReader):
-        ids = base64.b64encode(np.ascontiguousarray(reader.ids, np.int64).tobytes()).decode()
-        return {"kind": "subset", "of": set_to_json(reader.whole), "ids": ids}
+        return {"kind": "subset", "of": set_to_json(reader.whole)} | _ids_to_json(reader.ids, len(reader.whole))
     if isinstance(reader, JoinedReader):
         return {"kind": "sets", "of": [set_to_json(each) for each in reader.readers], "own_index": reader.own_index}
     if type(reader) is FolderReader:
@@ -107,13 +107,7 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
         whole = set_from_json(of, here, members, depth + 1)
-        try:
-            ids = np.frombuffer(base64.b64decode(value.get("ids", ""), validate=True), np.int64)
-        except (binascii.Error, TypeError, ValueError):
-            raise ArgumentError("this is no subset") from None
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(whole)):
-            raise ArgumentError("a subset has samples that the set has not")
-        return PartReader(whole, ids)
+        return PartReader(whole, _ids_from_json(value, len(whole)))
     if kind == "sets":
         if not isinstance(of, list) or not 0 < len(of) <= _MOST_SETS:
             raise ArgumentError("these are no sets")
@@ -130,6 +124,39 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
     if _fingerprint(reader) != value.get("fingerprint"):
         raise ArgumentError(f"{path}: the set here is not the client's: its samples or their order differ")
     return reader
+
+
+def _ids_to_json(ids: npt.NDArray[np.int64], samples: int) -> dict[str, str]:
+    """Returns the ids of a subset: as ranges, [first, count] each, where these are shorter than the ids themselves."""
+    ids = np.ascontiguousarray(ids, np.int64)
+    starts = np.flatnonzero(np.diff(ids, prepend=-2) != 1)
+    if 2 * len(starts) < len(ids) <= samples:
+        counts = np.diff(starts, append=len(ids))
+        return {"ranges": base64.b64encode(np.stack([ids[starts], counts], 1).tobytes()).decode()}
+    return {"ids": base64.b64encode(ids.tobytes()).decode()}
+
+
+def _ids_from_json(value: dict[str, Any], samples: int) -> npt.NDArray[np.int64]:
+    """Returns the ids of a subset of so many samples, int64 [N].
+
+    Raises:
+        ArgumentError: if there are none, or samples that there are not, or ranges of more samples than there are.
+    """
+    is_ranges = "ranges" in value
+    try:
+        found = np.frombuffer(
+            base64.b64decode(value.get("ranges" if is_ranges else "ids", ""), validate=True), np.int64
+        )
+        firsts, counts = found.reshape(-1, 2).T if is_ranges else (found, np.ones(1, np.int64))
+    except (binascii.Error, KeyError, TypeError, ValueError):
+        raise ArgumentError("this is no subset") from None
+    in_set = np.all((firsts >= 0) & (counts > 0) & (counts <= samples) & (firsts <= samples - counts))
+    if not in_set or (is_ranges and int(counts.sum()) > samples):
+        raise ArgumentError("a subset has samples that the set has not")
+    if not is_ranges:
+        return found
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(firsts - (ends - counts), counts)
 
 
 def _fingerprint(reader: ShardReader | FolderReader) -> str:
