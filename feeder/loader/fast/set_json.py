@@ -144,9 +144,8 @@ def _ids_from_json(value: dict[str, Any], samples: int) -> npt.NDArray[np.int64]
     """
     is_ranges = "ranges" in value
     try:
-        found = np.frombuffer(
-            base64.b64decode(value.get("ranges" if is_ranges else "ids", ""), validate=True), np.int64
-        )
+        data = base64.b64decode(value["ranges" if is_ranges else "ids"], validate=True)
+        found = np.frombuffer(data, np.int64)
         firsts, counts = found.reshape(-1, 2).T if is_ranges else (found, np.ones(1, np.int64))
     except (binascii.Error, KeyError, TypeError, ValueError):
         raise ArgumentError("this is no subset") from None
@@ -156,7 +155,9 @@ def _ids_from_json(value: dict[str, Any], samples: int) -> npt.NDArray[np.int64]
     if not is_ranges:
         return found
     ends = np.cumsum(counts)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(firsts - (ends - counts), counts)
+    ids: npt.NDArray[np.int64] = np.repeat(firsts - (ends - counts), counts)
+    ids += np.arange(len(ids))
+    return ids
 
 
 def _fingerprint(reader: ShardReader | FolderReader) -> str:
