@@ -15,7 +15,6 @@ Note [Relays]
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import select
@@ -23,13 +22,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ServiceError
+from feeder.loader.fast.asked_part import AskedPart, PartRequest, answer_limit_s
 from feeder.loader.fast.part_answer import error_from_json
 from feeder.loader.fast.part_report import PartReport
-from feeder.loader.fast.received_part import Arrays, PartReceiver, Received
+from feeder.loader.fast.received_part import PartReceiver, Received
+from feeder.loader.fast.relay_claims import Claims
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
@@ -42,56 +42,11 @@ from feeder.service.frames import BEAT_S, Frame, Kind
 
 __all__ = ["relay_loop"]
 
-_FIRST_LIMIT_S = 1.0  # for an answer, before any is known
-_LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
 _MOST_AT_ONCE = 2  # servers that are asked for one part
 _MOST_RETURNED = 16  # parts that were handed back, and may be answered still
-_LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
 _PAUSE_MS = 2
 _MOST_FAILURES = 3  # of one part, where no other way to make it is left
 _BUSY_S = 2 * BEAT_S  # without a look at the sockets: silence does not count then
-
-
-@dataclass(eq=False)
-class _Asked:
-    """A part that was claimed.
-
-    Attributes:
-        part: The part.
-        row: The row that it was claimed by.
-        view: Its rows of the slot.
-        requests: The servers that were asked, with the numbers of the requests there; empty: it waits for one.
-        since_s: Time of the last request.
-        failures: Number of servers, or times, that it failed on.
-        is_back: True once it is another's: it was handed back to the pool, or made here.
-        is_on_board: True once the pool has put it on the board again.
-        received: The answer, where it came after that.
-    """
-
-    part: Part
-    row: int
-    view: SlotView
-    requests: list[tuple[ServerLink[_Request], int]] = field(default_factory=list)
-    since_s: float = 0.0
-    failures: int = 0
-    is_back: bool = False
-    is_on_board: bool = False
-    received: Received | None = None
-
-
-@dataclass(eq=False)
-class _Request:
-    """A request for a part to one server.
-
-    Attributes:
-        asked: The part.
-        is_apart: True if the answer is received beside the slot, whose rows may be another's by then.
-        arrays: The memory that it is received in, once it comes.
-    """
-
-    asked: _Asked
-    is_apart: bool = False
-    arrays: Arrays = field(default_factory=list)
 
 
 def relay_loop(
@@ -130,15 +85,15 @@ class _Relay:
         self._channel, self._board, self._view_of = channel, board, view_of
         self._work, self._options = work, options
         self._receiver = PartReceiver(work)
-        self._servers: Servers[_Request] = Servers(options, work_data(work), self._buffers)
+        self._servers: Servers[PartRequest] = Servers(options, work_data(work), self._buffers)
+        self._claims = Claims(board, 0 if options.only else options.local_workers)
         self._idle_rows = deque(rows)
-        self._asked: dict[int, _Asked] = {}
-        self._returned: dict[int, _Asked] = {}
+        self._asked: dict[int, AskedPart] = {}
+        self._returned: dict[int, AskedPart] = {}
         self._poll, self._polled = select.poll(), dict[int, int]()
         now = time.monotonic()
         self._next_s = self._looked_s = self._late_s = now
         self._answered_s = now  # when a server answered, or parts began to wait for one
-        self._seen = (-1, 0.0)  # the oldest part that waits, and since when
         self._is_empty_handed = False
         work.meter = board.meter(rows[0])
         self._sums = board.sums(rows[0])
@@ -214,12 +169,12 @@ class _Relay:
         self._is_empty_handed = False
         while self._wants_parts():
             row = self._idle_rows[0]
-            part = None if self._leaves_to_local_workers() else self._claim_one(row)
+            part = self._claims.take(row)
             if part is None:
                 self._is_empty_handed = True
                 return
             self._idle_rows.popleft()
-            asked = self._asked[part.number] = _Asked(part, row, self._view_of(part))
+            asked = self._asked[part.number] = AskedPart(part, row, self._view_of(part))
             link = self._servers.free()
             if link is not None:
                 self._ask(asked, link)
@@ -229,45 +184,22 @@ class _Relay:
                 self._make_here(asked)
                 return  # to look at the sockets
 
-    def _claim_one(self, row: int) -> Part | None:
-        """Claims a part, and takes the count that would wake a local worker for it."""
-        fresh_only = self._options.local_workers > 0 and not self._options.only
-        part = self._board.claim(row, fresh_only=fresh_only)
-        with contextlib.suppress(BlockingIOError):
-            if part is not None or not self._board.pending():
-                os.eventfd_read(self._board.event)
-                if part is None and self._board.pending():  # published meanwhile
-                    os.eventfd_write(self._board.event, 1)
-        return part
-
-    def _leaves_to_local_workers(self) -> bool:
-        """Returns True if idle local workers are about to take all parts that wait."""
-        if not self._options.local_workers or self._options.only:
-            return False
-        first, waiting = self._board.fresh()
-        if waiting > self._board.idle(self._options.local_workers):
-            return False
-        now = time.monotonic()
-        if self._seen[0] != first:
-            self._seen = first, now
-        return waiting > 0 and now - self._seen[1] < _LOCAL_FIRST_S
-
     # Requests and answers.
 
-    def _ask(self, asked: _Asked, link: ServerLink[_Request]) -> None:
-        request = _Request(asked, is_apart=bool(asked.requests))
+    def _ask(self, asked: AskedPart, link: ServerLink[PartRequest]) -> None:
+        request = PartRequest(asked, is_apart=bool(asked.requests))
         numbers = [memoryview(each.view("uint8")) for each in asked.view.samples]  # type: ignore[arg-type]
         asked.requests.append((link, link.ask(request, asked.part.epoch, numbers, asked.view.image_size)))
         asked.since_s = time.monotonic()
-        self._late_s = min(self._late_s, asked.since_s + _limit_s(link))
+        self._late_s = min(self._late_s, asked.since_s + answer_limit_s(link))
 
-    def _cancel(self, asked: _Asked) -> None:
+    def _cancel(self, asked: AskedPart) -> None:
         """Takes back all requests for a part."""
         for link, number in asked.requests:
             self._receiver.release(link.cancel(number).arrays)
         asked.requests = []
 
-    def _buffers(self, request: _Request, message: dict[str, Any]) -> list[memoryview]:
+    def _buffers(self, request: PartRequest, message: dict[str, Any]) -> list[memoryview]:
         """Returns the places that an answer is received into."""
         found = self._receiver.buffers(request.asked.view, message, apart=request.is_apart)
         if found is None:
@@ -275,7 +207,7 @@ class _Relay:
         request.arrays = found[1]
         return found[0]
 
-    def _take(self, link: ServerLink[_Request], number: int, request: _Request, answer: Frame) -> None:
+    def _take(self, link: ServerLink[PartRequest], number: int, request: PartRequest, answer: Frame) -> None:
         """Takes a server's answer to a part."""
         asked = request.asked
         asked.requests.remove((link, number))
@@ -305,7 +237,7 @@ class _Relay:
         else:
             self._receiver.release(received.arrays)
 
-    def _take_failure(self, link: ServerLink[_Request], asked: _Asked, answer: Frame) -> None:
+    def _take_failure(self, link: ServerLink[PartRequest], asked: AskedPart, answer: Frame) -> None:
         if asked.is_back:
             return  # a local worker finds out by itself
         error = error_from_json(answer.message)
@@ -340,18 +272,18 @@ class _Relay:
             elif not asked.requests or self._is_late(asked, now):
                 self._hand_back(asked)
 
-    def _is_late(self, asked: _Asked, now: float) -> bool:
+    def _is_late(self, asked: AskedPart, now: float) -> bool:
         """Returns True for a part that is unanswered for too long, whose server gets no others until it answers
         something; else notes when it will be."""
         link, _ = asked.requests[-1]
-        limit_s = _limit_s(link)
+        limit_s = answer_limit_s(link)
         if now - asked.since_s < limit_s:
             self._late_s = min(self._late_s, asked.since_s + limit_s)
             return False
         link.is_late = True
         return True
 
-    def _ask_further(self, asked: _Asked, now: float) -> None:
+    def _ask_further(self, asked: AskedPart, now: float) -> None:
         """Asks a server for a part that has none, or another one for a late part."""
         if self._is_overdue():
             self._cancel(asked)
@@ -363,7 +295,7 @@ class _Relay:
 
     # Ends of parts.
 
-    def _hand_back(self, asked: _Asked) -> None:
+    def _hand_back(self, asked: AskedPart) -> None:
         """Has a part made by a local worker, or here if there is none."""
         asked.is_back = True
         if any(link.is_receiving(number) for link, number in asked.requests):
@@ -401,14 +333,14 @@ class _Relay:
             if not asked.requests or is_due:
                 self._forget_if_claimed(asked)
 
-    def _forget_if_claimed(self, asked: _Asked) -> None:
+    def _forget_if_claimed(self, asked: AskedPart) -> None:
         if (not asked.requests and asked.received is None) or not self._board.waits_again(asked.part.number):
             del self._returned[asked.part.number]
             self._let_go(asked)
             if asked.received is not None:
                 self._receiver.release(asked.received.arrays)
 
-    def _let_go(self, asked: _Asked) -> None:
+    def _let_go(self, asked: AskedPart) -> None:
         """Takes back the requests for a part that is another's by now, but for the last one of each server, whose
         answer tells that it is at work again."""
         for link, number in list(asked.requests):
@@ -416,33 +348,25 @@ class _Relay:
                 asked.requests.remove((link, number))
                 self._receiver.release(link.cancel(number).arrays)
 
-    def _make_here(self, asked: _Asked) -> None:
+    def _make_here(self, asked: AskedPart) -> None:
         del self._asked[asked.part.number]
         make_part(self._channel, self._board, asked.row, asked.part, asked.view, self._work, self._beat)
         self._idle_rows.append(asked.row)
 
-    def _fail(self, asked: _Asked) -> None:
+    def _fail(self, asked: AskedPart) -> None:
         error = ServiceError(
             f"no server of the service {self._options.place!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave service_only=True out"
         )
         self._finish(asked, PartReport(), error)
 
-    def _complete(self, asked: _Asked, received: Received) -> None:
+    def _complete(self, asked: AskedPart, received: Received) -> None:
         self._receiver.release(received.arrays)
         report = received.report
         self._finish(asked, report, report if report.has_news else None)
 
-    def _finish(self, asked: _Asked, report: PartReport, message: Any) -> None:
+    def _finish(self, asked: AskedPart, report: PartReport, message: Any) -> None:
         self._asked.pop(asked.part.number, None)
         report.count(self._sums, report.read_ns + report.decode_ns)
         finish_part(self._channel, self._board, asked.row, asked.part, message)
         self._idle_rows.append(asked.row)
-
-
-def _limit_s(link: ServerLink[_Request]) -> float:
-    """Returns the time after which a part counts as unanswered."""
-    usual_s = link.usual_s
-    if not usual_s:
-        return _FIRST_LIMIT_S
-    return max(_LEAST_LIMIT_S, min(_LATE * usual_s, usual_s + _MOST_LATE_S))
