@@ -57,6 +57,14 @@ def test_a_service_without_ray_is_not_ended_by_another_command(capsys: pytest.Ca
     assert "--file ends when its command is interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("resource", ["CPU=2", "GPU=1"])
+def test_a_resource_that_a_service_takes_otherwise_is_refused_by_name(
+    resource: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--root", "/data", "--cpus", "1", "--resource", resource]) in (1, 2)
+    assert f"resources can't have {resource[:3]}: give " in capsys.readouterr().err
+
+
 _FIXED = 210  # characters of 240, so that paths, keys and numbers have some of the three lines
 
 
