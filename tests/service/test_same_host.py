@@ -111,22 +111,22 @@ def test_a_part_stays_as_it_is_until_it_is_taken(root: Path, tmp_path: Path) -> 
 
 def test_a_job_gets_no_more_memory_than_its_share(root: Path, tmp_path: Path) -> None:
     """A server of one core has 256 MiB for parts, and these take 48 each: two fit into a half, and five into all."""
-    server = ServiceServer(tmp_path, root, "--window", "0")
-    greedy, other = LocalPeer(server), LocalPeer(server)
-    greedy.ask(work_of(root, size=2048), job="greedy")
-    other.ask(work_of(root), job="other")
-    assert os.fstat(greedy.descriptors[0]).st_size == 256 << 20
-    for number in range(3):
-        greedy.send(Kind.PART, {"number": number, "epoch": 0}, numbers_of(4 * number, 4))
-    assert [number_of(greedy.next()) for _ in range(2)] == [0, 1]
-    other.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(0, 4))
-    assert number_of(other.next()) == 0
-    jobs = server.status()["jobs"]
-    assert (jobs["greedy"]["parts"], jobs["greedy"]["queue"], jobs["greedy"]["busy"]) == (2, 1, 0)
-    greedy.send(Kind.TAKEN, {"number": 0})
-    assert number_of(greedy.next()) == 2
-    for each in (greedy, other, server):
-        each.close()
+    with contextlib.closing(ServiceServer(tmp_path, root, "--window", "0")) as server:
+        greedy, other = LocalPeer(server), LocalPeer(server)
+        greedy.ask(work_of(root, size=2048), job="greedy")
+        other.ask(work_of(root), job="other")
+        assert os.fstat(greedy.descriptors[0]).st_size == 256 << 20
+        for number in range(3):
+            greedy.send(Kind.PART, {"number": number, "epoch": 0}, numbers_of(4 * number, 4))
+        assert [number_of(greedy.next()) for _ in range(2)] == [0, 1]
+        other.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(0, 4))
+        assert number_of(other.next()) == 0
+        jobs = server.status()["jobs"]
+        assert (jobs["greedy"]["parts"], jobs["greedy"]["queue"], jobs["greedy"]["busy"]) == (2, 1, 0)
+        greedy.send(Kind.TAKEN, {"number": 0})
+        assert number_of(greedy.next()) == 2
+        for each in (greedy, other):
+            each.close()
 
 
 def number_of(answer: Frame | None) -> Any:
