@@ -91,7 +91,7 @@ class Fetcher:
         self._is_ended = False
         self._leases: collections.Counter[str] = collections.Counter()
         self._plans = Plans(lambda: self.files)
-        self.files = CacheFiles(folder, budget_bytes, self._is_needed)
+        self.files = CacheFiles(folder, budget_bytes, self._is_needed, self._leases.__contains__)
         store.has_answered = self.files.used_bytes > 0  # to a fetcher before this one
         self.downloads = Downloads(store, self.files, self._plans.next_range)
         self.contents = contents(self)

@@ -26,6 +26,9 @@ _FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
 LOOK_S = 1.0  # between two looks at how much of the disk is free
 _IOV_MAX = 1024  # pieces that one call writes
+# After files were dropped for a full disk, others are dropped only if room has not come by then: their readers close
+# them with their next question, or after a second of a wait.
+_LEAVE_S, _PAUSE_S = 1.5, 0.02
 
 
 class CacheFiles:
@@ -35,6 +38,7 @@ class CacheFiles:
         folder: The folder.
         budget_bytes: Bytes that they may take; None: what leaves a tenth of the disk free.
         is_needed: Returns True for a file that somebody reads, or will read soon.
+        is_read: Returns True for a file that somebody reads.
 
     Attributes:
         ring_bytes: Bytes of the budget that are for files that come and go.
@@ -42,20 +46,27 @@ class CacheFiles:
         coming_bytes: Bytes of the blocks that are on their way.
         whole_bytes: Bytes that came of files that come as a whole.
         files: The files by name, the one used last at the end; one that has left the cache is not among them.
-        is_needed: Returns True for a file that somebody reads, or will read soon.
+        is_needed, is_read: As given.
         lock: Held by those who change a file's record.
 
     Raises:
         StoreError: if the folder can't be read.
     """
 
-    def __init__(self, folder: str, budget_bytes: int | None, is_needed: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        folder: str,
+        budget_bytes: int | None,
+        is_needed: Callable[[str], bool],
+        is_read: Callable[[str], bool],
+    ) -> None:
         self.folder = folder
         self.lock = threading.RLock()
         self.ring_bytes: int | None = None
         self.budget_bytes = self.used_bytes = self.coming_bytes = self.whole_bytes = 0
         self._pinned_bytes = self._largest = 0
-        self.is_needed = is_needed
+        self.is_needed, self.is_read = is_needed, is_read
+        self._waits_until = 0.0
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
         # Those that don't stay, by whether a plan is done with them: of many files only these are looked through.
         self._passing: dict[bool, OrderedDict[str, CachedFile]] = {True: OrderedDict(), False: OrderedDict()}
@@ -234,7 +245,9 @@ class CacheFiles:
             if over > 0 and self._pinned_bytes + self._ring_bytes() > self.budget_bytes:
                 self.drop(over, pinned=True)
 
-    def drop(self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False) -> int:
+    def drop(
+        self, size_bytes: int, *, besides: CachedFile | None = None, pinned: bool = False, planned: bool = False
+    ) -> int:
         """Drops files that nobody needs until so many bytes are free.
 
         First those that a plan is done with: of the others, some will be read in the same epoch. Of each kind, those
@@ -244,6 +257,7 @@ class CacheFiles:
             size_bytes: The bytes.
             besides: A file to keep.
             pinned: True to drop files that were to stay, too.
+            planned: True to drop all that nobody reads just now, the one that was asked for last first.
 
         Returns:
             The bytes that came free.
@@ -253,11 +267,14 @@ class CacheFiles:
             files: Iterable[CachedFile] = itertools.chain(self._passing[True].values(), self._passing[False].values())
             if pinned:
                 files = sorted(self.files.values(), key=lambda file: not file.is_done)
+            if planned:
+                files = reversed(self.files.values())
+            is_needed = self.is_read if planned else self.is_needed
             for file in files:
                 if freed >= size_bytes:
                     break
                 is_kept = file.contents is not None and file.contents.is_kept
-                if file is not besides and not file.busy and not is_kept and not self.is_needed(file.name):
+                if file is not besides and not file.busy and not is_kept and not is_needed(file.name):
                     freed += file.present_bytes
                     going.append(file)
             for file in going:
@@ -278,8 +295,16 @@ class CacheFiles:
         if error.errno not in DISK_FULL:
             reason = limit_reached(error) or "name another place with cache_dir="
             raise StoreError(f"{self.folder}/{name}: can't be written: {error.strerror}; {reason}") from error
+        if self._is_leaving(size_bytes):
+            time.sleep(_PAUSE_S)
+            return
         with self.lock:
-            freed = self.drop(max(size_bytes, self.used_bytes // 20), besides=self.files.get(name), pinned=True)
+            besides, most = self.files.get(name), max(size_bytes, self.used_bytes // 20)
+            # What is planned is fetched again when it is needed.
+            freed = self.drop(most, besides=besides, pinned=True) or self.drop(
+                size_bytes, besides=besides, planned=True
+            )
+            self._waits_until = time.monotonic() + _LEAVE_S
             self.budget_bytes = min(self.budget_bytes, self.used_bytes + size_bytes)
             self._has_budget = True  # a disk with a quota looks free
         if not freed:
@@ -287,6 +312,11 @@ class CacheFiles:
                 f"{self.folder}: the disk of the cache is full, and all that is cached is in use; make room on it, or "
                 "name another disk with cache_dir="
             ) from error
+
+    def _is_leaving(self, size_bytes: int) -> bool:
+        """Returns True while files that were dropped may still take the room that is missing."""
+        disk = os.statvfs(self.folder)
+        return disk.f_bavail * disk.f_frsize < size_bytes and time.monotonic() < self._waits_until
 
     @property
     def kept_bytes(self) -> int:

@@ -127,8 +127,12 @@ class Link:
         except OSError as error:
             raise ConnectionError(str(error)) from error
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], beat: Callable[[], object] = lambda: None) -> dict[str, Any]:
         """Sends a message and returns the answer.
+
+        Args:
+            message: The message.
+            beat: Called every second of the wait, after the connection's.
 
         Raises:
             ConnectionError: if the fetcher has ended.
@@ -144,6 +148,7 @@ class Link:
                 break
             except TimeoutError:
                 self._beat()
+                beat()
             except OSError as error:
                 raise ConnectionError(str(error)) from error
             if time.monotonic() > end:

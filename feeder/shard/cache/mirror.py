@@ -104,6 +104,11 @@ class _Local(threading.local):
         self.link: Link | None = None
         self.hits, self.told, self.tells = 0, time.monotonic(), True
 
+    def close_retired(self) -> None:
+        """Closes files that have left the cache: they take room on its disk for as long as somebody has them open."""
+        for name in [name for name, file in self.files.items() if file.presence.is_retired]:
+            del self.files[name]
+
     def close(self) -> None:
         self.files.clear()
         if self.link is not None:
@@ -157,6 +162,7 @@ class CacheMirror:
             StoreError: if they can't be had.
         """
         local = self._own()
+        local.close_retired()
         missing = list(wants) if again else [want for want in wants if not self._has(local, want)]
         local.hits += len(wants) - len(missing)
         if not missing and local.tells and (local.hits >= _HITS_TOLD or time.monotonic() - local.told > _TELL_S):
@@ -223,7 +229,7 @@ class CacheMirror:
             try:
                 if local.link is None:
                     local.link = self.connect()
-                return local.link.ask(message)
+                return local.link.ask(message, local.close_retired)
             except ConnectionError:
                 if local.link is not None:
                     local.link.close()
