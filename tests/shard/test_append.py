@@ -28,6 +28,7 @@ from feeder.tools.export import export
 from feeder.tools.inspect import open_set
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
+from tests.support.fault_proxy import FaultProxy
 from tests.support.images import encode, make_tree, pixels
 from tests.support.interrupted_runs import append_killed_at
 from tests.support.remote import Bucket
@@ -380,11 +381,17 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
         append(str(folder), str(make_tree(tmp_path / "more", 1, 1)), ShardOptions())
 
 
-def test_a_set_in_a_store_gets_the_files_of_a_local_one(folder: Path, tmp_path: Path, bucket: Bucket) -> None:
-    images(tmp_path / "more" / "a", 20, 3)
+def test_a_set_in_a_store_gets_the_files_of_a_local_one_and_none_of_its_indexes_are_read(
+    folder: Path, tmp_path: Path, bucket: Bucket, fault_proxy: FaultProxy
+) -> None:
     shard(str(tmp_path / "images"), f"{bucket.url}/set", kept(samples_per_shard=4))
-    for place in (str(folder), f"{bucket.url}/set"):
-        append(place, str(tmp_path / "more"), ShardOptions())
+    for seed, name in ((20, "more"), (30, "further")):
+        images(tmp_path / name / "a", seed, 3)
+        for place in (str(folder), f"{bucket.url}/set"):
+            append(place, str(tmp_path / name), ShardOptions())
+    read = {request.target.rpartition("/")[2] for request in fault_proxy.requests() if request.method == "GET"}
+    assert "index.bin" in read
+    assert not {name for name in read if name.endswith(".fidx") or name.startswith("index-")}
     local = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
     assert {key.removeprefix("set/"): bucket.get(key) for key in bucket.keys() if key.startswith("set/")} == local  # noqa: SIM118
 

@@ -10,6 +10,7 @@ import pytest
 
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
+from tests.support.fault_proxy import FaultProxy
 from tests.support.images import make_tree
 from tests.support.remote import Bucket
 from tests.support.shard_sets import kept, to_version_1
@@ -37,6 +38,16 @@ def test_a_set_in_a_store_is_reported_as_a_local_one(stored: tuple[str, Path], c
     code, report = _report(capsys, url)
     assert (code, report) == (0, _report(capsys, str(folder))[1] | {"path": url})
     assert _report(capsys, folder.as_uri())[1]["samples"] == 24
+
+
+def test_indexes_come_in_ranges(
+    stored: tuple[str, Path], fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    url, folder = stored
+    monkeypatch.setattr("feeder.shard.write.set_copy.RANGE_BYTES", 100)
+    assert _report(capsys, url)[1] == _report(capsys, str(folder))[1] | {"path": url}
+    sizes = [request.size_bytes for request in fault_proxy.requests() if ".fidx" in request.target]
+    assert (max(sizes, default=0), len(sizes) > 0) == ((100, True) if list(folder.glob("*.fidx")) else (0, False))
 
 
 def test_damage_in_a_store_is_found(stored: tuple[str, Path], bucket: Bucket, capsys: Any) -> None:

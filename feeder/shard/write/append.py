@@ -67,7 +67,7 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     if any(overlaps_source(place, path) for place in (more, *(place for _, place in options.targets.pairs))):
         raise ShardError(f"{path}: lies inside the source {more}, or is it")
     try:
-        with locked_output(path) as folder:
+        with locked_output(path, appends=True) as folder:
             manifest, index = _opened(folder)
             options = options.with_settings(manifest.settings)
             check_encoder(options.encode)

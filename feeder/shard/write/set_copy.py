@@ -14,7 +14,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.store.store import Store, download, open_store
+from feeder.shard.store.store import RANGE_BYTES, Store, download, open_store
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock
@@ -160,7 +160,10 @@ class SetCopy:
                     return
                 path = Path(self.path, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(store.get(name, 0, header.shard(shard).index_bytes))
+                with path.open("wb") as file:  # in ranges, as no more is known of its size than the header says
+                    size_bytes = header.shard(shard).index_bytes
+                    for start in range(0, size_bytes, RANGE_BYTES):
+                        file.write(store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
 
             with ThreadPoolExecutor(_REQUESTS) as pool:
                 for _ in pool.map(fetch, range(index.shard_count)):

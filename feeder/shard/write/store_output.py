@@ -8,6 +8,7 @@ the same order as a local folder would; see Note [Resume] in output_folder.py. A
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import tempfile
@@ -16,7 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from feeder.errors import NotFoundError, ShardError
-from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
+from feeder.shard.format.header_file import version_path
+from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.output_folder import OutputFolder
@@ -32,8 +35,14 @@ _MAX_LISTED = 10_000_000  # objects; more are no shard set
 
 
 @contextlib.contextmanager
-def locked_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]:
-    """Locks an output folder, or a place in a store; see :meth:`OutputFolder.locked`."""
+def locked_output(out: str, *, force: bool = False, appends: bool = False) -> Iterator[OutputFolder]:
+    """Locks an output folder, or a place in a store; see :meth:`OutputFolder.locked`.
+
+    Args:
+        out: The folder, or its URL.
+        force: True to replace a shard set in it.
+        appends: True for a run that reads no more of a finished set than its header and its manifest.
+    """
     if not is_remote(out):
         with OutputFolder.locked(local_path(out), force=force) as folder:
             yield folder
@@ -44,7 +53,7 @@ def locked_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]:
         output.refuse_foreign()
         with StoreLock.held(output.store) as lock:
             output.lock = lock
-            output.fetch(with_parts=True)
+            output.fetch(with_parts=True, appends=appends)
             yield output
 
 
@@ -74,11 +83,12 @@ class StoreOutput(OutputFolder):
         self.store = store
         self.lock: StoreLock | None = None
 
-    def fetch(self, *, with_parts: bool) -> None:
+    def fetch(self, *, with_parts: bool, appends: bool = False) -> None:
         """Brings the folder to the state of the store.
 
         Args:
             with_parts: True to fetch the index and the parts of an unfinished run, too.
+            appends: True to leave out the indexes of the manifest's shards, and the headers of earlier versions.
         """
         shutil.rmtree(self.path)
         os.makedirs(self.work)
@@ -88,8 +98,9 @@ class StoreOutput(OutputFolder):
                 entries.append(entry)
             if len(entries) > _MAX_LISTED:
                 raise ShardError(f"{self.shown}: holds more than {_MAX_LISTED:,} objects; choose another --out")
+        left_out = self._of_the_set(entries) if appends else set()
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            for _ in pool.map(lambda entry: self._fetch(entry, with_parts), entries):
+            for _ in pool.map(lambda entry: self._fetch(entry, with_parts and entry.key not in left_out), entries):
                 pass
 
     def publish(self, *paths: str) -> None:
@@ -135,6 +146,16 @@ class StoreOutput(OutputFolder):
         with ThreadPoolExecutor(_REQUESTS) as pool:
             for _ in pool.map(self.store.delete, keys):
                 pass
+
+    def _of_the_set(self, entries: Iterable[Entry]) -> set[str]:
+        """Returns the indexes of the manifest's shards, and the headers of earlier versions."""
+        found = {entry.key: entry for entry in entries}
+        if MANIFEST_NAME not in found:
+            return set()
+        self._fetch(found[MANIFEST_NAME], with_parts=True)
+        manifest = Manifest.read(self.path)
+        versions = itertools.takewhile(found.__contains__, (version_path(INDEX_NAME, n) for n in itertools.count(1)))
+        return {*versions, *(index_path("", record.name) for record in (manifest.shards if manifest else ()))}
 
     def _fetch(self, entry: Entry, with_parts: bool) -> None:
         """Makes the local file of an object: its bytes, or a hole of its size for shards and what is foreign."""
