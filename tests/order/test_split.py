@@ -140,6 +140,26 @@ def test_window_reads_few_shards_at_a_time() -> None:
         assert len(set(np.searchsorted([150, 400, 500, 1000], ids, side="right").tolist())) <= 3
 
 
+class _OnlyCounted:
+    """Sizes of shards of which nothing but their number can be had."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return 3
+
+
+def test_window_looks_at_the_sizes_of_all_shards_once_an_epoch() -> None:
+    order = Order(12, seed=1, shuffle=Window(5), shard_sizes=[3, 5, 4])
+    epochs = [order.ids(epoch, np.arange(12)) for epoch in range(2)]
+    object.__setattr__(order, "shard_sizes", _OnlyCounted())
+    for epoch, ids in enumerate(epochs):
+        assert order.ids(epoch, np.arange(12)).tolist() == ids.tolist()
+        assert order.positions(epoch, ids).tolist() == list(range(12))
+    with pytest.raises(TypeError):
+        order.ids(2, [0])
+
+
 def test_the_windows_of_a_seed_never_change() -> None:
     # Golden: resumed runs depend on these numbers. Made by the first version of Window.
     uneven = Order(1000, 9, Window(64), (150, 250, 100, 500))

@@ -19,7 +19,7 @@ from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
 from feeder.transforms import BUCKET, Compose, RandomCrop, RandomHorizontalFlip, Resize
-from tests.support.batches import copied_epoch, sample_ids
+from tests.support.batches import check_same, copied_epoch, sample_ids
 from tests.support.loader_data import write_shards
 from tests.support.remote import Bucket
 from tests.support.remote_sets import end_fetchers, make_set
@@ -186,6 +186,31 @@ def test_damaged_lanes_of_a_state_are_refused(local: ShardDataset, remote: Shard
     for damaged in ({"lanes": 0}, {"window": "8"}, {"block": None}, {"lanes": None}):
         with pytest.raises(ArgumentError, match="shuffle is"):
             _loader(local).load_state_dict(state | {"shuffle": state["shuffle"] | damaged})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_buckets_and_samplers_get_the_batches_of_a_local_set_from_a_store(
+    bucket: Bucket, tmp_path: Path, workers: int
+) -> None:
+    local = make_set(tmp_path, shards=4)
+    bucket.upload(local, "set")
+    recipe = Compose([Resize(BUCKET, cover=True), RandomCrop(BUCKET)])
+    buckets = Buckets(sizes=[(8, 8), (8, 16)])
+    ways: list[tuple[Any, dict[str, Any]]] = [
+        (recipe, {"buckets": buckets, "shuffle": True}),
+        (Resize((8, 8)), {"sampler": [15, 3, 3, 8, 0, 12], "shuffle": None}),
+    ]
+    with end_fetchers(tmp_path):
+        for number, (transform, options) in enumerate(ways):
+            keywords = options | {"num_workers": workers}
+            here = ShardDataset(local, transform, fields=("index",))
+            cache = tmp_path / f"cache-{number}"
+            there = ShardDataset(f"{bucket.url}/set", transform, fields=("index",), cache_dir=cache)
+            loader = _loader(there, 4, **keywords)
+            assert loader.path == "fast"
+            check_same(copied_epoch(loader), copied_epoch(_loader(here, 4, **keywords)))
+            assert loader.stats()["remote"]["bytes"] > 0
+            loader.close()
 
 
 def test_a_run_in_a_store_goes_on_with_a_local_copy_and_comes_back(bucket: Bucket, tmp_path: Path) -> None:

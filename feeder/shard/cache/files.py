@@ -328,7 +328,7 @@ class CacheFiles:
         """Sets the budget; None: what leaves a tenth of the disk free."""
         with self.lock:
             self._has_budget, self._looked = budget_bytes is not None, time.monotonic()
-            self.budget_bytes: int = self._free_budget() if budget_bytes is None else budget_bytes
+            self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
 
     def _look_at_disk(self) -> None:
         """Follows what others write to the disk, where the budget is what is free of it."""
