@@ -5,16 +5,21 @@ first-epoch  Images/s of the first epoch from the store, with an empty cache, be
              plain HTTP and, if HAProxy is installed, over TLS (whose own CPU time does not count).
 bytes        Bytes that the store sent, in shares of the set's size: in a first epoch; in a second one with everything
              in the cache, with a cache of half the set, and with one that keeps half of it beside the shards that the
-             order reads from at a time; for one of two ranks; and for two ranks of one host.
+             order reads from at a time; for one of two ranks; and for two ranks of one host. Those of a half need
+             many more shards than the order reads from at a time: `feeder shard --samples-per-shard 50`, and here
+             --window 64.
 faults       Seconds of first epochs with 1 % of the requests failing (each kind of fault equally often), beside others
              without faults, both by way of the same proxy. An epoch has few requests, so turns go on until ten failed,
              or four times --repeats; the ratio is that of all turns together.
 resume       Seconds from the start in the middle of an epoch to the first batch, with an empty cache, beside the time
              of two ranges of 8 MiB one after the other, both by way of a proxy with --latency (s) and --bandwidth
              (MB/s); and the same from the local disk, where workers take most of it to start.
+open         Seconds and memory to open a set of --samples samples, in shards of 2,400, in a new process: from
+             the store, with an empty cache, and from the local disk. There is its header only.
 rivals       Seconds of a first epoch beside a second one from the cache, and CPU time per image, of MosaicML Streaming,
-             LitData and webdataset over the same server, for the same consumer. They give the encoded bytes: only what
-             lies before decoding is compared. --rivals names a Python that has them.
+             LitData and webdataset over the same server, for the same consumer; of feeder also those of two epochs from
+             the local disk. Rivals give the encoded bytes: only what lies before decoding is compared. --rivals names a
+             Python that has them.
 
 The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed and with --smoke. It is
 on the same machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a
@@ -43,6 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.remote_runs.epoch import Run
+from bench.remote_runs.opening import Opening, make_header
 from bench.smoke import ROOT, arguments
 from feeder.shard.cache.presence import Record
 from feeder.tools.bench.result_file import interleave, save, spread
@@ -51,8 +57,8 @@ from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.s3_server import S3Server
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
-BUCKET, PREFIX = "feeder-bench", "set"
-URL = f"s3://{BUCKET}/{PREFIX}"
+BUCKET, PREFIX, LARGE = "feeder-bench", "set", "large"
+URL, LARGE_URL = f"s3://{BUCKET}/{PREFIX}", f"s3://{BUCKET}/{LARGE}"
 RANGE_BYTES = 8 << 20
 KINDS = ("503", "reset", "drop", "cut", "stall", "flip")
 FAULTS, LEAST_FAULTS = 0.01, 10
@@ -67,6 +73,8 @@ GOALS = {
     ("bytes", "two ranks of a host"): "<= 1.02",
     ("faults", "ratio"): "<= 1.1",
     ("resume", "ratio"): "<= 1",
+    ("open", "seconds"): "< 1",
+    ("open", "memory_mib"): "< 64",
 }
 
 
@@ -322,6 +330,26 @@ class Bench:
             "goals": {"ratio": 1.0},
         }
 
+    def open(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        local = Path(tempfile.mkdtemp(dir=self._folder))
+        make_header(local, self._options.samples)
+        self._server.upload(local, BUCKET, LARGE)
+        found: dict[str, list[dict[str, Any]]] = {"local": [], "store": []}
+        for _ in range(self._options.repeats):
+            for name, runs in found.items():
+                opening = Opening(str(local)) if name == "local" else Opening(LARGE_URL, self.cache())
+                job = Job("bench.remote_runs.opening", dataclasses.asdict(opening), self._server.environment())
+                runs.append(job.end())
+                job.close()
+                if runs[-1]["samples"] != self._options.samples:
+                    raise SystemExit(f"expected {self._options.samples} samples, got {runs[-1]['samples']}")
+        shutil.rmtree(local)
+        return {
+            figure: {name: spread([run[figure] for run in runs]) for name, runs in found.items()}
+            for figure in ("seconds", "memory_mib")
+        } | {"samples": self._options.samples}
+
     def rivals(self) -> dict[str, Any]:
         """Measures the question of this name."""
         options = self._options
@@ -334,11 +362,11 @@ class Bench:
         names = ("streaming", "litdata", "webdataset")
         for name in names:  # each writes the images in its own format, once
             self._rival(script, {**common, "name": name, "write": True, "cache": self.cache()}, environment)
-        found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in ("feeder", *names)}
+        found: dict[str, list[list[dict[str, Any]]]] = {name: [] for name in ("local", "feeder", *names)}
         for _ in range(options.repeats):
             for name, runs in found.items():
-                if name == "feeder":
-                    job = self.job(epochs=2)
+                if name in ("local", "feeder"):
+                    job = self.job(options.shards if name == "local" else URL, epochs=2)
                 else:
                     run = {**common, "name": name, "cache": self.cache(), "workers": options.workers}
                     job = Job(script, run, environment, options.rivals)
@@ -346,7 +374,8 @@ class Bench:
                 job.close()
                 first, second = runs[-1]
                 print(f"  {name}: {first['seconds']:.2f} s, then {second['seconds']:.2f} s", flush=True)
-        return {
+        ratio = [a[0]["seconds"] / b[0]["seconds"] for a, b in zip(found["local"], found["feeder"], strict=True)]
+        return {"first_to_local": spread(ratio)} | {
             name: {
                 "images_per_s": {
                     epoch: spread([run[k]["images"] / run[k]["seconds"] for run in runs])
@@ -413,7 +442,7 @@ def _rows(value: Any, path: tuple[str, ...] = ()) -> Iterator[list[str]]:
 
 def main() -> None:
     smoke = {
-        "only": "first-epoch,faults",
+        "only": "first-epoch,faults,open",
         "repeats": 1,
         "batch_size": 8,
         "image_size": 32,
@@ -421,11 +450,12 @@ def main() -> None:
         "lanes": 2,
         "window": 8,
         "workers": 1,
+        "samples": 100_000,
     }
-    questions = {"first-epoch": "first_epoch", "bytes": "bytes", "faults": "faults", "resume": "resume"}
+    questions = {"first-epoch": "first_epoch"} | {name: name for name in ("bytes", "faults", "resume", "open")}
     options = arguments(
         __doc__, "remote", smoke, shards=None, only="", rivals="", repeats=5, rate=500.0, batch_size=64, workers=2,
-        image_size=224, lanes=4, window=256, latency=0.02, bandwidth=100.0,
+        image_size=224, lanes=4, window=256, latency=0.02, bandwidth=100.0, samples=10_000_000_000,
     )  # fmt: skip
     options.shards = os.path.abspath(options.shards)  # runs start in the repository's root
     if options.rivals:
