@@ -21,7 +21,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.set_header import ROW, SetInfo, write_header
 from feeder.system.process_usage import process_tree
 
-__all__ = ["Opening", "make_header"]
+__all__ = ["Opening", "ShardNames", "make_header"]
 
 _SHARD_SAMPLES, _SHARD_BYTES, _INDEX_BYTES = 2400, 256 << 20, 160_000
 
@@ -39,8 +39,8 @@ class Opening:
     cache: str = ""
 
 
-class _Names:
-    """Names of shards, numbered in a row."""
+class ShardNames:
+    """Names of shards, numbered in a row, each made when it is asked for."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -60,7 +60,7 @@ def make_header(folder: Path, samples: int) -> None:
     rows["samples"], rows["size_bytes"], rows["index_bytes"] = _SHARD_SAMPLES, _SHARD_BYTES, _INDEX_BYTES
     rows["samples"][-1] -= len(rows) * _SHARD_SAMPLES - samples
     info = SetInfo(("jpg",), None, (), samples, 999, is_numbered=False, fingerprint="0" * 32)
-    write_header(str(folder / INDEX_NAME), info, rows, cast(Any, _Names(len(rows))))
+    write_header(str(folder / INDEX_NAME), info, rows, cast(Any, ShardNames(len(rows))))
 
 
 def _resident_kib(name: str) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.remote_runs.opening import ShardNames
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import EqualSizes
 from feeder.shard.format.header_file import HEADER_MAGIC
@@ -147,7 +148,7 @@ def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path, is_eq
     rows["samples"][-1 if is_equal else shards // 2] = 1600
     samples = (shards - 1) * size + 1600
     rows["index_hash"] = np.void(index.hash)
-    names = Names(shards)
+    names = ShardNames(shards)
     write_header(str(tmp_path / "index.bin"), dataclasses.replace(INFO, fields=("jpg",)), rows, names)  # type: ignore[arg-type]
     del rows
     ids = np.random.default_rng(0).integers(0, samples // 2 - size, 20)  # before the one that is shorter
@@ -179,7 +180,7 @@ def test_a_mirror_is_asked_once_for_what_is_read_of_many_pages(tmp_path: Path, e
     rows = np.zeros(3000, ROW)
     rows["samples"] = 5 if equal else np.arange(3000) % 7
     rows["size_bytes"], rows["index_bytes"] = np.arange(3000), np.arange(3000) + 7
-    write_header(str(tmp_path / "index.bin"), INFO, rows, Names(3000), page_shards=2)  # type: ignore[arg-type]
+    write_header(str(tmp_path / "index.bin"), INFO, rows, ShardNames(3000), page_shards=2)  # type: ignore[arg-type]
     for read_some in (
         lambda header: header.shard_sizes(),
         lambda header: header.extent(),
@@ -197,18 +198,3 @@ def test_a_mirror_is_asked_once_for_what_is_read_of_many_pages(tmp_path: Path, e
     assert np.asarray(found.shard_sizes()).tolist() == rows["samples"].tolist()
     found.locate(np.arange(found.samples))  # more pages than are kept
     assert found.locate(np.array([0, found.samples - 1]))[0].tolist() == [0 if equal else 1, 2999]
-
-
-class Names:
-    """Names of shards, made when they are asked for."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> str:
-        if not 0 <= number < self._count:
-            raise IndexError(number)
-        return f"shard-{number:07d}.tar"
