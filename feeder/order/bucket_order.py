@@ -209,6 +209,11 @@ class BucketSplit(Split):
             return self._positions(int(self._first[self._sequence[step]]) + self._firsts[step] + offsets)
         return self._shared(begin + offsets % min(self._global_batch, self.kept - begin))
 
+    def run(self, first_step: int, end_step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """See :meth:`Split.run`."""
+        pieces = [self.positions(step) for step in range(first_step, end_step)]
+        return np.concatenate(pieces), np.array([len(piece) for piece in pieces], np.int64)
+
     def bucket(self, step: int) -> int:
         """Returns the bucket whose size the batch at a step has."""
         begin = self._begin + step * self._global_batch
