@@ -143,9 +143,9 @@ class OutputFolder:
         now = len(source.table) + len(source.rejected)
         if (manifest.source.get("kind"), manifest.source.get("digest")) != (source.kind, source.digest()):
             raise ShardError(
-                f"{self.shown}: holds the shards of another dataset, or of this one before it changed "
-                f"({manifest.inputs} inputs then, {now} now); nothing is "
-                "overwritten: choose another --out, or replace the set with --force"
+                f"{self.shown}: holds the shards of another dataset, or of this one before it changed (its paths, "
+                f"labels or columns differ; {manifest.inputs} inputs then, {now} now): choose another --out, or "
+                "replace the set with --force"
             )
 
     def preview(self, settings: dict[str, Any]) -> None:
