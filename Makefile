@@ -46,7 +46,7 @@ fuzz: ## fuzz the native kernels under sanitizers for FUZZ_SECONDS (60); needs c
 	@scripts/env.sh test
 	PATH="$(abspath $(BIN)):$$PATH" PYTHON=$(abspath $(BIN))/python kernels/fuzz/run.sh $(FUZZ_SECONDS)
 
-bench-smoke: ## run every benchmark at its least size and check the shape of its result, in under two minutes
+bench-smoke: ## run every benchmark at its least size and check the shape of its result, in some minutes
 	@scripts/env.sh test
 	$(BIN)/python -m bench.smoke
 
