@@ -181,6 +181,19 @@ def test_the_documented_decode_table_is_the_committed_one() -> None:
     assert f"from packed shards {packed}" in speed
 
 
+def test_the_committed_decoding_reaches_its_targets() -> None:
+    """A new measurement on a quiet machine must show this before it may take the old one's place."""
+    found = committed("decode")
+    assert found["absent"] == []
+    targets = {(name, rival): least for name, rival, least in decode.TARGETS}
+    ratios = {(each["name"], each["rival"]): each["ratio"] for each in found["ratios"]}
+    assert {names: ratio for names, ratio in ratios.items() if ratio < targets[names]} == {}
+    assert ratios.keys() == targets.keys()
+    for what, most in decode.MOST_BYTES.items():
+        tars = found["tar_bytes"][what]
+        assert tars["packed"] <= most * tars["seekable"], what
+
+
 def test_the_documented_rivals_over_a_store_are_the_committed_ones() -> None:
     found = committed("remote_rivals")["rivals"]
     text = (ROOT / "docs/remote.md").read_text()
