@@ -528,6 +528,25 @@ def resample_planes(
         ValueError: an argument that makes no sense; nothing was written then.
     """
 
+def map_pixels(
+    pixels: npt.NDArray[np.uint8],
+    scale: Sequence[float] | npt.NDArray[np.float32],
+    bias: Sequence[float] | npt.NDArray[np.float32],
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Maps pixels to floats as :func:`decode_batch` does, to the bit, without the GIL.
+
+    Args:
+        pixels: uint8 [N, 3, H, W], C-contiguous.
+        scale: [3]; out = pixel (0-255) * scale + bias.
+        bias: [3].
+        out: float32 [N, 3, H, W], C-contiguous.
+
+    Raises:
+        ValueError: arrays of different shapes.
+        TypeError: arrays of another dtype or number of dimensions, or not contiguous.
+    """
+
 def simd_level() -> str:
     """The instruction set in use: "portable", "avx2" or "avx512"."""
 

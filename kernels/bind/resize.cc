@@ -95,6 +95,17 @@ void resample_planes(const std::vector<PlaneArray>& arrays, const std::string& c
     resample(planes, source_box.data(), support_box.data(), orientation, flip, output, scratch);
 }
 
+using Pixels = nb::ndarray<const uint8_t, nb::shape<-1, 3, -1, -1>, nb::device::cpu, nb::c_contig>;
+using Floats = nb::ndarray<float, nb::shape<-1, 3, -1, -1>, nb::device::cpu, nb::c_contig>;
+
+void map_pixels(Pixels pixels, const std::array<float, 3>& scale, const std::array<float, 3>& bias, Floats out) {
+    for (size_t i = 0; i < 4; ++i)
+        if (pixels.shape(i) != out.shape(i)) throw nb::value_error("out must have the shape of pixels");
+    nb::gil_scoped_release release;
+    map_images(pixels.data(), pixels.shape(0), pixels.shape(2) * pixels.shape(3), scale.data(), bias.data(),
+               pixel_kernels(), out.data());
+}
+
 constexpr std::pair<const char*, SimdLevel> kLevels[] = {
     {"portable", SimdLevel::portable}, {"avx2", SimdLevel::avx2}, {"avx512", SimdLevel::avx512}};
 
@@ -138,6 +149,8 @@ void add_resize(nb::module_& module) {
                "    inverted: cmyk and ycck: 255 is no ink.\n\n"
                "Raises:\n"
                "    ValueError: an argument that makes no sense; nothing was written then.");
+    module.def("map_pixels", &map_pixels, "pixels"_a.noconvert(), "scale"_a, "bias"_a, "out"_a.noconvert(),
+               "Maps uint8 [N, 3, H, W] to float32 of the same shape: out = pixel(0-255) * scale + bias, per channel.");
     module.def("simd_level", &level_name, "The instruction set in use: portable, avx2 or avx512.");
     module.def("set_simd_level", &force_level, "level"_a, nb::kw_only(), "slow_pdep"_a = false,
                "Makes all threads use another instruction set; False where this CPU lacks it. For tests: the pixels\n"

@@ -272,6 +272,37 @@ def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[in
     np.testing.assert_array_equal(resample(case, layout, "float32"), pixels.astype(np.float32))
 
 
+def check_map(sides: tuple[int, int], at_end: bool) -> None:
+    """Fails unless pixels between forbidden pages become the floats of numpy, which neither fuse nor reorder."""
+    rng = np.random.default_rng(21)
+    pixels = rng.integers(0, 256, (2, 3, *sides), np.uint8)
+    scale, bias = (np.array(v, np.float32) for v in (SCALE, BIAS))
+    fences = Fence(pixels.nbytes), Fence(4 * pixels.nbytes)
+    out = fences[1].place(np.full(pixels.shape, 99, np.float32), at_end)
+    native.map_pixels(fences[0].place(pixels, at_end), scale, bias, out)
+    expected = pixels.astype(np.float32) * scale.reshape(3, 1, 1) + bias.reshape(3, 1, 1)
+    np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("at_end", [False, True])
+def test_pixels_are_mapped_to_the_floats_of_decoded_images(level: str, at_end: bool) -> None:
+    if not native.set_simd_level(level):
+        pytest.skip(f"this CPU has no {level}")
+    for sides in ((1, 1), (3, 5), (1, 16), (1, 47), (2, 48), (95, 1), (97, 1), (17, 31), (224, 224), (1030, 1021)):
+        check_map(sides, at_end)
+
+
+def test_arrays_that_can_not_be_mapped_are_refused() -> None:
+    pixels, out = np.zeros((2, 3, 4, 4), np.uint8), np.zeros((2, 3, 4, 4), np.float32)
+    with pytest.raises(ValueError, match="shape"):
+        native.map_pixels(pixels, SCALE, BIAS, out[:1])
+    wrong = (pixels.astype(np.int8), pixels[:, :, :, ::2], pixels[:, :1], pixels[0])
+    for each in wrong:
+        with pytest.raises(TypeError):
+            native.map_pixels(each, SCALE, BIAS, np.zeros(each.shape, np.float32))
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_half_precisions_round_to_even_over_their_whole_range(level: str) -> None:
     if not native.set_simd_level(level):

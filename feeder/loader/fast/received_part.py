@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder import _native as native
 from feeder.loader.fast.part_answer import Stages, add_stages, report_from_json, stages_from_json
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import given_labels, sent_splits
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import Frame
-from feeder.transforms.values import Affine
 
 __all__ = ["Arrays", "PartReceiver", "Received"]
 
@@ -125,7 +125,7 @@ class PartReceiver:
                 _bytes(target)[:] = array
         for array, affine, image in zip(received.arrays[1:], self._maps, view.images, strict=False):
             if affine is not None:
-                _map(array.reshape(image.shape), affine, image)
+                native.map_pixels(array.reshape(image.shape), *affine, image)
         if self._labels is not None:
             ids = view.samples.ids.copy()
             for each in received.report.substitutions:
@@ -166,14 +166,6 @@ class PartReceiver:
         if self._labels is not None and 0 <= sizes[0] <= _MOST_LABEL_BYTES:  # those of the set, which are not used
             expected[0] = sizes[0]
         return sizes == expected
-
-
-def _map(pixels: npt.NDArray[np.uint8], affine: Affine, out: npt.NDArray[np.float32]) -> None:
-    """Maps pixels to floats, as the kernels do: image by image, which the CPU's caches hold."""
-    scale, bias = (each.reshape(3, 1, 1) for each in affine)
-    for image, mapped in zip(pixels, out, strict=True):
-        np.multiply(image, scale, out=mapped)
-        mapped += bias
 
 
 def _bytes(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -1,5 +1,6 @@
 #include "cpu/resize/store.h"
 
+#include <algorithm>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -10,6 +11,28 @@ namespace feeder {
 namespace {
 
 constexpr size_t kLineBytes = 64;  // of a cache line
+constexpr size_t kMostAtOnce = size_t{1} << 20;  // samples: the kernels count in int
+
+// Afterwards other threads may be told of what was stored past the caches.
+void fence([[maybe_unused]] const PixelKernels& kernels) {
+#if defined(__x86_64__)
+    if (kernels.streams) _mm_sfence();
+#endif
+}
+
+// Maps samples of one channel, of which the last ones are copied, as the kernels read past them.
+void map_plane(const uint8_t* samples, size_t n, const float* scale, const float* bias, const PixelKernels& kernels,
+               float* out) {
+    constexpr size_t pattern = kPattern;
+    while (n >= 2 * pattern) {
+        const size_t count = (n < kMostAtOnce ? n - pattern : kMostAtOnce) / pattern * pattern;
+        kernels.affine_float32(samples, static_cast<int>(count), scale, bias, out);
+        samples += count, out += count, n -= count;
+    }
+    uint8_t last[2 * kPattern + kRowPadding] = {};
+    std::memcpy(last, samples, n);
+    kernels.affine_float32(last, static_cast<int>(n), scale, bias, out);
+}
 
 }  // namespace
 
@@ -30,11 +53,7 @@ RowStore::RowStore(const Output& output, const PixelKernels& kernels) : output_(
     if (joins_rows_ || interleaves) pixels_.resize(static_cast<size_t>(output.width) * 3 * kLanes + kRowPadding);
 }
 
-RowStore::~RowStore() {
-#if defined(__x86_64__)
-    if (kernels_.streams) _mm_sfence();
-#endif
-}
+RowStore::~RowStore() { fence(kernels_); }
 
 void RowStore::affine(const uint8_t* samples, int n, int channel, size_t at) {
     const float* scale = scale_[channel];
@@ -90,6 +109,18 @@ void RowStore::rows(int y, int count, const uint8_t* const rgb[3], ptrdiff_t str
         kernels_.interleave(row, output_.width, to + static_cast<size_t>(i) * width * 3);
     }
     if (output_.dtype != Dtype::uint8) affine(pixels_.data(), output_.width * 3 * count, 0, at);
+}
+
+void map_images(const uint8_t* pixels, size_t images, size_t plane, const float scale[3], const float bias[3],
+                const PixelKernels& kernels, float* out) {
+    float scales[3][kPatternMemory], biases[3][kPatternMemory];
+    for (int c = 0; c < 3; ++c) {
+        std::fill_n(scales[c], kPatternMemory, scale[c]);
+        std::fill_n(biases[c], kPatternMemory, bias[c]);
+    }
+    for (size_t i = 0; i < 3 * images; ++i)
+        map_plane(pixels + i * plane, plane, scales[i % 3], biases[i % 3], kernels, out + i * plane);
+    fence(kernels);
 }
 
 }  // namespace feeder

@@ -54,4 +54,9 @@ class RowStore {
     std::vector<uint8_t> pixels_;  // of a stripe's rows, one behind the other
 };
 
+// Maps planar images of three channels to floats: out = sample * scale + bias of the channel, as RowStore does. `plane`:
+// samples of a channel; `pixels` and `out` are dense and need no padding, `out` is aligned to a float.
+void map_images(const uint8_t* pixels, size_t images, size_t plane, const float scale[3], const float bias[3],
+                const PixelKernels& kernels, float* out);
+
 }  // namespace feeder
