@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from feeder.service.metrics import serve_metrics
 from feeder.service.server import Server
-from feeder.service.server_options import ServerOptions
+from feeder.service.server_options import ServerOptions, is_any_address
 
 __all__ = ["NAMESPACE", "Registry", "registry_name", "server_name"]
 
@@ -164,13 +164,16 @@ class NodeServer:
     """
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
-        host = options["host"] or ray.util.get_node_ip_address()
+        node_host = ray.util.get_node_ip_address()
+        host = options["host"] or node_host
         fixed = {key: options[key] for key in ("cores", "window_bytes", "job_cores", "cache_dir", "tcp_only")}
         self._server = Server(
             ServerOptions(
                 roots=tuple(options["roots"]), token=token, host=host, modules=tuple(options["modules"]), **fixed
             )
         )
+        bound, port = self._server.address
+        self._place = node_host if is_any_address(bound) else bound, port
         if options["metrics_port"] is not None:
             serve_metrics(self._server.status, host, options["metrics_port"])
         self._name, self._orphan_s = name, options["orphan_s"]
@@ -195,7 +198,7 @@ class NodeServer:
             try:
                 registry = ray.get_actor(registry_name(self._name), NAMESPACE)
                 alone_since_s = 0.0
-                ray.get(registry.announce.remote(node, *self._server.address), timeout=_SILENCE_S)
+                ray.get(registry.announce.remote(node, *self._place), timeout=_SILENCE_S)
             except ValueError:  # the head is there, and knows none
                 alone_since_s = alone_since_s or now
                 if now - alone_since_s > self._orphan_s:

@@ -10,9 +10,9 @@ import signal
 from collections.abc import Sequence
 from types import FrameType
 
-from feeder.errors import ServiceError
+from feeder.errors import ArgumentError, ServiceError
 from feeder.service.server import Server
-from feeder.service.server_options import ServerOptions
+from feeder.service.server_options import ServerOptions, is_any_address
 from feeder.system.files import TEMPORARY_SUFFIX
 
 __all__ = ["serve_file"]
@@ -40,9 +40,11 @@ def serve_file(
         allow_modules: Modules whose functions recipes and fields may call.
 
     Raises:
-        ArgumentError: for a root that is none.
+        ArgumentError: for a root that is none, or a host that stands for all addresses.
         ServiceError: if the address can't be had, or the file can't be written.
     """
+    if is_any_address(host):
+        raise ArgumentError(f"--host {host}: give the one address at which others reach this machine")
     token = secrets.token_hex(32)
     options = ServerOptions(
         tuple(roots),

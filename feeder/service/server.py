@@ -57,7 +57,8 @@ class Server:
         self._most_clients = max(_FEWEST_CLIENTS, min(_MOST_CLIENTS, _descriptors() - 4 * options.cores))
         self._selector = selectors.DefaultSelector()
         self._scheduler = Scheduler(options, self._selector)
-        listener = socket.create_server((options.host, options.port), backlog=256)
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.create_server((options.host, options.port), family=family, backlog=256)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._listeners = [listener]
         self._local: dict[str, str] = {}

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 
-__all__ = ["ServerOptions"]
+__all__ = ["ServerOptions", "is_any_address"]
+
+
+def is_any_address(host: str) -> bool:
+    """Returns True for an address that stands for all of a machine's, such as 0.0.0.0: for listening alone."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
 
 
 @dataclass(frozen=True)

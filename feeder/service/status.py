@@ -74,6 +74,7 @@ def service_status(name: str, *, address: str = "auto", file: str | None = None)
         if "problem" not in now:
             same = earlier if "problem" not in earlier and earlier["up_s"] <= now["up_s"] else now
             now["images_per_s"] = (_images(now) - _images(same)) / span_s
+            now["address"] = f"{place[0]}:{place[1]}"  # at which it is known
             now["cpu_share"] = max(0.0, now["cpu_s"] - same["cpu_s"]) / span_s / now["cores"]
         servers.append(now)
     return {"servers": servers + known.get("problems", [])}

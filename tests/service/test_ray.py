@@ -175,10 +175,10 @@ def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_name
         serve(made, "--root", str(root), "--cpus", "1", "--label", f"ray.io/node-id={nodes[1]}")
         assert len(status(made)) == 1
         serve(made, "--stop")
-        serve(
-            made, "--root", str(root), "--cpus", "1", "--resource", "memory=64MiB"
-        )  # on both: the cores are free again
+        options = ["--resource", "memory=64MiB", "--host", "0.0.0.0"]
+        serve(made, "--root", str(root), "--cpus", "1", *options)  # on both: the cores are free again
         wait_until(lambda: len(status(made)) == 2)
+        assert not any(each["address"].startswith("0.0.0.0") for each in status(made))
     finally:
         made.close()
 

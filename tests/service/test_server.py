@@ -21,17 +21,20 @@ import pytest
 import feeder
 from feeder import fields as F
 from feeder import transforms as T
+from feeder.loader.fast import set_json
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.set_json import set_to_json
 from feeder.loader.fast.work_json import work_from_json, work_to_json
 from feeder.service.client import Client
 from feeder.service.frames import HEAD, Kind, pack_frame
 from feeder.service.part_memory import Memory
 from feeder.service.roots import Roots
+from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
 from tests.support.field_sets import members_set
 from tests.support.held_parts import HeldParts, held
 from tests.support.image_pairs import write_pairs
-from tests.support.loader_data import write_shards
+from tests.support.loader_data import write_shards, write_tree
 from tests.support.processes import wait_until
 from tests.support.service import Peer, ServiceServer
 
@@ -134,6 +137,39 @@ def test_a_set_that_differs_is_refused_by_name(server: ServiceServer, root: Path
     shutil.copytree(root / "bad", root / "other", dirs_exist_ok=True)
     work["set"]["path"] = str(root / "other" / "index.bin")
     assert "the set here is not the client's" in refusal(server, work)
+
+
+def test_a_folder_with_other_files_under_the_same_names_is_refused_by_name(
+    server: ServiceServer, root: Path, tmp_path: Path
+) -> None:
+    ours = write_tree(root / "files", 20)
+    theirs = shutil.copytree(ours, tmp_path / "files")
+    for path in sorted(theirs.rglob("*.png")):
+        path.write_bytes(path.read_bytes() + b"more")
+    dataset = feeder.FolderDataset(theirs, transform=RECIPE)
+    work = work_to_json(Work(dataset.reader, dataset.recipe, "cpu"))
+    work["set"]["path"] = str(ours)
+    assert "the set here is not the client's" in refusal(server, work)
+    shutil.copytree(theirs, ours, dirs_exist_ok=True)
+    check_serves(server, work, numbers_of(4))
+
+
+def test_the_sizes_of_some_files_stand_for_those_of_a_large_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(set_json, "_SIZED_FILES", 5)
+    folder = write_tree(tmp_path / "files", 9)
+    reader = feeder.FolderDataset(folder, transform=RECIPE).reader
+    before, changed = set_to_json(reader), []
+    for i in range(9):
+        path = folder / reader.path(i)
+        data = path.read_bytes()
+        path.write_bytes(data + b"more")
+        changed.append(set_to_json(reader) != before)
+        path.write_bytes(data)
+    assert changed == [True, False] * 4 + [True]
+    (folder / reader.path(4)).unlink()
+    assert set_to_json(reader) != before
 
 
 def test_functions_are_refused(server: ServiceServer, root: Path) -> None:
@@ -405,6 +441,25 @@ def test_the_file_is_for_its_owner_alone_and_goes_with_the_server(root: Path, tm
     assert set(json.loads(one.path.read_text())) == {"token", "servers"}
     one.close()
     assert not one.path.exists()
+
+
+def test_an_address_that_nobody_can_connect_to_is_not_written_down(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["serve", "--root", str(root), "--cpus", "1", "--file", str(tmp_path / "file")]
+    for host in ("0.0.0.0", "::"):
+        assert main([*command, "--host", host]) != 0
+        assert f"--host {host}: give the one address" in capsys.readouterr().err
+
+
+def test_a_server_listens_on_ipv6(root: Path, tmp_path: Path) -> None:
+    with contextlib.closing(ServiceServer(tmp_path, root, "--host", "::1", "--tcp-only")) as server:
+        check_serves(server, work_of(root / "set"), numbers_of(4))
+        one = feeder.DataLoader(
+            feeder.ShardDataset(root / "set", transform=RECIPE), 8, service=server.service, service_only=True
+        )
+        assert len(list(one)) == 8
+        one.close()
 
 
 def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
