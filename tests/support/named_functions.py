@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 from typing import Any
 
 import numpy as np
 
-__all__ = ["inverted", "places_of", "spread_out"]
+__all__ = ["ended_by_white", "inverted", "places_of", "spread_out"]
 
 system = os.system  # a function that is not of this module
 
@@ -15,6 +16,13 @@ system = os.system  # a function that is not of this module
 def inverted(image: Any) -> Any:
     """An op on uint8 images."""
     return 255 - image
+
+
+def ended_by_white(image: Any) -> Any:
+    """An op on uint8 images, which ends its process where one is white."""
+    if image.min() > 250:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return image
 
 
 def places_of(data: bytes) -> dict[str, Any]:
