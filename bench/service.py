@@ -20,6 +20,7 @@ epoch begins and ends.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -117,11 +118,12 @@ def ray_rate(way: str, options: Any, cluster: RayCluster, expected: str) -> floa
 
 
 def trials(options: Any, folder: Path, count: int) -> float:
-    """CPU seconds of a server, for trials that read the same epochs together."""
-    server = ServiceServer(folder, Path(options.shards).parent, cores=_CORES)
+    """CPU seconds of a server, for trials on other machines that read the same epochs together."""
+    server = ServiceServer(folder, Path(options.shards).parent, "--tcp-only", cores=_CORES)
     try:
         ones = [loader(options, service=server.service, service_only=True) for _ in range(count)]
-        run(loader(options, service=server.service, service_only=True), 1)  # the set is open
+        with contextlib.closing(loader(options, service=server.service, service_only=True)) as first:
+            run(first, 1)  # the set is open
         before = _cpu_s(server)[1]
         threads = [threading.Thread(target=run, args=(one, options.epochs, 1)) for one in ones]
         for thread in threads:
