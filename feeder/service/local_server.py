@@ -9,13 +9,16 @@ import secrets
 import signal
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions, is_any_address
-from feeder.system.files import TEMPORARY_SUFFIX
+from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 
 __all__ = ["serve_file"]
+
+_MOST_BYTES = 1 << 20
 
 
 def serve_file(
@@ -40,11 +43,13 @@ def serve_file(
         allow_modules: Modules whose functions recipes and fields may call.
 
     Raises:
-        ArgumentError: for a root that is none, or a host that stands for all addresses.
+        ArgumentError: for a root that is none, or a host that stands for all addresses, or a file that is
+            somebody else's.
         ServiceError: if the address can't be had, or the file can't be written.
     """
     if is_any_address(host):
         raise ArgumentError(f"--host {host}: give the one address at which others reach this machine")
+    _check_free(path)
     token = secrets.token_hex(32)
     options = ServerOptions(
         tuple(roots),
@@ -74,8 +79,28 @@ def serve_file(
             serve_metrics(server.status, host, metrics_port)
         server.run()
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
+        with contextlib.suppress(OSError, ValueError):
+            if _read(path)["token"] == token:  # else another server has taken its place
+                os.unlink(path)
+
+
+def _check_free(path: str) -> None:
+    """Raises ArgumentError if a file is there that no server has written."""
+    try:
+        _read(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):
+        raise ArgumentError(f"{path}: is no file of an input service; give another --file, or remove it") from None
+
+
+def _read(path: str) -> dict[str, Any]:
+    """Returns a server's file; raises ValueError for any other one."""
+    with open(path, "rb", opener=open_regular) as file:
+        found = json.loads(file.read(_MOST_BYTES))
+    if not isinstance(found, dict) or found.keys() != {"token", "servers"}:
+        raise ValueError("no file of an input service")
+    return found
 
 
 def _write(path: str, content: object) -> None:

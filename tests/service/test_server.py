@@ -462,6 +462,25 @@ def test_a_server_listens_on_ipv6(root: Path, tmp_path: Path) -> None:
         one.close()
 
 
+def test_a_file_of_something_else_is_left_alone(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    for content in ("import feeder", "[]", '{"token": ""}'):
+        path.write_text(content)
+        assert main(["serve", "--root", str(root), "--cpus", "1", "--file", str(path)]) != 0
+        assert f"{path}: is no file of an input service" in capsys.readouterr().err
+        assert path.read_text() == content
+
+
+def test_a_server_leaves_the_file_of_its_successor(root: Path, tmp_path: Path) -> None:
+    with contextlib.closing(ServiceServer(tmp_path, root)) as first:
+        later = tmp_path / "later"
+        later.mkdir()
+        with contextlib.closing(ServiceServer(later, root)) as second:
+            os.replace(second.path, first.path)
+            first.close()
+            assert json.loads(first.path.read_text())["token"] == second.token
+
+
 def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -18,6 +18,7 @@ __all__ = ["Servers"]
 
 _RECONNECT_S = 1.0
 _MOST_REASONS = 4
+_PATIENCE_S = 10.0  # before it is said that there is no server
 
 R = TypeVar("R")
 
@@ -40,6 +41,7 @@ class Servers(Generic[R]):
         self._not_before: dict[tuple[str, int], float] = {}
         self._losses: dict[tuple[str, int], str] = {}
         self._told: set[str] = set()
+        self._silent_since_s: float | None = time.monotonic()  # None: a server was there, or its lack was told
 
     @property
     def are_at_work(self) -> bool:
@@ -80,6 +82,8 @@ class Servers(Generic[R]):
                 self._links[address] = ServerLink(address, hello, self._work, self._place)
         for link in self._links.values():
             link.tick()
+        if self._silent_since_s is not None:
+            self._tell_of_silence(now - self._silent_since_s)
 
     def drop_lost(self) -> list[tuple[ServerLink[R], list[R]]]:
         """Ends the connections that are of no more use; returns them with the owners of what is unanswered there."""
@@ -118,6 +122,14 @@ class Servers(Generic[R]):
                 found.append(f"server {host}:{port} has not answered {count(len(link.sent), 'part')}")
         found += [loss for address, loss in self._losses.items() if address not in self._links]
         return "; ".join(list(dict.fromkeys(filter(None, found)))[:_MOST_REASONS]) or "its servers do not answer"
+
+    def _tell_of_silence(self, silent_s: float) -> None:
+        """Says that no server makes parts, so that a mistyped name is not taken for a slow service."""
+        if self._told or any(link.credit for link in self._links.values()):
+            self._silent_since_s = None
+        elif silent_s > _PATIENCE_S:
+            self._silent_since_s = None
+            self._tell(f"no server makes parts for this job yet: {self.problems()}")
 
     def _tell(self, text: str) -> None:
         """Says on standard error, once, what keeps a server from being of use."""
