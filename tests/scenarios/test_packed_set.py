@@ -21,6 +21,7 @@ from feeder.errors import ArgumentError, DecodeError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
@@ -316,6 +317,61 @@ def test_tars_of_packed_images_can_be_indexed_and_sharded_again(sets: tuple[Path
     ]
     assert len(stored) == 28
     assert sum(hashlib.sha256(data).digest() in originals for data in stored) == 26
+
+
+@pytest.mark.parametrize("mode", ["keep", "seekable", "packed"])
+def test_packed_images_of_other_fields_are_unpacked_as_the_new_set_lacks_their_codebook(
+    tmp_path: Path, mode: str
+) -> None:
+    """Pairs that are sharded again for their right images."""
+    left = [jpegs.jpeg("4:2:0", (60, 40), k) for k in range(3)]
+    (tmp_path / "images").mkdir()
+    for k, data in enumerate(left):
+        (tmp_path / "images" / f"{k}.jpg").write_bytes(data)
+        (tmp_path / "images" / f"{k}.right.jpg").write_bytes(jpegs.jpeg("4:2:0", (60, 40), 10 + k))
+    targets = TargetSources(members=("right.jpg",))
+    first = tmp_path / "first"
+    shard(
+        str(tmp_path / "images"),
+        str(first),
+        ShardOptions(targets=targets, shuffle=False, encode=EncodeOptions("packed")),
+    )
+    assert {"00000000.fpk", "00000000.right.jpg"} <= members_of(first / "shard-000000.tar").keys()
+    out = tmp_path / "again"
+    options = ShardOptions(image_field="right.jpg", shuffle=False, encode=EncodeOptions(mode))
+    shard(str(first / "shard-000000.tar"), str(out), options)
+    members = members_of(out / "shard-000000.tar")
+    assert [members[f"0000000{k}.jpg"] for k in range(3)] == left
+    right = "image.fpk" if mode == "packed" else "right.jpg"
+    assert {name.partition(".")[2] for name in members if name.startswith("0")} == {"jpg", right}
+    assert verify(str(out), deep=True) == []
+
+
+def test_packed_files_of_a_folder_are_unpacked_or_rejected(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Not stored as they are, in a set without their codebook, if it is known here by chance."""
+    images, packed, _ = sets
+    known = members_of(packed / "shard-000000.tar")
+    ShardDataset(packed)  # whose codebook is known from here on
+    name, file = next((name, data) for name, data in known.items() if name.endswith(".fpk"))
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / name).write_bytes(file)
+    (tmp_path / "files" / "other.fpk").write_bytes(file[:4] + bytes(8) + file[12:])
+    options = ShardOptions(encode=EncodeOptions("keep"), max_bad=1.0)
+    summary = shard(str(tmp_path / "files"), str(tmp_path / "set"), options)
+    assert (summary.samples, summary.rejected) == (1, 1)
+    ((_, data, _),) = samples_of(tmp_path / "set")
+    assert data in {path.read_bytes() for path in images.rglob("*.jpg")}
+
+
+@pytest.mark.parametrize(("name", "kept"), [("a.FPK", "jpg"), ("a.left.fpk", "left.jpg"), ("a.jpg", "jpg")])
+def test_packed_images_of_any_name_are_kept_as_jpegs(
+    sets: tuple[Path, Path, Path], tmp_path: Path, name: str, kept: str
+) -> None:
+    members = members_of(sets[1] / "shard-000000.tar")
+    book = next(iter(members.items()))
+    write_tar(tmp_path / "x.tar", [book, (name, next(data for n, data in members.items() if n.endswith(".fpk")))])
+    shard(str(tmp_path / "x.tar"), str(tmp_path / "set"), ShardOptions(encode=EncodeOptions("keep")))
+    assert [*members_of(tmp_path / "set" / "shard-000000.tar")] == [f"00000000.{kept}"]
 
 
 def test_tars_with_other_codebooks_load_together(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.decoders.image_header import image_info
-from feeder.decoders.packed import is_packed, unpack_checked
+from feeder.decoders.packed import is_packed, is_packed_field, unpack_checked
 from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.tar import TarWriter
@@ -159,24 +159,41 @@ class ShardWriter:
 def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
     """Reads the image and the other fields of a sample. The image has no name if its bytes decide the extension.
 
+    Packed images, also those of other fields, are unpacked: the new set has no codebook for them.
+
     Raises:
         OSError, SourceError, ValueError, MemoryError: See :meth:`Source.read`; ValueError also for a packed image that
             is damaged, or whose tar lacks its codebook.
     """
     fields = source.read(i)
-    named = [(name, data) for name, data in fields if name is not None]
-    unnamed = [(name, data) for name, data in fields if name is None]
-    if unnamed:
-        return unnamed[0], named
-    names = [name for name, _ in named]
-    primary = next(name for name in source.image_fields if name in names)
-    name, image = next((name, data) for name, data in named if name == primary)
-    if is_packed(image):
-        try:
-            name, image = f"{name.removesuffix('fpk')}jpg", unpack_checked(image)
-        except DecodeError as error:
-            raise ValueError(error.reason) from None
-    return (name, image), [(name, data) for name, data in named if name != primary]
+    names = [name for name, _ in fields if name is not None]
+    image_name = None if len(names) < len(fields) else next(name for name in source.image_fields if name in names)
+    image: tuple[str | None, bytes] | None = None
+    others = []
+    for name, data in fields:
+        is_image = name == image_name
+        if is_packed(data) and (is_image or name is None or is_packed_field(name)):
+            try:
+                data = unpack_checked(data)
+            except DecodeError as error:
+                raise ValueError(error.reason) from None
+            if name is not None and is_packed_field(name):
+                name = _jpeg_name(name, names)
+                names.append(name)
+        if is_image:
+            image = image or (name, data)
+        elif name is not None:
+            others.append((name, data))
+    assert image is not None
+    return image, others
+
+
+def _jpeg_name(name: str, taken: Sequence[str]) -> str:
+    """Returns the name of a packed image's field for its JPEG, which none of the sample's fields has."""
+    name = f"{name[: -len('fpk')]}jpg"
+    while name in taken:
+        name = f"image.{name}"
+    return name
 
 
 def _with_targets(
