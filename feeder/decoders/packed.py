@@ -16,6 +16,7 @@ from feeder.errors import DecodeError
 
 __all__ = [
     "CODEBOOK_NAME",
+    "MOST_CODEBOOKS",
     "PackedHead",
     "add_codebooks",
     "check_packed",
@@ -32,6 +33,9 @@ __all__ = [
 
 # The name of a codebook's member in a tar. The webdataset library passes over such names.
 CODEBOOK_NAME = re.compile(r"__codebook-([0-9a-f]{16})__")
+
+# Of a set. A decoder's tables for one take 82 KB in every process: a damaged index of a few MB could claim gigabytes.
+MOST_CODEBOOKS = 1024
 
 _MAGIC = b"FPK"
 _CODEBOOK_MAGIC = b"FPC\1"
@@ -99,10 +103,12 @@ def read_codebooks(texts: Iterable[str]) -> tuple[bytes, ...]:
     """Reads codebooks in base64, as indexes have them.
 
     Raises:
-        TypeError, ValueError: for one that is none.
+        TypeError, ValueError: for one that is none, or too many.
     """
     found = []
     for text in texts:
+        if len(found) == MOST_CODEBOOKS:
+            raise ValueError(f"more than {MOST_CODEBOOKS:,} codebooks of packed JPEGs")
         codebook = base64.b64decode(text, validate=True)
         shapes = codebook[4] + codebook[5] + 2 if len(codebook) > 5 else 0
         if codebook[:4] != _CODEBOOK_MAGIC or len(codebook) != 6 + 3 * shapes:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from feeder import DataLoader, ShardDataset
-from feeder.decoders.packed import codebook_id
+from feeder.decoders.packed import MOST_CODEBOOKS, codebook_id, codebook_name
 from feeder.errors import FormatError
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
@@ -21,6 +21,7 @@ from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
+from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import HashedShard, extend_set, write_set
 from feeder.shard.write.sharding import shard
@@ -29,7 +30,7 @@ from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support import jpegs
 from tests.support.images import encode, pixels
-from tests.support.shard_sets import samples_of
+from tests.support.shard_sets import samples_of, write_tar
 
 PACKED = ShardOptions(encode=EncodeOptions("packed"))
 RECIPE = Compose([Resize((24, 24))])
@@ -67,7 +68,7 @@ def test_a_set_has_the_codebooks_of_its_shards_each_once(tmp_path: Path) -> None
     assert ShardIndex(str(tmp_path / "2.fidx")).codebooks() == [B, A]
 
 
-@pytest.mark.parametrize("count", [0, 300])
+@pytest.mark.parametrize("count", [0, MOST_CODEBOOKS])
 def test_a_set_may_have_no_codebook_or_many(tmp_path: Path, count: int) -> None:
     books = [b"FPC\x01\0\0" + k.to_bytes(3, "little") * 2 for k in range(count)]
     path = str(tmp_path / "index.bin")
@@ -84,6 +85,7 @@ HOSTILE = {
     "no base64": ["?!"],
     "a number": [7],
     "no list": 7,
+    "too many": [base64.b64encode(A[:6] + k.to_bytes(6, "little")).decode() for k in range(MOST_CODEBOOKS + 1)],
 }
 
 
@@ -155,6 +157,33 @@ def test_an_append_adds_a_codebook_where_the_sets_do_not_fit(tmp_path: Path) -> 
     kept = tmp_path / "kept"
     shard(str(tmp_path / "out"), str(kept), ShardOptions(encode=EncodeOptions("keep")))
     assert digests(out) == digests(kept)
+
+
+def test_a_full_set_takes_one_of_its_codebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.shard.write.codebook.MOST_CODEBOOKS", 1)
+    out = tmp_path / "set"
+    shard(str(folder_of(tmp_path / "first", [flat(k) for k in range(6)])), str(out), PACKED)
+    (one,) = open_index(out / "index.bin").codebooks
+    more = folder_of(tmp_path / "second", [rough(k) for k in range(6)])
+    assert append(str(out), str(more), ShardOptions()).encoded == {"packed": 12}
+    assert open_index(out / "index.bin").codebooks == (one,)
+    assert verify(str(out), deep=True) == []
+
+
+def test_tars_of_too_many_codebooks_have_the_last_ones_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.shard.source.tars.MOST_CODEBOOKS", 2)
+    image = encode(pixels(0, 20, 20))
+    for number, each in enumerate([A, B, C, A]):
+        write_tar(tmp_path / f"{number}.tar", [(codebook_name(each), each), (f"{number}.jpg", image)])
+    (rejected,) = index_tars(str(tmp_path)).rejected
+    assert (rejected.path, rejected.reason) == (
+        f"2.tar/{codebook_name(C)}",
+        "more than 2 codebooks of packed images",
+    )
+    assert set(open_index(tmp_path / "index.bin").codebooks) == {A, B}
+    assert len(ShardDataset(tmp_path)) == 4
 
 
 def digests(folder: Path) -> list[str]:

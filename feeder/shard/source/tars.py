@@ -16,7 +16,7 @@ from typing import BinaryIO
 import braceexpand
 
 from feeder.decoders.image_header import is_image_field
-from feeder.decoders.packed import CODEBOOK_NAME, add_codebooks, codebook_name
+from feeder.decoders.packed import CODEBOOK_NAME, MOST_CODEBOOKS, add_codebooks, codebook_name
 from feeder.errors import NotFoundError, SourceError, StoreError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
@@ -305,6 +305,9 @@ def _add_codebook(source: Source, tar: str, pread: Callable[[int, int], bytes], 
     """Notes the codebook of a tar's packed images, and makes it known to the decoders."""
     codebook = pread(min(member.size, _MOST_CODEBOOK_BYTES), member.offset)
     if codebook in source.codebooks:
+        return
+    if len(source.codebooks) == MOST_CODEBOOKS:
+        source.reject(f"{tar}/{member.name}", f"more than {MOST_CODEBOOKS:,} codebooks of packed images")
         return
     try:
         if codebook_name(codebook) != member.name.rpartition("/")[2]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
-from feeder.decoders.packed import add_codebooks, codebook_id
+from feeder.decoders.packed import MOST_CODEBOOKS, add_codebooks, codebook_id
 from feeder.order.permutation import permute
 from feeder.shard.source.source import Source
 from feeder.shard.write.shard_writer import read_sample
@@ -23,7 +23,8 @@ _GAIN = 0.02  # share of the bytes that a new codebook must save where the set h
 def chosen_codebook(source: Source, seed: int, known: Sequence[bytes] = (), *, sequential: bool = False) -> bytes:
     """Returns the codebook for a source, the same bytes for the same source and the same codebooks.
 
-    It is the one of the set that takes the fewest bytes, or a new one if that saves more than a fiftieth of them.
+    It is the one of the set that takes the fewest bytes, or a new one if that saves more than a fiftieth of them, and
+    the set may have another one.
 
     Args:
         source: The samples, of which some are drawn by the seed. Those that can't be read or packed are passed over.
@@ -41,7 +42,8 @@ def chosen_codebook(source: Source, seed: int, known: Sequence[bytes] = (), *, s
         return trained
     compared = images[:_COMPARED]
     least, best = min((_packed_bytes(compared, codebook), k) for k, codebook in enumerate(known))
-    return trained if _packed_bytes(compared, trained) < (1 - _GAIN) * least else known[best]
+    is_full = len(known) >= MOST_CODEBOOKS
+    return trained if not is_full and _packed_bytes(compared, trained) < (1 - _GAIN) * least else known[best]
 
 
 def _drawn(source: Source, seed: int) -> list[bytes]:
