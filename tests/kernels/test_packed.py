@@ -17,6 +17,7 @@ from feeder import _native as native
 from feeder.decoders.packed import add_codebooks, codebook_id
 from tests.support import jpegs
 from tests.support.packed import codebook, packed
+from tests.support.packed_reference import jpeg_of
 
 Status = native.Status
 Box = tuple[int, int, int, int]
@@ -89,10 +90,22 @@ def test_files_of_version_1_stay_as_they_are(packed_level: str) -> None:
     np.testing.assert_array_equal(decoded(file, (9, 5, 70, 40))[0], decoded(data, (9, 5, 70, 40))[0])
 
 
+@pytest.mark.parametrize("kind", SEQUENTIAL)
+def test_files_are_as_their_specification_says(kind: str) -> None:
+    """Read by its steps in Python, also with a codebook that leaves much to patches."""
+    data = jpegs.jpeg(kind, (75, 43))
+    assert jpeg_of(packed(data), codebook()) == data
+    narrow = b"FPC\x01\0\1" + b"".join(shape.to_bytes(3, "little") for shape in (0o1133, 0o11111111, 0o1133))
+    add_codebooks([narrow])
+    if kind != "high quality":
+        file = native.pack(data, codebook_id(narrow), bytes(32))
+        assert jpeg_of(file, narrow) == native.unpack(file) == data
+
+
 @pytest.mark.parametrize("factors", [(0x41, 0x11, 0x11), (0x21, 0x21, 0x11), (0x22, 0x12, 0x21), (0x11, 0x22, 0x11)])
 def test_any_sampling_factors_come_back(factors: tuple[int, ...]) -> None:
     data = jpegs.flat_blocks(factors, (75, 43))
-    assert native.unpack(packed(data)) == data
+    assert jpeg_of(packed(data), codebook()) == native.unpack(packed(data)) == data
 
 
 def test_what_lies_around_the_scan_comes_back() -> None:
@@ -108,7 +121,7 @@ def test_segments_may_be_filled_up_with_zeros() -> None:
     data = jpegs.built((0x11,), (8, 8), ([0, 0, 6], range(6)), ([1], [0]), b"\x00")
     filled = jpegs.built((0x11,), (8, 8), ([0, 0, 6], range(6)), ([1], [0]), b"\x0f")
     for each in (data, filled):
-        assert native.unpack(packed(each)) == each
+        assert jpeg_of(packed(each), codebook()) == native.unpack(packed(each)) == each
     assert refusal(jpegs.built((0x11,), (8, 8), ([0, 0, 6], range(6)), ([1], [0]), b"\x0a")) == "mixed padding"
 
 
