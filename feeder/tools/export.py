@@ -21,13 +21,14 @@ from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.store.store import open_store
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.set_copy import SetCopy
+from feeder.system.cores import cores
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.progress import Progress
 from feeder.tools.inspect import open_set
 
 __all__ = ["ExportSummary", "export"]
 
-_REQUESTS = 16  # at once
+_REQUESTS = 16  # at once, of a store
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         renamed = _renamed(index, np.concatenate([np.empty(0, np.int64), *ids]))
         progress = progress or Progress()
 
-        def export_one(i: int) -> str:
+        def export_one(i: int) -> tuple[str, int]:
             is_packed = is_packed_field(index.image_field(i))
             try:
                 data = _read(index, i)
@@ -85,17 +86,18 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
                 shard, offset, _ = index.place(i)
                 name = os.path.basename(index.shard_name(shard))
                 raise error.at(key=index.key(i), shard=name, offset_bytes=offset) from None
-            progress.advance(1, index.place(i)[2])
             if not is_packed:
-                return "stored"
-            return "copies" if packed_head(data).sequential_copy else "unpacked"
+                return "stored", len(data)
+            return "copies" if packed_head(data).sequential_copy else "unpacked", len(data)
 
         counts = collections.Counter[str]()
-        with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(_REQUESTS) as pool:
-            run = pool.map if is_remote(out) else map
+        threads = _REQUESTS if is_remote(out) else cores().usable
+        with progress.running(len(index), index.size_bytes), ThreadPoolExecutor(threads) as pool:
             for number, exported in enumerate(ids):
                 with copy.shard(index.shard_name(number)):
-                    counts.update(run(export_one, exported.tolist()))
+                    for kind, size_bytes in pool.map(export_one, exported.tolist()):
+                        counts[kind] += 1
+                        progress.advance(1, size_bytes)
     shown = str(Url.parse(out)) if is_remote(out) else out
     return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"], len(renamed))
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 import feeder
 from feeder import DataLoader, ShardDataset
-from feeder.decoders.packed import codebook_id
+from feeder.decoders.packed import codebook_id, unpack_checked
 from feeder.errors import ArgumentError, DecodeError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
@@ -28,6 +29,8 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.upgrade import upgrade_index
+from feeder.system.cores import Cores
+from feeder.system.progress import Progress
 from feeder.tools.cli import main
 from feeder.tools.export import export
 from feeder.tools.inspect import inspect
@@ -225,6 +228,38 @@ def test_export_gives_the_original_files(
     assert same == 27  # the progressive ones were made seekable
     assert main(["export", str(packed), "--out", str(tmp_path / "out")]) == 1
     assert "not empty" in capsys.readouterr().err
+
+
+class OneThread(Progress):
+    """Counts what is done, and refuses other threads than its own."""
+
+    def __init__(self) -> None:
+        self.samples, self._thread = 0, threading.get_ident()
+
+    def advance(self, samples: int, size_bytes: int) -> None:
+        assert threading.get_ident() == self._thread
+        self.samples += samples
+
+
+def test_export_uses_all_cores_and_tells_of_progress_in_one_thread(
+    sets: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two images are unpacked at once, or the first one would wait for ever."""
+    both = threading.Barrier(2, timeout=30)
+    seen: list[int] = []
+
+    def unpacked(data: bytes) -> bytes:
+        seen.append(threading.get_ident())
+        if len(seen) <= 2:
+            both.wait()
+        return unpack_checked(data)
+
+    monkeypatch.setattr("feeder.tools.export.unpack_checked", unpacked)
+    monkeypatch.setattr("feeder.tools.export.cores", lambda: Cores(2, 2))
+    progress = OneThread()
+    export(str(sets[1]), str(tmp_path / "out"), progress=progress)
+    assert progress.samples == 29
+    assert len(set(seen)) == 2
 
 
 def test_progressive_files_are_packed_as_sequential_copies_where_asked_for(
