@@ -6,6 +6,7 @@ docs/packed-format.md describes the files byte by byte.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import re
 import struct
@@ -185,7 +186,8 @@ def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
         DecodeError: if the packed JPEG is damaged, or its codebook is not among the given ones, naming it.
         ValueError: for a codebook that is none.
     """
-    known = {codebook_id(each): each for each in ([codebooks] if isinstance(codebooks, bytes) else codebooks)}
+    given = [codebooks] if isinstance(codebooks, (bytes, bytearray, memoryview)) else codebooks
+    known = {codebook_id(each): each for each in given}
     try:
         wanted = packed_head(data).codebook
     except ValueError as error:
@@ -195,5 +197,6 @@ def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
             f"packed JPEG: codebook {wanted.hex()} is not among the {len(known)} given; it is a first member of the "
             "image's shard"
         )
-    add_codebooks([known[wanted]])
+    with contextlib.suppress(ImportError):  # without the kernels, unpacking says so
+        add_codebooks([known[wanted]])
     return unpack_checked(data)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from feeder import _native as native
@@ -16,6 +18,7 @@ def test_the_jpeg_comes_back_with_its_codebook() -> None:
     other = native.train_codebook([])
     assert decode_packed(packed(data), codebook()) == data
     assert decode_packed(packed(data), [other, codebook()]) == data
+    assert decode_packed(packed(data), bytearray(codebook())) == data  # type: ignore[arg-type]
     head = packed_head(packed(data))
     assert head.jpeg_bytes == len(data)
     assert head.jpeg_header == data[: jpegs.entropy_offset(data)]
@@ -25,6 +28,14 @@ def test_a_missing_codebook_is_named() -> None:
     file = packed(jpegs.jpeg("gray"))
     with pytest.raises(DecodeError, match=f"codebook {packed_head(file).codebook.hex()} is not among the 1 given"):
         decode_packed(file, native.train_codebook([]))
+
+
+def test_without_the_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, book = packed(jpegs.jpeg("gray")), codebook()
+    monkeypatch.setitem(sys.modules, "feeder._native", None)
+    monkeypatch.delattr("feeder._native")
+    with pytest.raises(DecodeError, match="need feeder's native kernels"):
+        decode_packed(file, book)
 
 
 def test_damage_that_decodes_is_found_by_the_checksum() -> None:
