@@ -17,7 +17,8 @@ order      CPU time per sample of each way to shuffle 10**10 samples in shards o
            batch 256, and memory of their tables. Warm: each lane of the order has been used in the epoch.
 first      Seconds from iter() to the first batch, beside torch's loader with the same start method: small tensors for
            the generic path, images by torch's forkserver for the fast path. Every server is stopped before each
-           measurement, so that its start counts.
+           measurement, so that its start counts. And for many workers and large batches, of float32: with as many slots
+           as work and memory need (the default), beside the two for each worker that prefetch_factor=2 asks for.
 soak       Epochs of a small set with workers killed at random moments: memory and descriptors at the start and the end,
            and the number of exact epochs.
 
@@ -75,7 +76,7 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench.result_file import interleave, save, spread
-from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
 from tests.support.shard_sets import to_version_1
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
@@ -96,6 +97,7 @@ class Extent:
         epochs: Epochs of the soak.
         shards: Number of shards of the order.
         methods: Start methods of processes to compare.
+        ring_workers: Workers of the loader whose number of slots is compared.
     """
 
     repeats: int = 7
@@ -105,9 +107,10 @@ class Extent:
     epochs: int = 200
     shards: int = 4_166_667
     methods: tuple[str, ...] = ("fork", "forkserver", "spawn")
+    ring_workers: int = 8
 
 
-SMOKE = Extent(repeats=1, batch_size=8, batches=2, passes=1, epochs=2, shards=1000, methods=("fork",))
+SMOKE = Extent(repeats=1, batch_size=8, batches=2, passes=1, epochs=2, shards=1000, methods=("fork",), ring_workers=2)
 
 
 class Ready(Dataset[Any]):
@@ -476,11 +479,11 @@ class Small(Dataset[Any]):
 
 
 def first(path: str, extent: Extent) -> dict[str, Any]:
-    def seconds(cls: Any, dataset: Any, method: str | None) -> float:
+    def seconds(cls: Any, dataset: Any, method: str | None, size: int = 16, workers: int = 2, **options: Any) -> float:
         # With a server already running, the wait of a script's first loader would not be measured.
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
         ForkServer._close_shared()
-        loader = cls(dataset, batch_size=16, num_workers=2, multiprocessing_context=method)
+        loader = cls(dataset, batch_size=size, num_workers=workers, multiprocessing_context=method, **options)
         started = time.perf_counter()
         iterator = iter(loader)
         next(iterator)
@@ -500,9 +503,21 @@ def first(path: str, extent: Extent) -> dict[str, Any]:
             "feeder": lambda: seconds(DataLoader, dataset, ours),  # noqa: B023
         }
         found = interleave(rivals, extent.repeats)
-        ratios = [b / a for a, b in zip(found["torch"], found["feeder"], strict=True)]
-        results[name] = {"s": {n: spread(v) for n, v in found.items()}, "ratio": spread(ratios)}
+        results[name] = _beside(found, "torch", "feeder")
+    large = ShardDataset(path, Compose([RECIPE, ToDtype("float32"), Normalize((0.5,) * 3, (0.5,) * 3)]))
+    options = {"size": extent.batch_size, "workers": extent.ring_workers}
+    rings = {
+        "two slots for each worker": lambda: seconds(DataLoader, large, None, prefetch_factor=2, **options),
+        "slots as needed": lambda: seconds(DataLoader, large, None, **options),
+    }
+    name = f"fast path, {extent.ring_workers} workers, batches of {extent.batch_size}"
+    results[name] = _beside(interleave(rings, extent.repeats), *rings)
     return results
+
+
+def _beside(found: dict[str, list[float]], rival: str, ours: str) -> dict[str, Any]:
+    ratios = [b / a for a, b in zip(found[rival], found[ours], strict=True)]
+    return {"s": {name: spread(values) for name, values in found.items()}, "ratio": spread(ratios)}
 
 
 def soak(path: str, epochs: int) -> dict[str, Any]:
