@@ -49,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             import argcomplete
 
             argcomplete.autocomplete(parser)
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        (arguments.parser or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.run is None and not arguments.version:
         parser.print_help()
         return EXIT_USAGE
@@ -95,14 +97,16 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_Help, epilog="\n\n".join(filter(None, (shown, epilog))), **options)
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))  # the message may repeat arguments, such as file names
+        """Ends the process; instead of the usage, which may have twenty lines, it names the help."""
+        say(f"{self.prog}: {printable(message)}; see `{self.prog} --help`", file=sys.stderr)
+        self.exit(EXIT_USAGE)
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="feeder", description="An input pipeline for PyTorch vision training: shard once, then load fast."
     )
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=None, parser=None)
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument(
         "-v",
@@ -114,6 +118,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands_of_data = (shard, append, takedown, inspect, browse, index, export, cache, serve)
     for command in (*commands_of_data, bench, parity, doctor, profile, tune, replay):
         command.add(commands)
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)
     return parser
 
 

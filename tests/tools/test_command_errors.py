@@ -40,16 +40,44 @@ def test_an_error_has_three_lines_at_most_and_names_what_is_missing(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    said = error_of(CALLS[command].split(), capsys).replace(str(tmp_path), "")
+    assert len(terminal_lines(said)) <= 3
+    assert "nothing" in said or "nowhere" in said
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_a_wrong_option_has_three_lines_at_most_and_names_the_help(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong in (["--unheard-of"], ["--unheard-of=\x1b", "name"]):
+        said = error_of([command, *wrong], capsys)
+        assert len(terminal_lines(said)) <= 3
+        assert "\x1b" not in said
+        assert f"see `feeder {command} --help`" in said
+
+
+def test_a_wrong_command_has_three_lines_at_most_and_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    said = error_of(["shards"], capsys)
+    assert len(terminal_lines(said)) <= 3
+    assert all(name in said for name in command_names())
+
+
+def error_of(call: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a call writes to stderr that has to fail."""
     try:
-        code = cli.main(CALLS[command].split())
+        code = cli.main(call)
     except SystemExit as end:
         code = int(end.code or 0)
     assert code in (1, 2)
-    said = capsys.readouterr().err.replace(str(tmp_path), "")
-    shown = [part for line in said.splitlines() for part in textwrap.wrap(line, 80)]
-    assert 1 <= len(shown) <= 3
-    assert "nothing" in said or "nowhere" in said
+    said = capsys.readouterr().err
+    assert said
     assert "Traceback" not in said
+    return said
+
+
+def terminal_lines(text: str) -> list[str]:
+    """Lines of a text on a terminal of 80 columns."""
+    return [part for line in text.splitlines() for part in textwrap.wrap(line, 80)]
 
 
 def test_a_service_without_ray_is_not_ended_by_another_command(capsys: pytest.CaptureFixture[str]) -> None:
