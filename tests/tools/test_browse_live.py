@@ -110,6 +110,24 @@ def test_a_loader_that_stalls_is_told_by_its_time_without_a_batch(loader: DataLo
     assert found.idle_s == 0.0
 
 
+def test_batches_ready_are_told_in_epochs_alone(loader: DataLoader[Any]) -> None:
+    clock = Clock()
+    page = client(Endpoints([place(loader)], clock))
+    batches = iter(loader)
+    next(batches)
+    shown = []
+    for _ in range(2):
+        page.get("/live/figures")
+        clock.now_s += 2
+        shown.append(re.findall(r"<dt>(batches ready[^<]*)</dt><dd>([^<]*)<", page.get("/live/figures").text))
+        for _ in batches:
+            pass
+    ((name, ready),) = shown[0]
+    assert name == "batches ready"
+    assert re.fullmatch(r"\d of [1-9]\d*", ready)
+    assert shown[1] == [("batches ready, between epochs", "–")]
+
+
 def test_lost_workers_are_counted(loader: DataLoader[Any]) -> None:
     clock = Clock()
     endpoints = Endpoints([place(loader)], clock)
