@@ -688,6 +688,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         return replay(self._run("replay"), epoch, step, rank)
 
+    def steps_of(self, epoch: int) -> int:
+        """Returns the number of batches that each rank has in an epoch of this run.
+
+        Args:
+            epoch: The epoch.
+
+        Raises:
+            ArgumentError: as :meth:`samples_of` does, if the epoch's batches are not known.
+        """
+        return self._run("steps_of").steps(epoch)
+
     def span_of(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
         """Returns the positions of some batches of this run, of all ranks, for ``feeder.Skip(spans=[...])``.
 

@@ -490,6 +490,26 @@ def test_batch_is_the_loaders(shards: Path, page: TestClient) -> None:
         assert np.array_equal(shown.transpose(2, 0, 1), images[row].numpy())
 
 
+@pytest.mark.parametrize(
+    ("step", "leads_to"),
+    [(0, {"next": 1}), (2, {"prev": 1, "next": 3}), (3, {"prev": 2}), (4, {"prev": 3}), (999, {"prev": 3})],
+)
+def test_a_batch_leads_to_steps_that_exist(page: TestClient, step: int, leads_to: dict[str, int]) -> None:
+    text = page.get("/batch", params={"batch_size": 8, "step": step}).text
+    assert {each: int(to) for each, to in re.findall(r'rel="(\w+)" href="[^"]*step=(\d+)', text)} == leads_to
+    assert "The epoch has 4 steps" in text
+
+
+def test_a_batch_before_a_saved_state_leads_to_no_other(shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
+    loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)
+    loader.set_epoch(2)
+    list(loader)
+    text = client(shards, state=json.loads(json.dumps(loader.state_dict()))).get("/batch?epoch=1&step=5").text
+    assert "the batches of epoch 1 are not known" in text
+    assert 'rel="' not in text[text.index("<main") :]
+
+
 def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClient) -> None:
     dataset = open_dataset(str(shards), preset("train", "uint8", 32))
     loader = feeder.DataLoader(dataset, batch_size=30, shuffle=True, seed=3)

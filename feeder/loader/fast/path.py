@@ -385,26 +385,36 @@ class FastPath:
         Raises:
             ArgumentError: if the batch is not known.
         """
+        own = current_ranks(self._options.ranks)[0] if rank is None else rank
+        span, place = self._known_spans().find(epoch, step, self._split_of)
+        if not 0 <= own < span.world_size:
+            raise ArgumentError(f"rank must be 0 to {span.world_size - 1} at that step, got {own}")
+        return self._options_of(span, own), place
+
+    def steps(self, epoch: int) -> int:
+        """See :meth:`feeder.DataLoader.steps_of`."""
+        return self._known_spans().steps(epoch, self._split_of)
+
+    def _known_spans(self) -> Spans:
         if not self.own_order:
             raise ArgumentError(
                 "batches are known by their step in feeder's own order only, and this loader has an explicit sampler"
             )
-        own = current_ranks(self._options.ranks)[0] if rank is None else rank
+        return self._spans
 
-        def options(span: Span, rank: int) -> EpochOptions:
-            return dataclasses.replace(
-                self._options,
-                batch_size=span.batch_size,
-                world_size=span.world_size,
-                drop_last=span.drop_last,
-                rank=rank,
-                skip=span.skip,
-            )
+    def _split_of(self, span: Span, place: Place) -> Split:
+        return self.split(self._options_of(span, 0), place)
 
-        span, place = self._spans.find(epoch, step, lambda span, place: self.split(options(span, 0), place))
-        if not 0 <= own < span.world_size:
-            raise ArgumentError(f"rank must be 0 to {span.world_size - 1} at that step, got {own}")
-        return options(span, own), place
+    def _options_of(self, span: Span, rank: int) -> EpochOptions:
+        """Returns the options by which a rank made the batches of a span."""
+        return dataclasses.replace(
+            self._options,
+            batch_size=span.batch_size,
+            world_size=span.world_size,
+            drop_last=span.drop_last,
+            rank=rank,
+            skip=span.skip,
+        )
 
     def at(self, options: EpochOptions, place: Place) -> FastPath:
         """Returns another path, with other options and without a service, that begins at a place of this run."""

@@ -9,7 +9,7 @@ Note [Spans]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +100,20 @@ class Spans:
         Raises:
             ArgumentError: if the batch is not known.
         """
+        steps = 0
+        for span, part, here in self._parts(epoch, split):
+            if 0 <= step - steps < here:
+                by_bucket = part.consumed_by_bucket(step - steps) if isinstance(part, BucketSplit) else ()
+                return span, Place(epoch, part.consumed(step - steps), tuple(by_bucket))
+            steps += here
+        raise ArgumentError(f"step must be 0 to {steps - 1}, as epoch {epoch} has {count(steps, 'step')}, got {step}")
+
+    def steps(self, epoch: int, split: Callable[[Span, Place], Split]) -> int:
+        """Returns the number of batches of an epoch; arguments and errors are those of :meth:`find`."""
+        return sum(here for *_, here in self._parts(epoch, split))
+
+    def _parts(self, epoch: int, split: Callable[[Span, Place], Split]) -> Iterator[tuple[Span, Split, int]]:
+        """Yields the spans of an epoch, the split of each, and its number of batches in the epoch."""
         before = [each for each in self._spans if each.place.epoch < epoch or each.place == Place(epoch)]
         pieces = [(before[-1], Place(epoch))] if before else []
         pieces += [(each, each.place) for each in self._spans if each.place.epoch == epoch and each.place.start]
@@ -111,18 +125,13 @@ class Spans:
                 else f"it is known from {count(oldest.start, 'sample')} into epoch {oldest.epoch} on"
             )
             raise ArgumentError(f"the batches of epoch {epoch} are not known: {since}")
-        steps = 0
         for number, (span, place) in enumerate(pieces):
             part = split(span, place)
             here = len(part)
             if number + 1 < len(pieces):
                 end = pieces[number + 1][1]
                 here = part.steps_before(end.start, end.by_bucket)
-            if 0 <= step - steps < here:
-                by_bucket = part.consumed_by_bucket(step - steps) if isinstance(part, BucketSplit) else ()
-                return span, Place(epoch, part.consumed(step - steps), tuple(by_bucket))
-            steps += here
-        raise ArgumentError(f"step must be 0 to {steps - 1}, as epoch {epoch} has {count(steps, 'step')}, got {step}")
+            yield span, part, here
 
 
 def _span(

@@ -220,6 +220,7 @@ class SetPages:
         return self._renderer.page(
             "batch.html",
             step=step,
+            steps=self._training.steps(step),
             rows=rows,
             views=len(self._training.recipe.views),
             ranks=self._training.ranks,

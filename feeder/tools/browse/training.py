@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.decoders.images import decode
-from feeder.errors import ArgumentError
+from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
@@ -92,11 +92,19 @@ class Training:
             DecodeError: for a bad sample.
         """
         with self._view.lock:
-            loader = self._saved or self._loader(step.seed, step.batch_size)
+            loader = self._loader_at(step)
             found = loader.replay(step.epoch, step.step, rank=step.rank)
         replaced = {each["key"]: each["substitute"] for each in found.substitutions}
         ids = [(i, replaced.get(key, i)) for i, key in zip(found.samples.ids.tolist(), found.samples.keys, strict=True)]
         return Batch(ids, batch_pixels(loader, found.batch))
+
+    def steps(self, step: Step) -> int | None:
+        """Returns the number of steps of a step's epoch; None if it is not known."""
+        with self._view.lock:
+            try:
+                return self._loader_at(step).steps_of(step.epoch)
+            except FeederError:
+                return None
 
     def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str = "cpu") -> npt.NDArray[np.uint8]:
         """Returns a view of a sample in an epoch as a backend makes it, uint8 [H, W, 3].
@@ -127,6 +135,9 @@ class Training:
         known = self.dataset.reader.stored(np.array([i]))
         assert known is not None  # the loader has measured them
         return recipe.at(buckets.sizes[int(buckets.nearest(known[1])[0])], epoch)
+
+    def _loader_at(self, step: Step) -> DataLoader[Any]:
+        return self._saved or self._loader(step.seed, step.batch_size)
 
     def _new_loader(self, seed: int, batch_size: int) -> DataLoader[Any]:
         loader: DataLoader[Any] = DataLoader(

@@ -40,6 +40,7 @@ def resumed(run: feeder.DataLoader, tree: Path, batch_size: int, **options: Any)
 
 def check(run: feeder.DataLoader, epoch: int, batches: list[Any], **options: Any) -> None:
     """Checks that all batches of an epoch come again, and no others."""
+    assert run.steps_of(epoch) == len(batches)
     for step, (images, labels, keys) in enumerate(batches):
         again = run.replay(epoch, step, **options)
         assert torch.equal(again.batch[0], images)
