@@ -77,6 +77,26 @@ def test_a_bad_sample_and_its_substitute_are_named(
         assert np.array_equal(image, batches[step][0][row])
 
 
+def test_a_sample_that_was_taken_down_since_is_named(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard(str(tree), str(tmp_path / "set"), ShardOptions(shuffle=False))
+    data = feeder.ShardDataset(tmp_path / "set", T.RandomResizedCrop(8), ["key"])
+    run = feeder.DataLoader(data, 4)
+    keys = [keys for _, _, keys in run]
+    (tmp_path / "state.json").write_text(json.dumps(run.state_dict()))
+    command = ["replay", str(tmp_path / "set"), "--state", str(tmp_path / "state.json"), "--epoch", "0", "--step", "1"]
+    assert main(command) == 0
+    assert "taken down" not in capsys.readouterr().out
+    assert main(["takedown", str(tmp_path / "set"), keys[1][2], keys[2][0], "-q"]) == 0
+    assert main([*command, "--json"]) == 0
+    ((i, other),) = [each.values() for each in json.loads(capsys.readouterr().out)["taken_down"]]
+    assert i == 6
+    assert other not in (6, 8)
+    assert main(command) == 0
+    assert f"sample 6 was taken down, and sample {other} stands in" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("shuffle", [False, True, feeder.Window(9), feeder.Lanes(2, 8)])
 def test_each_way_to_shuffle_is_taken_from_the_state(
     shuffle: Any, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

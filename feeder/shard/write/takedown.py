@@ -182,7 +182,7 @@ class _Takedown:
             named = ", ".join(map(repr, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
             raise ArgumentError(
                 f"{self._copy.shown}: has no sample with {count(len(missing), 'of these keys', 'of these keys')}: "
-                f"{printable(named)}; nothing was changed. `feeder inspect` shows keys of the set"
+                f"{printable(named)}; nothing was changed. `feeder browse` finds samples and their keys"
             )
         return plan, len(gone - found), self._twins(plan, sums)
 

@@ -23,8 +23,8 @@ from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
 from feeder.tools.browse.names import names_of
 from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
 from feeder.tools.browse.scan import Scan
-from feeder.tools.browse.taken_down import all_taken_down, stand_in
 from feeder.tools.presets import is_shards, open_dataset
+from feeder.tools.taken_down import all_taken_down, stand_in
 
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Choice", "Member", "Row", "SetView"]
 
