@@ -161,7 +161,7 @@ def test_force_replaces_nothing_but_a_shard_set(tree: Path, tmp_path: Path) -> N
         ("typo.csv", "no such manifest"),
         ("pipe.csv", "is not a regular file"),
         ("bad.csv", "no column for the images"),
-        ("images/text", "no image found, as it holds no input"),
+        ("images/text", "no image found, as it is empty"),
         ("images/class-0/text", r"starts with b'line.n'\)$"),
         ("images/broken", r"no image found \(2 inputs, all rejected, first a\.jpg: not an image"),
         ("images/tables", r"rejected, first 0\.parquet: .*'images/tables/0\.parquet' is a table: name it in place of"),

@@ -26,7 +26,6 @@ SMALLER = {
     "batch_size=256": "batch_size=4",
     "batch_size=64": "batch_size=4",
     "batch_size=16": "batch_size=4",
-    "steps_between_checkpoints=1000": "steps_between_checkpoints=2",
     "[480, 544, 608, 672, 736, 800], max_size=1333": "[48, 54], max_size=133",
     "--cpus 16": "--cpus 1",
     "--nproc-per-node 8": "--nproc-per-node 2",

@@ -220,7 +220,7 @@ def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
     name = "the samples" if is_iterable else source.root
     shown = rejected[:_SHOWN_REASONS]
     if not shown:
-        return SourceError(f"{name}: no image found, as {'there are none' if is_iterable else 'it holds no input'}")
+        return SourceError(f"{name}: no image found, as {'there are none' if is_iterable else 'it is empty'}")
     reasons = "; ".join(f"{r.path}: {r.reason}" for r in shown)
     hint = " (paths with backslashes? use /)" if any("\\" in r.path for r in shown) else ""
     table = next((r.path for r in rejected if r.path.lower().endswith(MANIFEST_SUFFIXES)), None)
