@@ -71,6 +71,7 @@ def test_a_person_scans_a_set_and_finds_samples(page: Page, url: str) -> None:
     page.get_by_role("link", name="1 that can't be decoded").click()
     page.locator(".grid a").click()
     expect(page.locator("pre", has_text=HOSTILE)).to_be_visible()
+    expect(page.get_by_text("turn pages")).to_be_visible()
     page.keyboard.press("ArrowRight")
     expect(page.get_by_text("a wheel")).to_be_visible()
     page.keyboard.press("/")
@@ -86,6 +87,7 @@ def test_pages_fit_a_phone_and_follow_light_and_dark(url: str) -> None:
         for place in ("", "samples", "sample/0", "batch", "batch?compared=on", "rejected", "versions"):
             page.goto(f"{url}{place}")
             assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+            expect(page.get_by_text("turn pages")).to_be_hidden()  # a phone has no such keys
             tables = page.locator(".scroll").evaluate_all("each => each.map(one => one.scrollWidth - one.clientWidth)")
             assert not any(tables), place
             page.emulate_media(color_scheme="light")
