@@ -63,7 +63,7 @@ def test_a_wrong_command_has_three_lines_at_most_and_names_the_commands(capsys: 
 
 
 def error_of(call: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a call writes to stderr that has to fail."""
+    """Text on stderr of a call that has to fail."""
     try:
         code = cli.main(call)
     except SystemExit as end:
