@@ -230,6 +230,11 @@ def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
     assert found["outside"]["outside_decode"]["median"] <= 0.05
     trainer = found["trainer"]
     assert trainer["cpu_ms_per_batch_of_256"]["median"] + trainer["order_ms_per_batch_of_256"]["median"] <= 1.0
+    runner = found["runner"]
+    for size, figures in runner["us_an_image"].items():
+        assert figures["above_decoding_and_preadv"]["median"] <= runner["goals"][size] <= {"64": 6, "4": 10}[size], size
+    for way, order in found["order"].items():
+        assert order["us_per_sample"]["median"] <= 1.0, way
     for name, first in found["first"].items():  # by as little as the starts of two processes differ
         assert first["ratio"]["median"] <= 1.05, name
     soak = found["soak"]
@@ -237,6 +242,18 @@ def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
     start, end = soak["marks"]
     assert end["anonymous_kib"] <= start["anonymous_kib"] + 1024
     assert end["descriptors"] <= start["descriptors"]
+
+
+def test_the_committed_simulation_of_many_cores_is_what_the_documents_say() -> None:
+    found = committed("many_cores")
+    parts = found["us_per_further_part"]["median"]
+    shares = found["ranks"]["share_of_a_core"]
+    assert shares["max"] <= found["goals"]["share_of_a_core"] <= 0.25
+    assert parts <= found["goals"]["us_per_further_part"] <= 30
+    assert found["growth_of_a_part"]["median"] <= found["goals"]["growth_of_a_part"]
+    text = " ".join((ROOT / "docs/loading.md").read_text().split())
+    assert f"it is {100 * shares['median']:.0f} % of a core" in text
+    assert f"each further part of a batch costs {parts:.0f} us" in text
 
 
 @pytest.mark.parametrize("name", ["decode_wheel", "decode_abi"])
