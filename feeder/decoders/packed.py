@@ -106,7 +106,7 @@ def read_codebooks(texts: Iterable[str]) -> tuple[bytes, ...]:
     Raises:
         TypeError, ValueError: for one that is none, or too many.
     """
-    found = []
+    found: list[bytes] = []
     for text in texts:
         if len(found) == MOST_CODEBOOKS:
             raise ValueError(f"more than {MOST_CODEBOOKS:,} codebooks of packed JPEGs")
@@ -186,7 +186,7 @@ def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
         DecodeError: if the packed JPEG is damaged, or its codebook is not among the given ones, naming it.
         ValueError: for a codebook that is none.
     """
-    given = [codebooks] if isinstance(codebooks, (bytes, bytearray, memoryview)) else codebooks
+    given = [bytes(codebooks)] if isinstance(codebooks, (bytes, bytearray, memoryview)) else codebooks
     known = {codebook_id(each): each for each in given}
     try:
         wanted = packed_head(data).codebook
