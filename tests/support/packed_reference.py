@@ -41,7 +41,7 @@ def jpeg_of(file: bytes, codebook: bytes) -> bytes:
 
 
 class _Frame:
-    """What the JPEG's header says: sampling factors, columns of MCUs, restart interval and Huffman codes."""
+    """A JPEG's sampling factors, columns of MCUs, restart interval and Huffman codes, of its header."""
 
     def __init__(self, header: bytes) -> None:
         huffman: dict[int, dict[int, str]] = {}
