@@ -82,11 +82,16 @@ def pack(
         Unsupported: with the reason why the JPEG should be kept as it is.
     """
 
-def unpack(data: _Buffer) -> bytes:
+def unpack(data: _Buffer, codebook: _Buffer | None = None) -> bytes:
     """Returns the JPEG that was packed. Its SHA-256 is not checked.
+
+    Args:
+        data: The packed JPEG.
+        codebook: Its codebook, if that is not known; it is not afterwards, either.
 
     Raises:
         Unsupported: the packed JPEG is damaged, or its codebook is not known.
+        ValueError: not a codebook.
     """
 
 def cut(data: _Buffer, support_box: tuple[int, int, int, int], first_row: int = 0) -> tuple[bytes, int, int] | None:

@@ -6,7 +6,6 @@ docs/packed-format.md describes the files byte by byte.
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import re
 import struct
@@ -142,33 +141,43 @@ def add_codebooks(codebooks: Iterable[bytes]) -> None:
         _native.add_codebook(codebook_id(codebook), codebook)
 
 
-def unpack(data: bytes | bytearray | memoryview) -> bytes:
-    """Returns the JPEG that was packed with a known codebook, without a look at its SHA-256.
+def unpack(data: bytes | bytearray | memoryview, codebook: bytes | None = None) -> bytes:
+    """Returns the JPEG that was packed, without a look at its SHA-256.
+
+    Args:
+        data: The packed JPEG.
+        codebook: Its codebook, if that is not known to the decoders.
 
     Raises:
         DecodeError: if the packed JPEG is damaged.
+        ValueError: for a codebook that is none.
     """
     try:
         from feeder import _native
     except ImportError as error:
         raise DecodeError(f"packed JPEGs need feeder's native kernels, which can't be loaded ({error})") from None
     try:
-        return _native.unpack(data)
+        return _native.unpack(data, codebook)
     except _native.Unsupported as error:
         raise DecodeError(str(error)) from None
 
 
-def unpack_checked(data: bytes) -> bytes:
-    """Returns the JPEG that was packed with a known codebook, and compares it with its SHA-256.
+def unpack_checked(data: bytes, codebook: bytes | None = None) -> bytes:
+    """Returns the JPEG that was packed, and compares it with its SHA-256.
+
+    Args:
+        data: The packed JPEG.
+        codebook: Its codebook, if that is not known to the decoders.
 
     Raises:
         DecodeError: if the packed JPEG is damaged.
+        ValueError: for a codebook that is none.
     """
     try:
         head = packed_head(data)
     except ValueError as error:
         raise DecodeError(str(error)) from None
-    jpeg = unpack(data)
+    jpeg = unpack(data, codebook)
     if hashlib.sha256(jpeg).digest() != head.sha256:
         raise DecodeError("packed JPEG: damaged: the JPEG in it does not match its SHA-256")
     return jpeg
@@ -197,6 +206,5 @@ def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
             f"packed JPEG: codebook {wanted.hex()} is not among the {len(known)} given; it is a first member of the "
             "image's shard"
         )
-    with contextlib.suppress(ImportError):  # without the kernels, unpacking says so
-        add_codebooks([known[wanted]])
-    return unpack_checked(data)
+    # Not made known to the decoders, which never forget one: codebooks may come from anywhere.
+    return unpack_checked(data, known[wanted])

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "bind/buffer.h"
 #include "bind/module.h"
@@ -55,16 +56,23 @@ nb::bytes pack(nb::handle data, const nb::bytes& codebook_id, const nb::bytes& s
     return nb::bytes(out.data(), out.size());
 }
 
-nb::bytes unpack(nb::handle data) {
+nb::bytes unpack(nb::handle data, nb::handle given) {
     const BufferView file(data);
     PackedFile packed;
     Outcome outcome = packed.open(file.bytes(), -1);
     if (!outcome.ok()) raise_unsupported(outcome);
-    const Codebook& codebook = known(packed.codebook_id());
+    const Codebook* codebook = find_codebook(packed.codebook_id());
+    std::unique_ptr<Codebook> own;
+    if (codebook == nullptr && !given.is_none()) {
+        own = std::make_unique<Codebook>();
+        if (!own->parse(BufferView(given).bytes())) throw nb::value_error("not a codebook of packed JPEGs");
+        codebook = own.get();
+    }
+    if (codebook == nullptr) raise_unsupported({Status::corrupt, unknown_codebook(packed.codebook_id())});
     Bytes out;
     {
         nb::gil_scoped_release release;
-        outcome = unpack_jpeg(packed, codebook, out);
+        outcome = unpack_jpeg(packed, *codebook, out);
     }
     if (!outcome.ok()) raise_unsupported(outcome);
     return nb::bytes(out.data(), out.size());
@@ -108,10 +116,14 @@ void add_packed(nb::module_& module) {
                "    sequential_copy: Notes that the JPEG is a sequential copy of a progressive file.\n\n"
                "Raises:\n"
                "    Unsupported: with the reason why the JPEG should be kept as it is.");
-    module.def("unpack", &unpack, "data"_a,
+    module.def("unpack", &unpack, "data"_a, "codebook"_a.none() = nb::none(),
                "Returns the JPEG that was packed. Its SHA-256 is not checked.\n\n"
+               "Args:\n"
+               "    data: The packed JPEG, bytes-like.\n"
+               "    codebook: Its codebook, bytes-like, if that is not known; it is not afterwards, either.\n\n"
                "Raises:\n"
-               "    Unsupported: the packed JPEG is damaged, or its codebook is not known.");
+               "    Unsupported: the packed JPEG is damaged, or its codebook is not known.\n"
+               "    ValueError: not a codebook.");
 }
 
 }  // namespace feeder::bind

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 
 import pytest
 
 from feeder import _native as native
-from feeder.decoders.packed import decode_packed, packed_head
+from feeder.decoders.packed import add_codebooks, codebook_id, decode_packed, packed_head
 from feeder.errors import DecodeError
 from tests.support import jpegs
 from tests.support.packed import codebook, packed
@@ -28,6 +29,26 @@ def test_a_missing_codebook_is_named() -> None:
     file = packed(jpegs.jpeg("gray"))
     with pytest.raises(DecodeError, match=f"codebook {packed_head(file).codebook.hex()} is not among the 1 given"):
         decode_packed(file, native.train_codebook([]))
+
+
+def test_a_codebook_that_is_given_does_not_become_known() -> None:
+    """The decoders never forget one, so those of strangers would fill the memory."""
+    wide = (0o77777777).to_bytes(3, "little")
+    one, two = b"FPC\x01\0\0" + 2 * wide, b"FPC\x01\1\0" + 3 * wide
+    add_codebooks([one])
+    data = jpegs.jpeg("4:2:0", (40, 24))
+    file = native.pack(data, codebook_id(one), hashlib.sha256(data).digest())
+    file = file[:4] + codebook_id(two) + file[12:]
+    assert decode_packed(file, two) == data
+    with pytest.raises(native.Unsupported, match=f"unknown codebook {codebook_id(two).hex()}"):
+        native.unpack(file)
+
+
+def test_what_is_no_codebook_is_refused() -> None:
+    file = packed(jpegs.jpeg("gray"))
+    for other in (b"", b"FPC\x02" + codebook()[4:], codebook() + b"x"):
+        with pytest.raises(ValueError, match="not a codebook of packed JPEGs"):
+            decode_packed(file[:4] + codebook_id(other) + file[12:], other)
 
 
 def test_without_the_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

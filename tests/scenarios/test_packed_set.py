@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import pickle
 import shutil
 import tarfile
 import threading
@@ -328,7 +329,9 @@ def test_webdataset_reads_the_jpegs(sets: tuple[Path, Path, Path]) -> None:
         if index.image_field(i) == "fpk":
             assert sample["jpg"] == (images / index.source_path(i)).read_bytes()
             assert "fpk" not in sample
-    decoder = feeder.packed_decoder(packed)
+    decoder = pickle.loads(pickle.dumps(feeder.packed_decoder(packed)))  # as for a worker
+    (name, file), *_ = [each for each in members_of(Path(tars[0])).items() if each[0].endswith(".fpk")]
+    assert decoder({"__key__": name, "fpk": file})["jpg"] == feeder.decode_packed(file, index.codebooks)
     with pytest.raises(DecodeError, match=r"sample 'a'.*not a packed JPEG"):
         decoder({"__key__": "a", "fpk": b"x"})
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from feeder.decoders.packed import decode_packed, is_packed_field
+from feeder.decoders.packed import add_codebooks, decode_packed, is_packed_field
 from feeder.errors import DecodeError, FormatError, NotFoundError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
@@ -22,6 +23,11 @@ class PackedDecoder:
 
     def __init__(self, codebooks: tuple[bytes, ...]) -> None:
         self._codebooks = codebooks
+        with contextlib.suppress(ImportError):  # without the kernels, unpacking says so
+            add_codebooks(codebooks)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedDecoder, (self._codebooks,)
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Returns the sample with the original JPEG as "jpg" where it has a packed one as "fpk".
