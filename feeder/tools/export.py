@@ -24,7 +24,6 @@ from feeder.shard.write.set_copy import SetCopy
 from feeder.system.cores import cores
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.progress import Progress
-from feeder.tools.inspect import open_set
 
 __all__ = ["ExportSummary", "export"]
 
@@ -69,7 +68,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
         StoreError: if a store can't be read or written.
     """
     with SetCopy.of(path) as copy:
-        index = open_set(copy.path)
+        index = copy.index()
         index.check()
         write = _into_store(out) if is_remote(out) else _into_folder(local_path(out))
         add_codebooks(index.codebooks)

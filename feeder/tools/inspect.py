@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from dataclasses import asdict, dataclass, field
 from textwrap import indent
@@ -17,8 +18,8 @@ from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
-from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
+from feeder.shard.write.set_copy import SetCopy
 from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
 
@@ -29,6 +30,7 @@ _HISTOGRAM_ROWS = 10
 _RANKS, _BATCH = 8, 256
 _WINDOWS = (1024, 8192, 65536)
 _BAR = 24
+DISTINCT = 1 << 20  # numbers that are counted one by one
 
 
 @dataclass(frozen=True)
@@ -85,50 +87,42 @@ def open_set(path: str) -> Index:
     Raises:
         FormatError: if there is none, or it is damaged.
     """
-    return open_index(os.path.join(path, INDEX_NAME) if os.path.isdir(path) or not os.path.exists(path) else path)
+    return SetCopy(path, path).index()
 
 
-def inspect(path: str) -> Report:
-    """Reads index and manifest.
+def inspect(place: str | SetCopy) -> Report:
+    """Reads index and manifest, the index of one shard after the other.
 
     Args:
-        path: A shard set's folder, or an index file.
+        place: A shard set's folder, an index file, or an open set.
 
     Raises:
         FormatError: if index or manifest is missing or damaged.
     """
-    index = open_set(path)
-    index.check()
+    copy = place if isinstance(place, SetCopy) else SetCopy(place, place)
+    index = copy.index()
     manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
-    labels = index.column("label")
-    values, counts = np.unique(labels[labels >= 0], return_counts=True)
+    found = _read(index)
     names = index.classes or (manifest.classes if manifest else None) or []
-    unlabelled = np.isnan(index.column("target")).all(axis=1) if index.targets else labels < 0
-    known = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    every = sorted({*known, *range(len(names))})
-    members: dict[str, int] = {}
-    for column in ("field", "member_field") if index.image_of is None else ("member_field",):
-        for number, rows in zip(*np.unique(index.column(column), return_counts=True), strict=True):
-            name = index.field_name(int(number))
-            members[name] = members.get(name, 0) + int(rows)
-    orientations = dict(
-        zip(*(a.tolist() for a in np.unique(index.column("orientation"), return_counts=True)), strict=True)
-    )
+    every = sorted({*found.labels, *range(len(names))})
     return Report(
-        path=path,
+        path=copy.shown,
         samples=len(index),
         shards=index.shard_count,
         bytes=index.size_bytes,
         settings=manifest.settings if manifest else None,
         rejected=manifest.rejected if manifest else None,
-        fields=members,
-        orientations={str(k): v for k, v in orientations.items()},
-        unlabelled=int(unlabelled.sum()),
-        targets=_ranges(index),
-        classes=[(names[k] if k < len(names) else str(k), known.get(k, 0)) for k in every],
-        image_bytes=_percentiles(index.column("length")),
-        width_px=_percentiles(index.column("width")),
-        height_px=_percentiles(index.column("height")),
+        fields={index.field_name(number): rows for number, rows in found.fields.items()},
+        orientations={str(k): found.orientations[k] for k in sorted(found.orientations)},
+        unlabelled=found.unlabelled,
+        targets={
+            name: (float(low), float(high)) if low <= high else (0.0, 0.0)
+            for name, low, high in zip(index.targets, *found.target_ranges, strict=True)
+        },
+        classes=[(names[k] if k < len(names) else str(k), found.labels[k]) for k in every],
+        image_bytes=found.length.percentiles(),
+        width_px=found.width.percentiles(),
+        height_px=found.height.percentiles(),
         window_scores=_window_scores(index),
         batch_scores=_batch_scores(index),
         codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
@@ -180,20 +174,100 @@ def render(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _ranges(index: Index) -> dict[str, tuple[float, float]]:
-    """Returns the least and largest number of each target; zeros for a target without numbers."""
-    found = {}
-    for k, name in enumerate(index.targets):
-        numbers = index.column("target")[:, k]
-        numbers = numbers[~np.isnan(numbers)]
-        found[name] = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
+class _Distribution:
+    """Counts of whole numbers. Where more than a million are different, the numbers between the least and the largest
+    lose as many of their last binary digits as it takes to have no more."""
+
+    def __init__(self) -> None:
+        self._values, self._counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        self._waiting: list[npt.NDArray[np.uint64]] = []
+        self._waits = self._dropped = 0
+        self._least, self._largest = 1 << 64, 0
+
+    def add(self, numbers: npt.NDArray[Any]) -> None:
+        """Counts numbers, int [N] from 0 on."""
+        if not len(numbers):
+            return
+        self._waiting.append(numbers.astype(np.uint64))
+        self._waits += len(numbers)
+        self._least, self._largest = min(self._least, int(numbers.min())), max(self._largest, int(numbers.max()))
+        if self._waits >= DISTINCT:
+            self._merge()
+
+    def percentiles(self) -> list[int]:
+        """Returns the numbers at the percentiles, the nearest that there is; zeros if there is none."""
+        self._merge()
+        ends = np.cumsum(self._counts)
+        if not len(ends):
+            return [0] * len(_PERCENTILES)
+        ranks = np.rint((int(ends[-1]) - 1) * np.array(_PERCENTILES) / 100)
+        found = self._values[np.searchsorted(ends, ranks, side="right")] << np.uint64(self._dropped)
+        return [min(max(int(value), self._least), self._largest) for value in found[:-1]] + [self._largest]
+
+    def _merge(self) -> None:
+        new = np.concatenate([np.zeros(0, np.uint64), *self._waiting]) >> np.uint64(self._dropped)
+        counts = np.concatenate([self._counts, np.ones(len(new), np.int64)])
+        self._set(np.concatenate([self._values, new]), counts)
+        self._waiting, self._waits = [], 0
+        while len(self._values) > DISTINCT:
+            self._dropped += 1
+            self._set(self._values >> np.uint64(1), self._counts)
+
+    def _set(self, values: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
+        self._values, places = np.unique(values, return_inverse=True)
+        self._counts = np.zeros(len(self._values), np.int64)
+        np.add.at(self._counts, places, counts)
+
+
+@dataclass
+class _Found:
+    """Counts of what an index has of all samples, whose number they don't grow with.
+
+    Attributes:
+        fields: Samples by the numbers of fields.
+        orientations, labels: Samples by their values.
+        unlabelled: As :class:`Report` has it.
+        target_ranges: Least and largest number of each target, float32 [2, K]; infinity and minus infinity for none.
+        length, width, height: Bytes and pixels of the images.
+    """
+
+    target_ranges: npt.NDArray[np.float32]
+    fields: collections.Counter[int] = field(default_factory=collections.Counter)
+    orientations: collections.Counter[int] = field(default_factory=collections.Counter)
+    labels: collections.Counter[int] = field(default_factory=collections.Counter)
+    unlabelled: int = 0
+    length: _Distribution = field(default_factory=_Distribution)
+    width: _Distribution = field(default_factory=_Distribution)
+    height: _Distribution = field(default_factory=_Distribution)
+
+
+def _read(index: Index) -> _Found:
+    counts = len(index.targets)
+    found = _Found(np.array([[np.inf] * counts, [-np.inf] * counts], np.float32))
+    fields = ["field", "member_field"] if index.image_of is None else ["member_field"]
+    targets = ["target"] if counts else []
+    for part in index.checked_parts([*fields, *targets, "label", "orientation", "length", "width", "height"]):
+        for name in fields:
+            _count(found.fields, part[name])
+        _count(found.orientations, part["orientation"])
+        _count(found.labels, part["label"][part["label"] >= 0])
+        if counts:
+            target = part["target"]
+            found.unlabelled += int(np.isnan(target).all(axis=1).sum())
+            low, high = found.target_ranges
+            low[:] = np.fmin(low, np.fmin.reduce(target, axis=0, initial=np.inf))
+            high[:] = np.fmax(high, np.fmax.reduce(target, axis=0, initial=-np.inf))
+        else:
+            found.unlabelled += int((part["label"] < 0).sum())
+        found.length.add(part["length"])
+        found.width.add(part["width"])
+        found.height.add(part["height"])
     return found
 
 
-def _percentiles(column: npt.NDArray[Any]) -> list[int]:
-    if not len(column):
-        return [0] * len(_PERCENTILES)
-    return [int(v) for v in np.percentile(column, _PERCENTILES, method="nearest")]
+def _count(counts: collections.Counter[int], values: npt.NDArray[Any]) -> None:
+    for value, rows in zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True):
+        counts[value] += rows
 
 
 def _window_scores(index: Index) -> dict[int, float]:

@@ -28,7 +28,6 @@ from feeder.system.cores import cores
 from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
-from feeder.tools.inspect import open_set
 
 __all__ = ["Damage", "verify"]
 
@@ -66,7 +65,7 @@ def verify(
     """
     progress = progress or Progress()
     copy = place if isinstance(place, SetCopy) else SetCopy(place, place)
-    index = open_set(copy.path)
+    index = copy.index()
     folder = os.path.dirname(index.path)
     manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
     damages: list[Damage] = []

@@ -16,6 +16,7 @@ from feeder.shard.format.index_file import COLUMNS, ShardEntry
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import write_shard_index
+from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import HashedShard, write_set
@@ -36,6 +37,8 @@ from tests.support.shard_sets import (
     write_rows,
     write_tar,
 )
+
+KEEP = EncodeOptions("keep")
 
 
 @pytest.fixture
@@ -80,7 +83,25 @@ def test_a_set_in_a_store_is_shown_without_the_optional_groups_of_its_indexes(
     expected = json.loads(capsys.readouterr().out)
     assert asked() == core
     assert json.loads(capsys.readouterr().out) == expected | {"path": "s3://bucket/set"}
-    assert asked("--verify") == sum(path.stat().st_size for path in folder.glob("*.fidx")) > core
+    assert asked("--verify") == 2 * sum(path.stat().st_size for path in folder.glob("*.fidx")) > 2 * core
+
+
+def test_percentiles_are_of_all_samples_and_near_them_where_too_many_sizes_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, rows = np.random.default_rng(0), []
+    for number in range(60):
+        path = tmp_path / "images" / "a" / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows.append(len(data := encode(pixels(number, *rng.integers(8, 90, 2).tolist()))))
+        path.write_bytes(data)
+    shard(str(tmp_path / "images"), str(tmp_path / "set"), ShardOptions(samples_per_shard=7, encode=KEEP))
+    expected = np.percentile(rows, (0, 5, 50, 95, 100), method="nearest").tolist()
+    assert inspect(str(tmp_path / "set")).image_bytes == expected
+    monkeypatch.setattr("feeder.tools.inspect.DISTINCT", 8)
+    found = inspect(str(tmp_path / "set")).image_bytes
+    assert found[::4] == expected[::4]
+    assert np.abs(np.subtract(found, expected)).max() <= (max(rows) - min(rows)) / 4
 
 
 def test_a_sound_set_verifies(shards: Path) -> None:

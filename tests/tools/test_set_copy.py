@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from feeder.shard.store.object_store import ObjectStore
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from tests.support.fault_proxy import FaultProxy
@@ -48,6 +52,35 @@ def test_indexes_come_in_ranges(
     assert _report(capsys, url)[1] == _report(capsys, str(folder))[1] | {"path": url}
     sizes = [request.size_bytes for request in fault_proxy.requests() if ".fidx" in request.target]
     assert (max(sizes, default=0), len(sizes) > 0) == ((100, True) if list(folder.glob("*.fidx")) else (0, False))
+
+
+def test_of_many_indexes_few_are_here_at_a_time(
+    bucket: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    tree = make_tree(tmp_path / "images", classes=2, per_class=12)
+    shard(str(tree), str(tmp_path / "set"), kept(samples_per_shard=1))
+    bucket.upload(tmp_path / "set", "one")
+    monkeypatch.setattr("feeder.shard.format.set_index.ASKED_INDEXES", 3)
+    monkeypatch.setattr("feeder.shard.write.set_copy.ASKED_INDEXES", 3)
+    get, here = ObjectStore.get, list[int]()
+
+    def counting_get(self: ObjectStore, key: str, *arguments: Any, **options: Any) -> Any:
+        links = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # another thread has closed it
+                links.append(os.readlink(f"/proc/self/fd/{number}"))
+        mapped = Path("/proc/self/maps").read_text().splitlines()
+        here.append(len({line.partition("/")[2] for line in [*links, *mapped] if "feeder-set-" in line}))
+        return get(self, key, *arguments, **options)
+
+    monkeypatch.setattr(ObjectStore, "get", counting_get)
+    for options in ((), ("--verify", "--workers", "1")):
+        code, found = _report(capsys, f"{bucket.url}/one", *options)
+        assert (code, found["samples"], found["shards"]) == (0, 24, 24)
+    names = [request.target.rpartition("/")[2] for request in fault_proxy.requests() if request.method == "GET"]
+    counts = collections.Counter(name for name in names if name.endswith(".fidx"))
+    assert (len(counts), set(counts.values())) == (24, {3})  # the second time for --verify, and for the report
+    assert 0 < max(here) <= 3 + 3 + 2  # those that were asked for, and before; the header, and a shard
 
 
 def test_damage_in_a_store_is_found(stored: tuple[str, Path], bucket: Bucket, capsys: Any) -> None:

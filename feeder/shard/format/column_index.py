@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -263,6 +263,11 @@ class ColumnIndex(Index):
     def column(self, name: str) -> npt.NDArray[Any]:
         """See :meth:`Index.column`."""
         return self._columns[name]
+
+    def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """See :meth:`Index.checked_parts`; there is one part."""
+        self.check()
+        yield {name: self.column(name) for name in names}
 
     def has_column(self, name: str) -> bool:
         """Returns whether the index has an optional column."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -275,6 +275,17 @@ class Index(ABC):
     @abstractmethod
     def column(self, name: str) -> npt.NDArray[Any]:
         """Column of all samples, by its name in Note [Index file]; "target" as [N, K]."""
+
+    @abstractmethod
+    def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """Yields the columns of some samples at a time, of all in order, compared with their checksums.
+
+        Args:
+            names: Their names in Note [Index file], but for "shard" and starts.
+
+        Raises:
+            FormatError: if one does not match.
+        """
 
     @abstractmethod
     def check(self, names: Iterable[str] | None = None) -> None:

@@ -24,11 +24,11 @@ from feeder.system.mapping import map_file
 if TYPE_CHECKING:
     from feeder._native import HeldIndex, ShardRows
 
-__all__ = ["SetIndex"]
+__all__ = ["ASKED_INDEXES", "SetIndex"]
 
 # Shards whose index is mapped at a time. One takes 2 kB besides the shared page cache; opening it again takes 0.2 ms.
 _OPEN_INDEXES = 4096
-_ASKED_INDEXES = 256  # that a mirror is asked for at a time
+ASKED_INDEXES = 256  # that a mirror is asked for at a time
 _DTYPES = COLUMNS | OPTIONAL_COLUMNS
 
 
@@ -38,6 +38,7 @@ class SetIndex(Index):
     Args:
         path: The set's header.
         mirror: The mirror of its folder; None for a local set.
+        most_open: Number of shards whose indexes are kept open.
 
     Attributes:
         header: The set's header.
@@ -46,8 +47,10 @@ class SetIndex(Index):
         FormatError: if the header can't be read, or is damaged.
     """
 
-    def __init__(self, path: str | os.PathLike[str], mirror: Mirror | None = None) -> None:
-        self.path = os.fspath(path)
+    def __init__(
+        self, path: str | os.PathLike[str], mirror: Mirror | None = None, *, most_open: int = _OPEN_INDEXES
+    ) -> None:
+        self.path, self._most_open = os.fspath(path), most_open
         self.header = SetHeader(self.path, mirror)
         info = self.header.info
         self.fields, self.targets, self.version = info.fields, info.targets, info.version
@@ -291,15 +294,24 @@ class SetIndex(Index):
         pieces: list[npt.NDArray[Any]] = []
         base = 0
         for number, index in self._each():
-            piece = np.full(index.samples, number) if name == "shard" else index.column(name)
-            if name in ("field", "member_field"):
-                piece = self._renumbered(index)[piece] if piece.size else piece
-            elif name in STARTS:
+            piece = np.full(index.samples, number) if name == "shard" else self._column_of(index, name)
+            if name in STARTS:
                 last = int(piece[-1])
                 piece, base = piece[min(len(pieces), 1) :] + np.uint64(base), base + last
             pieces.append(piece)
         shape = (0, len(self.targets)) if name == "target" else (1 if name in STARTS and not pieces else 0,)
         return np.concatenate([np.zeros(shape, _DTYPES[name]), *pieces]).astype(_DTYPES[name], copy=False)
+
+    def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
+        """See :meth:`Index.checked_parts`; a part is a shard."""
+        for _, index in self._each():
+            index.check(optional=False)
+            yield {name: self._column_of(index, name) for name in names}
+
+    def _column_of(self, index: ShardIndex, name: str) -> npt.NDArray[Any]:
+        """A column of a shard's samples, with the set's numbers of fields."""
+        column = index.column(name)
+        return self._renumbered(index)[column] if name in ("field", "member_field") and column.size else column
 
     def check(self, names: Iterable[str] | None = None) -> None:
         """See :meth:`Index.check`; all groups are compared with their hashes, whatever the columns, but for optional
@@ -329,8 +341,8 @@ class SetIndex(Index):
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""
-        for first in range(0, self.shard_count, _ASKED_INDEXES):
-            numbers = range(first, min(first + _ASKED_INDEXES, self.shard_count))
+        for first in range(0, self.shard_count, ASKED_INDEXES):
+            numbers = range(first, min(first + ASKED_INDEXES, self.shard_count))
             found = {number: index for number in numbers if (index := self._open.get(number))}
             found |= self._read([number for number in numbers if number not in found])
             for number in numbers:
@@ -350,7 +362,7 @@ class SetIndex(Index):
                 self._open[number] = index = found[number]
                 if self._table is not None and not index.is_wide:
                     self._table.add(number, index.records)
-            while len(self._open) > _OPEN_INDEXES:
+            while len(self._open) > self._most_open:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 if self._table is not None:
@@ -363,8 +375,8 @@ class SetIndex(Index):
         header, found = self.header, dict[int, ShardIndex]()
         if shards and self._mirror is not None:
             header.open_pages(shards)
-        for first in range(0, len(shards), _ASKED_INDEXES):
-            some = [(n, header.index_name(n), header.shard(n)) for n in shards[first : first + _ASKED_INDEXES]]
+        for first in range(0, len(shards), ASKED_INDEXES):
+            some = [(n, header.index_name(n), header.shard(n)) for n in shards[first : first + ASKED_INDEXES]]
             if self._mirror is not None:
                 self._mirror.need([(name, 0, shard.index_bytes) for _, name, shard in some])
             for number, name, shard in some:

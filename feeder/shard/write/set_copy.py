@@ -1,19 +1,21 @@
-"""A copy of what the tools need of a shard set in a store: the index, the manifest, and shards one at a time."""
+"""A copy of what the tools need of a shard set in a store: header and manifest; indexes and shards a few at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from feeder.errors import ChangedError, FormatError, NotFoundError
+from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
 from feeder.shard.store.store import RANGE_BYTES, Store, download, open_store
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
@@ -32,12 +34,20 @@ class SetCopy:
         shown: The set's name in messages.
         store: Its store; None for a local set.
         lock: The lock on the store, for one that may be changed.
+        mirror: Brings the indexes of shards in the store, for one that is read.
     """
 
-    def __init__(self, path: str, shown: str, store: Store | None = None, lock: StoreLock | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        shown: str,
+        store: Store | None = None,
+        lock: StoreLock | None = None,
+        mirror: _StoreMirror | None = None,
+    ) -> None:
         self.path = path
         self.shown = shown
-        self._store, self._lock = store, lock
+        self._store, self._lock, self._mirror = store, lock, mirror
 
     @classmethod
     @contextlib.contextmanager
@@ -56,10 +66,15 @@ class SetCopy:
             yield cls(local_path(place), place)
             return
         store = open_store(place)
-        with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder:
-            copy = cls(folder, str(store.url), store)
+        with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, ThreadPoolExecutor(_REQUESTS) as pool:
+            copy = cls(folder, str(store.url), store, mirror=_StoreMirror(store, folder, pool, whole=whole))
             with copy._shown_in_errors():
-                copy._fetch_index(store, whole)
+                if not copy.fetch(INDEX_NAME):
+                    raise FormatError(
+                        f"{store.url.object(INDEX_NAME)}: there is no index; expected the URL of a shard set, as "
+                        "`feeder shard` writes one"
+                    )
+                copy.fetch(MANIFEST_NAME)  # sets of tars from elsewhere have none
                 yield copy
 
     @classmethod
@@ -85,6 +100,21 @@ class SetCopy:
             copy = cls(folder, str(store.url), store, lock)
             with copy._shown_in_errors():
                 yield copy
+
+    def index(self) -> Index:
+        """Opens the set's index. That of a set in a store asks for the indexes of shards when they are read, and keeps
+        few of them.
+
+        Raises:
+            FormatError: if there is none, or it is damaged.
+        """
+        path = self.path
+        if os.path.isdir(path) or not os.path.exists(path):
+            path = os.path.join(path, INDEX_NAME)
+        index = open_index(path)
+        if self._mirror is None or not isinstance(index, SetIndex):
+            return index
+        return SetIndex(path, self._mirror, most_open=ASKED_INDEXES)
 
     def fetch(self, name: str) -> bool:
         """Has a file in the folder, if the set has it; returns True then."""
@@ -142,35 +172,55 @@ class SetCopy:
         except FormatError as error:
             raise FormatError(str(error).replace(self.path, self.shown)) from None
 
-    def _fetch_index(self, store: Store, whole: bool) -> None:
-        if not self.fetch(INDEX_NAME):
-            raise FormatError(
-                f"{store.url.object(INDEX_NAME)}: there is no index; expected the URL of a shard set, as `feeder "
-                "shard` writes one"
-            )
-        self.fetch(MANIFEST_NAME)  # sets of tars from elsewhere have none
-        index = open_index(os.path.join(self.path, INDEX_NAME))
-        if isinstance(index, SetIndex):
-            header = index.header
-
-            def fetch(shard: int) -> None:
-                name = header.index_name(shard)
-                if whole:
-                    self._fetch(store, name)
-                    return
-                path = Path(self.path, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("wb") as file:  # in ranges, as no more is known of its size than the header says
-                    size_bytes = header.shard(shard).index_bytes
-                    for start in range(0, size_bytes, RANGE_BYTES):
-                        file.write(store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
-
-            with ThreadPoolExecutor(_REQUESTS) as pool:
-                for _ in pool.map(fetch, range(index.shard_count)):
-                    pass
-
     def _fetch(self, store: Store, name: str) -> None:
         entry = store.size(name)  # refuses names that lead out of the set
         path = os.path.join(self.path, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         download(store, entry, path)
+
+
+class _StoreMirror:
+    """A mirror of a set in a store that has the indexes which each thread has asked for last, in files without names;
+    see :class:`feeder.shard.store.mirror.Mirror`. The set's header is in its folder as a whole.
+
+    Args:
+        store: The store.
+        folder: The folder.
+        pool: Threads that fetch.
+        whole: True to fetch the optional groups of indexes, too.
+    """
+
+    budget_bytes, reads_crops = 1 << 62, False
+
+    def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor, *, whole: bool) -> None:
+        self.place = str(store.url)
+        self._store, self._folder, self._pool, self._whole = store, folder, pool, whole
+        self._local = threading.local()
+
+    def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
+        sizes = {name: end for name, _, end in wants if name != INDEX_NAME}
+        if sizes:
+            self._local.files = {}  # closed before others come
+            self._local.files = dict(zip(sizes, self._pool.map(self._fetch, sizes, sizes.values()), strict=True))
+
+    def open(self, name: str, expected: bytes = b"") -> int:
+        return os.dup(self._local.files[name].descriptor)
+
+    def _fetch(self, name: str, size_bytes: int) -> _Descriptor:
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            if self._whole:
+                size_bytes = self._store.size(name).size_bytes
+            for start in range(0, size_bytes, RANGE_BYTES):
+                file.write(self._store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
+            file.flush()
+            return _Descriptor(os.dup(file.fileno()))
+
+
+class _Descriptor:
+    """A descriptor that is closed with its last reference."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)

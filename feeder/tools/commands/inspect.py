@@ -40,8 +40,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import dataclasses
-
     from feeder.shard.write.set_copy import SetCopy
     from feeder.system.progress import terminal_progress
     from feeder.tools.inspect import inspect, render
@@ -57,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             else None
         )
         try:
-            report = dataclasses.replace(inspect(copy.path), path=copy.shown)
+            report = inspect(copy)
         except FeederError:
             for damage in damages or ():
                 say(_line(damage))
