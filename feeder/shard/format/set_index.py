@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ __all__ = ["ASKED_INDEXES", "SetIndex"]
 # Shards whose index is mapped at a time. One takes 2 kB besides the shared page cache; opening it again takes 0.2 ms.
 _OPEN_INDEXES = 4096
 ASKED_INDEXES = 256  # that a mirror is asked for at a time
+# Indexes that have left a mirror take room on its disk while they are mapped: so many bytes, or a share of its budget.
+MIRRORED_BYTES, _BUDGET_DIVISOR = 128 << 20, 100
 _DTYPES = COLUMNS | OPTIONAL_COLUMNS
 
 
@@ -60,6 +63,7 @@ class SetIndex(Index):
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
         self._open: dict[int, ShardIndex] = {}
+        self._open_bytes = 0
         self._table = _table()
         self._lock = threading.Lock()
         self._field_numbers = {name: number for number, name in enumerate(self.fields)}
@@ -356,18 +360,28 @@ class SetIndex(Index):
         """Returns the indexes of some shards."""
         found = {number: index for number in shards if (index := self._open.get(number))}
         missing = sorted(shards - found.keys())
+        if not missing:
+            return found
         found |= self._read(missing)
+        most_bytes = self._most_bytes if self._open_bytes > MIRRORED_BYTES else math.inf
         with self._lock:
             for number in missing:
-                self._open[number] = index = found[number]
+                index, before = found[number], self._open.pop(number, None)
+                self._open_bytes += index.size_bytes - (before.size_bytes if before else 0)
+                self._open[number] = index
                 if self._table is not None and not index.is_wide:
                     self._table.add(number, index.records)
-            while len(self._open) > self._most_open:
+            while len(self._open) > self._most_open or (self._open_bytes > most_bytes and len(self._open) > 1):
                 oldest = next(iter(self._open))
-                del self._open[oldest]
+                self._open_bytes -= self._open.pop(oldest).size_bytes
                 if self._table is not None:
                     self._table.remove(oldest)
         return found
+
+    @functools.cached_property
+    def _most_bytes(self) -> float:
+        """Size of the indexes that are kept open."""
+        return math.inf if self._mirror is None else max(MIRRORED_BYTES, self._mirror.budget_bytes // _BUDGET_DIVISOR)
 
     def _read(self, shards: Sequence[int]) -> dict[int, ShardIndex]:
         """Maps the indexes of some shards. Those in a store are asked for some at a time: when others are, they may

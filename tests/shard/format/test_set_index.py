@@ -145,6 +145,25 @@ def test_the_mirror_is_asked_for_what_is_read_and_in_one_go(sets: tuple[Path, Pa
     assert len(opened_shards(mirror)) == 4 + 1 + 2  # a shard may have been made anew since it was read
 
 
+def test_indexes_from_a_store_stay_open_within_a_hundredth_of_its_cache(
+    sets: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.shard.format.set_index.MIRRORED_BYTES", 1)
+    local = open_index(str(sets[1] / "index.bin"))
+    assert isinstance(local, SetIndex)
+    firsts = [local.header.sample_range(shard)[0] for shard in range(local.shard_count)]
+    for budget_bytes, times in ((1 << 40, 1), (100, 3)):
+        mirror = StrictMirror(sets[1], tmp_path / str(times))
+        mirror.budget_bytes = budget_bytes
+        index = open_index(mirror.index, mirror=mirror)
+        for i in 3 * firsts:
+            assert int(index.row(i).crc32[0]) == int(local.row(i).crc32[0])
+        asked = [name for call in mirror.calls for name, _, _ in call if name.endswith(".fidx")]
+        assert {asked.count(name) for name in asked} == {times}
+    maps = Path("/proc/self/maps").read_text()
+    assert maps.count(f"{tmp_path}/3/shard-") == 1
+
+
 def opened_shards(mirror: StrictMirror) -> list[str]:
     return [name for name in mirror.opened if name.endswith(".tar")]
 
