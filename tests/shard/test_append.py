@@ -8,6 +8,7 @@ import pickle
 import shutil
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import torch
@@ -381,17 +382,20 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
         append(str(folder), str(make_tree(tmp_path / "more", 1, 1)), ShardOptions())
 
 
-def test_a_set_in_a_store_gets_the_files_of_a_local_one_and_none_of_its_indexes_are_read(
+def test_a_set_in_a_store_gets_the_files_of_a_local_one_and_nothing_is_asked_of_its_shards(
     folder: Path, tmp_path: Path, bucket: Bucket, fault_proxy: FaultProxy
 ) -> None:
     shard(str(tmp_path / "images"), f"{bucket.url}/set", kept(samples_per_shard=4))
+    old, before = [path.stem for path in folder.glob("*.tar")], len(fault_proxy.requests())
     for seed, name in ((20, "more"), (30, "further")):
         images(tmp_path / name / "a", seed, 3)
         for place in (str(folder), f"{bucket.url}/set"):
             append(place, str(tmp_path / name), ShardOptions())
-    read = {request.target.rpartition("/")[2] for request in fault_proxy.requests() if request.method == "GET"}
-    assert "index.bin" in read
-    assert not {name for name in read if name.endswith(".fidx") or name.startswith("index-")}
+    targets = [request.target for request in fault_proxy.requests()[before:]]
+    assert old
+    assert not [target for target in targets if any(name in target for name in old)]
+    queries = [parse_qs(urlsplit(target).query) for target in targets]
+    assert {query["prefix"][0] for query in queries if "prefix" in query} == {"set/.work/"}
     local = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
     assert {key.removeprefix("set/"): bucket.get(key) for key in bucket.keys() if key.startswith("set/")} == local  # noqa: SIM118
 

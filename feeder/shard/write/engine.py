@@ -102,8 +102,9 @@ class LocalEngine:
 
         def write_one(job: ShardJob) -> WrittenShard:
             written = write_shard(job, source, ids(job.positions), folder.path, folder.work, advance)
+            # The record first: what a killed run leaves in a store is known by it.
             record = folder.part(record_name(job.name))
-            folder.publish(index_path(folder.path, job.name), record, folder.file(job.name))
+            folder.publish(record, index_path(folder.path, job.name), folder.file(job.name))
             return written
 
         def show() -> None:

@@ -106,7 +106,7 @@ class SharedStore:
         store, name = open_store(self.url), written.record.name
         index = Path(index_path(folder, name))
         record = f"{os.path.dirname(PLAN_NAME)}/{record_name(name)}"
-        files = {index.name: index, record: Path(folder, record_name(name)), name: Path(folder, name)}
+        files = {record: Path(folder, record_name(name)), index.name: index, name: Path(folder, name)}
         for key, file in files.items():
             check_lock(store, self.lock_id)
             store.put(key, file)

@@ -8,7 +8,6 @@ the same order as a local folder would; see Note [Resume] in output_folder.py. A
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import tempfile
@@ -17,11 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from feeder.errors import NotFoundError, ShardError
-from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
+from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import is_remote, local_path
+from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
@@ -41,7 +40,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
     Args:
         out: The folder, or its URL.
         force: True to replace a shard set in it.
-        appends: True for a run that reads no more of a finished set than its header and its manifest.
+        appends: True for a run that adds shards to a finished set, of whose own shards it needs nothing.
     """
     if not is_remote(out):
         with OutputFolder.locked(local_path(out), force=force) as folder:
@@ -49,11 +48,17 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(open_store(out), scratch, force=force)
-        output.fetch(with_parts=False)
-        output.refuse_foreign()
+        if appends:
+            output.refuse_unfinished()
+        else:
+            output.fetch(with_parts=False)
+            output.refuse_foreign()
         with StoreLock.held(output.store) as lock:
             output.lock = lock
-            output.fetch(with_parts=True, appends=appends)
+            if appends:
+                output.fetch_newest()
+            else:
+                output.fetch(with_parts=True)
             yield output
 
 
@@ -83,24 +88,39 @@ class StoreOutput(OutputFolder):
         self.store = store
         self.lock: StoreLock | None = None
 
-    def fetch(self, *, with_parts: bool, appends: bool = False) -> None:
+    def refuse_unfinished(self) -> None:
+        """Raises ShardError if there is no finished set."""
+        if self._entry(MANIFEST_NAME) is None:
+            raise ShardError(f"{self.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+
+    def fetch_newest(self) -> None:
+        """Brings to the folder the header and the manifest of a finished set, and what an unfinished run that adds
+        shards to it has left."""
+        self._clear()
+        parts = list(self.store.list(self._key(self.work)))
+        records = [os.path.basename(part.key) for part in parts]
+        added = [record.removesuffix(".json") for record in records if record.endswith(".tar.json")]
+        names = [INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME, *added, *(index_path("", n) for n in added)]
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            found = [entry for entry in pool.map(self._entry, names) if entry is not None]
+            for _ in pool.map(lambda entry: self._fetch(entry, with_parts=True), [*parts, *found]):
+                pass
+
+    def fetch(self, *, with_parts: bool) -> None:
         """Brings the folder to the state of the store.
 
         Args:
             with_parts: True to fetch the index and the parts of an unfinished run, too.
-            appends: True to leave out the indexes of the manifest's shards, and the headers of earlier versions.
         """
-        shutil.rmtree(self.path)
-        os.makedirs(self.work)
+        self._clear()
         entries = []
         for entry in self.store.list():
             if entry.key != LOCK_NAME:
                 entries.append(entry)
             if len(entries) > _MAX_LISTED:
                 raise ShardError(f"{self.shown}: holds more than {_MAX_LISTED:,} objects; choose another --out")
-        left_out = self._of_the_set(entries) if appends else set()
         with ThreadPoolExecutor(_REQUESTS) as pool:
-            for _ in pool.map(lambda entry: self._fetch(entry, with_parts and entry.key not in left_out), entries):
+            for _ in pool.map(lambda entry: self._fetch(entry, with_parts=with_parts), entries):
                 pass
 
     def publish(self, *paths: str) -> None:
@@ -147,17 +167,18 @@ class StoreOutput(OutputFolder):
             for _ in pool.map(self.store.delete, keys):
                 pass
 
-    def _of_the_set(self, entries: Iterable[Entry]) -> set[str]:
-        """Returns the indexes of the manifest's shards, and the headers of earlier versions."""
-        found = {entry.key: entry for entry in entries}
-        if MANIFEST_NAME not in found:
-            return set()
-        self._fetch(found[MANIFEST_NAME], with_parts=True)
-        manifest = Manifest.read(self.path)
-        versions = itertools.takewhile(found.__contains__, (version_path(INDEX_NAME, n) for n in itertools.count(1)))
-        return {*versions, *(index_path("", record.name) for record in (manifest.shards if manifest else ()))}
+    def _clear(self) -> None:
+        shutil.rmtree(self.path)
+        os.makedirs(self.work)
 
-    def _fetch(self, entry: Entry, with_parts: bool) -> None:
+    def _entry(self, name: str) -> Entry | None:
+        """Returns the entry of an object; None if there is none."""
+        try:
+            return self.store.size(name)
+        except NotFoundError:
+            return None
+
+    def _fetch(self, entry: Entry, *, with_parts: bool) -> None:
         """Makes the local file of an object: its bytes, or a hole of its size for shards and what is foreign."""
         path = self.file(entry.key)
         is_part = path.startswith(self.work + os.sep)
