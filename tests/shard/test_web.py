@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from feeder.errors import SourceError, StoreError
+from feeder.shard.source.sample_table import StoredField
+from feeder.shard.source.spool import Spool
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.web import WebReader, shown_url
 from feeder.shard.source.web_servers import asked_pause_s
@@ -98,6 +100,54 @@ def test_images_behind_urls_become_samples_and_their_queries_are_not_stored(serv
     assert not any(b"HIDDEN" in path.read_bytes() for path in out.iterdir())
     assert set(server.seen.values()) == {1}
     assert not any("HIDDEN" in str(note) for note in summary.notes)
+
+
+@pytest.mark.parametrize("ended", ["while images are read", "while shards are written"])
+def test_a_run_that_is_started_again_reads_each_image_once(
+    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
+) -> None:
+    server.pages = {f"/{k}.jpg?X-Amz-Signature=HIDDEN": encode(pixels(k)) for k in range(50)}
+    manifest = _manifest(tmp_path, [server.url + path for path in server.pages])
+    options = kept(samples_per_shard=10, columns=_columns(allow_private=True), workers=1)
+    kept_file = tmp_path / "out" / ".work" / "images"
+    with monkeypatch.context() as patched:
+        if ended == "while images are read":
+            spool_add, added = Spool.add, list[bytes]()
+
+            def add(spool: Spool, field: str, data: bytes) -> StoredField:
+                added.append(data)
+                if len(added) == 30:
+                    raise KeyboardInterrupt
+                return spool_add(spool, field, data)
+
+            patched.setattr(Spool, "add", add)
+        else:
+            patched.setattr("feeder.shard.write.run.write_set", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            shard(manifest, str(tmp_path / "out"), options)
+    data = kept_file.read_bytes()
+    assert b"HIDDEN" not in data
+    if ended == "while images are read":
+        kept_file.write_bytes(data[:-1] + bytes(1))  # what came last is cut off, and after it
+        with kept_file.open("ab") as file:
+            file.write(b"half of a record")
+    else:
+        server.pages = dict.fromkeys(server.pages, 404)  # nobody asks any more
+    before = server.seen.copy()
+    assert shard(manifest, str(tmp_path / "out"), options).samples == 50
+    if ended == "while shards are written":
+        assert server.seen == before
+    else:
+        assert 20 < sum(server.seen[path] == 1 for path in server.pages) < 50
+    assert not kept_file.exists()
+    server.pages = {path: encode(pixels(k)) for k, path in enumerate(server.pages)}
+    shard(manifest, str(tmp_path / "whole"), options)
+    for path in (tmp_path / "whole").glob("[!.]*"):
+        assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

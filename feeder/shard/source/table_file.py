@@ -22,10 +22,10 @@ from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
-from feeder.shard.source.row_images import RowImages, is_url
+from feeder.shard.source.row_images import RowImage, RowImages, is_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, drop_duplicates, reject_samples
-from feeder.shard.source.spool import Spool
+from feeder.shard.source.spool import KEPT_IMAGES, KeptImage, KeptImages, Spool
 from feeder.shard.source.table_rows import Row, table_rows
 from feeder.shard.source.web import shown_url
 from feeder.shard.store.store import Entry, download, open_store
@@ -96,7 +96,7 @@ class ManifestColumns:
 def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
     """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
 
-    Images behind URLs are read now, and spooled to disk.
+    Images behind URLs are read now, and kept on disk, beside the spool.
 
     Args:
         path: The manifest, or its URL in a store; its suffix tells its format.
@@ -113,23 +113,29 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
         download(store, entry, path)
     root_url = columns.root if is_remote(columns.root or "") else url if columns.root is None else None
     source: Source
+    there = None
     if root_url is not None:
         there = open_store(columns.root or store.url)
-        source, images = RemoteSource("manifest", there), RowImages(there, columns.allow_private)
+        source = RemoteSource("manifest", there)
     else:
         root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
         if not os.path.isdir(root):
             raise SourceError(
                 f"{root}: no such folder; --image-root is the folder that the manifest's paths start from"
             )
-        source, images = Source("manifest", root), RowImages(None, columns.allow_private)
+        source = Source("manifest", root)
     if url is not None:
         source.containers.append(Container(store.url.object(entry.key), entry.size_bytes, entry.modified_ns))
     else:
         source.add_container(os.path.abspath(path))
     shown = split_url(url)[0] if url is not None else path
-    with Spool(source, spool_path) as spool, images:
-        listing = _Listing(source, spool, shown, columns)
+    kept_path = os.path.join(os.path.dirname(spool_path), KEPT_IMAGES)
+    with (
+        Spool(source, spool_path) as spool,
+        KeptImages(source, kept_path) as kept,
+        RowImages(there, columns.allow_private, kept) as images,
+    ):
+        listing = _Listing(source, spool, kept, shown, columns)
         try:
             rows = enumerate(table_rows(path), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
@@ -166,9 +172,9 @@ class _Unusable(Exception):
 class _Listing:
     """Turns rows into samples."""
 
-    def __init__(self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns) -> None:
+    def __init__(self, source: Source, spool: Spool, kept: KeptImages, manifest: str, columns: ManifestColumns) -> None:
         self._source = source
-        self._spool = spool
+        self._spool, self._kept = spool, kept
         self._manifest = manifest
         self._asked = columns
         self._columns = ManifestColumns()
@@ -183,7 +189,7 @@ class _Listing:
             return self._checked_path(row.get(self._columns.path))
         return None
 
-    def add(self, number: int, row: Row, image: Future[bytes | Entry] | None) -> None:
+    def add(self, number: int, row: Row, image: Future[RowImage] | None) -> None:
         """Adds one row, or rejects it if it can't be a sample.
 
         Args:
@@ -197,7 +203,7 @@ class _Listing:
         except _Unusable as error:
             self._source.reject(error.path or name, error.reason)
 
-    def _add(self, name: str, number: int, row: Row, fetched: Future[bytes | Entry] | None) -> None:
+    def _add(self, name: str, number: int, row: Row, fetched: Future[RowImage] | None) -> None:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
@@ -223,7 +229,11 @@ class _Listing:
             if isinstance(found, Entry):
                 shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
             else:
-                parts.append(self._spool.add("", found))
+                if isinstance(found, KeptImage) or is_remote(path):
+                    parts.append(self._kept.part(number, path, found))
+                    self._spool.note("", found.data if isinstance(found, KeptImage) else found)
+                else:
+                    parts.append(self._spool.add("", found))
                 if shown != path:  # the query, which is not stored, may have told several images apart
                     shown = f"{name}/{shown}"
         else:

@@ -5,6 +5,8 @@ While a run is unfinished, ``.work`` holds its plan (settings, and the list of i
 record for each finished shard. A shard is renamed into place after its index and this record are written, so a shard
 that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
+Images that were read from URLs stay there until the run has ended well.
+
 A run that adds samples to a finished set has its plan and records there, too. The set's header does not name its shards
 until all are written, so that a killed run leaves the set as it was.
 
@@ -28,6 +30,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
+from feeder.shard.source.spool import KEPT_IMAGES
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.run_plan import first_difference, load_inputs, plan_of, save_inputs
 from feeder.shard.write.set_writer import index_path
@@ -88,7 +91,7 @@ class OutputFolder:
             try:
                 yield folder
             finally:
-                if not os.path.exists(folder._plan_path):  # nothing to resume
+                if not any(map(os.path.exists, (folder._plan_path, folder.part(KEPT_IMAGES)))):  # nothing to resume
                     folder.finish()
                     if not os.path.exists(folder.file(MANIFEST_NAME)):
                         with contextlib.suppress(OSError):
