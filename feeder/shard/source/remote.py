@@ -38,10 +38,11 @@ class RemoteSource(Source):
         super().__init__(kind, str(store.url))
         self.store = store
         self._entries: dict[str, Entry] = {}  # by the path of the container
+        self._copies: dict[str, str] = {}  # local files that have the same bytes, by the path of the container
 
     def __getstate__(self) -> dict[str, Any]:
         needed = {each.path: self._entries[each.path] for each in self.containers if each.path in self._entries}
-        return {**self.__dict__, "store": self.store.url.anywhere(), "_entries": needed}
+        return {**self.__dict__, "store": self.store.url.anywhere(), "_entries": needed, "_copies": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, store=open_store(state["store"]))
@@ -50,11 +51,18 @@ class RemoteSource(Source):
     def is_remote(self) -> bool:
         return True
 
-    def add_object(self, entry: Entry) -> int:
-        """Registers an object that holds many samples and returns its number."""
+    def add_object(self, entry: Entry, copy: str | None = None) -> int:
+        """Registers an object that holds many samples and returns its number.
+
+        Args:
+            entry: The object.
+            copy: A local file with its bytes, which samples are read from; None for the object itself.
+        """
         path = str(self.store.url.joined(entry.key))
         self.containers.append(Container(path, entry.size_bytes, entry.modified_ns))
         self._entries[path] = entry
+        if copy is not None:
+            self._copies[path] = copy
         return len(self.containers) - 1
 
     def objects(self) -> list[Entry]:
@@ -63,6 +71,9 @@ class RemoteSource(Source):
 
     @contextlib.contextmanager
     def copied(self, container: int) -> Iterator[str]:
+        if self.containers[container].path in self._copies:
+            yield self._local_path(container)
+            return
         with tempfile.TemporaryDirectory(prefix="feeder-tar-") as folder:
             path = os.path.join(folder, "copy")
             listed = self.containers[container]
@@ -97,8 +108,13 @@ class RemoteSource(Source):
         return self._get(entry.key, part.offset, part.offset + part.length, entry)
 
     def _entry(self, container: int) -> Entry | None:
-        """Returns the object that is a container; None if it is none."""
-        return None if container == OWN_FILE else self._entries.get(self.containers[container].path)
+        """Returns the object that is a container, and must be read from the store; None if it is none."""
+        path = "" if container == OWN_FILE else self.containers[container].path
+        return None if path in self._copies else self._entries.get(path)
+
+    def _local_path(self, container: int) -> str:
+        path = self.containers[container].path
+        return self._copies.get(path, path)
 
     def _check_part(self, part: StoredField) -> None:
         if part.length > self.max_file_bytes:

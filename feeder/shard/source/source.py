@@ -251,7 +251,7 @@ class Source:
         if descriptor is not None:
             data = self._pread(descriptor, part)
         else:
-            opened = open_regular(container.path)
+            opened = open_regular(self._local_path(part.container))
             kept = False
             try:
                 data = self._pread(opened, part)
@@ -264,6 +264,10 @@ class Source:
         if len(data) != part.length:
             raise _changed(container.path, f"{part.length} bytes at byte {part.offset}", f"{len(data)}")
         return data
+
+    def _local_path(self, container: int) -> str:
+        """Path of the file that has the bytes of a container."""
+        return self.containers[container].path
 
     def _pread(self, descriptor: int, part: StoredField) -> bytes:
         path = self.containers[part.container].path

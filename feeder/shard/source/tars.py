@@ -11,7 +11,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import BinaryIO
 
 import braceexpand
 
@@ -20,8 +19,9 @@ from feeder.decoders.packed import CODEBOOK_NAME, MOST_CODEBOOKS, add_codebooks,
 from feeder.errors import NotFoundError, SourceError, StoreError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
-from feeder.shard.format.tar import Member, Refused, Seam, members_of, read_members
+from feeder.shard.format.tar import Member, Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable
+from feeder.shard.source.fetched_tars import GZIP_MAGIC, TarMembers, compressed_error, fetched_tars
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
 from feeder.shard.source.image_file import unpacked_limit
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
@@ -30,7 +30,6 @@ from feeder.shard.source.source import Source, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
 from feeder.shard.store.store import Entry, Store, download
-from feeder.shard.store.store_file import open_object
 from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL, atomic_file
 from feeder.system.text import count
@@ -41,7 +40,6 @@ TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
 _MOST_CODEBOOK_BYTES = 1 << 16
 _SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, next to a seam of two archives, next to damage
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def _split_name(name: str) -> tuple[str, str] | None:
@@ -115,40 +113,43 @@ def open_stored_tars(
     work: str | None,
     image_field: str | None = None,
     columns: ManifestColumns | None = None,
+    copies: str | None = None,
 ) -> RemoteSource:
-    """Lists the samples of WebDataset tars in a store; reads each of them once.
+    """Lists the samples of WebDataset tars in a store, several at a time.
 
     Args:
         store: The store.
         entries: The tars.
         pattern: The URL or pattern that named them.
         work, image_field, columns: As :func:`open_tars` takes them.
+        copies: Folder for copies of the tars, which are read once then; only those are copied that the disk has room
+            for, beside as many bytes as all of them have. None: the work folder, if there is one.
 
     Raises:
         SourceError, StoreError: if a tar can't be read.
     """
     source = RemoteSource("tars", store)
-    found = {entry.key: entry for entry in entries}
     pattern = split_url(pattern)[0]
+    fetched = fetched_tars(store, entries, work, copies or work)
 
     def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
-        entry = found[name]
-        if bytes(store.get(name, 0, min(2, entry.size_bytes), entry.etag)) != _GZIP_MAGIC:
+        entry, tar = next(fetched)
+        if isinstance(tar, TarMembers):
             container = source.add_object(entry)
-            with open_object(store, entry) as file:
-                members = members_of(file, entry.size_bytes)
-                return _grouped(source, name, container, members, functools.partial(_pread, file), labels, asked)
-        if work is None:
-            raise _compressed(path)
-        packed = os.path.join(work, "packed.tar.gz")
-        download(store, entry, packed)
-        group = _list_tar(source, name, _plain_tar(source, name, packed, work), packed, labels, asked)
-        os.unlink(packed)
+            pread = functools.partial(tar.pread, store, entry)
+            return _grouped(source, name, container, tar.members, pread, labels, asked)
+        with open(tar, "rb") as file:
+            if file.read(2) != GZIP_MAGIC:
+                container = source.add_object(entry, tar)
+                pread = functools.partial(os.pread, file.fileno())
+                return _grouped(source, name, container, read_members(tar), pread, labels, asked)
+        group = _list_tar(source, name, _plain_tar(source, name, tar, work), tar, labels, asked)
+        os.unlink(tar)
         source.containers[-1] = source.containers[-1]._replace(mtime_ns=entry.modified_ns)
         return group
 
     tars = [(entry.key, store.url.object(entry.key)) for entry in entries]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(fetched):
         for file in (MANIFEST_NAME, INDEX_NAME):
             try:
                 download(store, store.size(file), os.path.join(folder, file))
@@ -159,15 +160,6 @@ def open_stored_tars(
                 break
         _listed(source, pattern, tars, list_tar, image_field, columns, folder)
     return source
-
-
-def _pread(file: BinaryIO, length: int, offset: int) -> bytes:
-    """Reads bytes as os.pread does; the file's position stays."""
-    position = file.tell()
-    file.seek(offset)
-    data = file.read(length)
-    file.seek(position)
-    return data
 
 
 def _listed(
@@ -227,10 +219,10 @@ def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:
         SourceError: if it is compressed and ``work`` is None, or it unpacks to more than a tar of images would.
     """
     with open(path, "rb") as file:
-        if file.read(2) != _GZIP_MAGIC:
+        if file.read(2) != GZIP_MAGIC:
             return path
     if work is None:
-        raise _compressed(path)
+        raise compressed_error(path)
     limit = unpacked_limit(os.path.getsize(path), UNPACKED_BYTES)
     unpacked = os.path.join(work, f"unpacked-{len(source.containers):06d}.tar")
     with gzip.open(path) as compressed, atomic_file(unpacked) as plain:
@@ -295,10 +287,6 @@ def _grouped(
             group.add(split[0], StoredField(split[1], container, member.offset, member.size))
     group.finish()
     return group
-
-
-def _compressed(path: str) -> SourceError:
-    return SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
 
 
 def _add_codebook(source: Source, tar: str, pread: Callable[[int, int], bytes], member: Member) -> None:

@@ -6,14 +6,20 @@ import io
 import os
 from typing import Any
 
-from feeder.shard.store.store import RANGE_BYTES, Entry, Store
+from feeder.shard.store.store import Entry, Store
 
 __all__ = ["open_object"]
 
 
-def open_object(store: Store, entry: Entry) -> io.BufferedReader:
-    """Opens an object for reading. What lies within the last 8 MiB that were asked for costs no request."""
-    return io.BufferedReader(_StoreFile(store, entry), RANGE_BYTES)
+def open_object(store: Store, entry: Entry, request_bytes: int) -> io.BufferedReader:
+    """Opens an object for reading.
+
+    Args:
+        store: Its store.
+        entry: Its entry.
+        request_bytes: Bytes that are asked for at a time; what lies within the last ones costs no request.
+    """
+    return io.BufferedReader(_StoreFile(store, entry), request_bytes)
 
 
 class _StoreFile(io.RawIOBase):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import tempfile
 import zlib
 from dataclasses import dataclass
 
@@ -73,17 +74,18 @@ def index_tars(
     """
     progress = progress or Progress()
     if is_remote(pattern):
-        stored = _stored_tars(pattern, image_field, columns)
-        place = stored.store.url.joined(INDEX_NAME) if out is None else Url.parse(out)
-        below = _below(stored.store.url, place.parent())
-        if below is None:
-            raise ShardError(f"{place}: must lie in {stored.root}, or above it, as shards are named relative to it")
-        names = [f"{below}{entry.key}" for entry in stored.objects()]
-        with SetCopy.locked(place.parent()) as copy:
-            for name in (MANIFEST_NAME, place.name):
-                copy.fetch(name)
-            found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)
-        return dataclasses.replace(found, path=str(place))
+        with tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
+            stored = _stored_tars(pattern, image_field, columns, copies)
+            place = stored.store.url.joined(INDEX_NAME) if out is None else Url.parse(out)
+            below = _below(stored.store.url, place.parent())
+            if below is None:
+                raise ShardError(f"{place}: must lie in {stored.root}, or above it, as shards are named relative to it")
+            names = [f"{below}{entry.key}" for entry in stored.objects()]
+            with SetCopy.locked(place.parent()) as copy:
+                for name in (MANIFEST_NAME, place.name):
+                    copy.fetch(name)
+                found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)
+            return dataclasses.replace(found, path=str(place))
     if is_remote(out or ""):
         raise ShardError(f"{Url.parse(out or '')}: the index of tars in a local folder lies there")
     source = open_tars(local_path(pattern), None, image_field, columns)
@@ -95,15 +97,16 @@ def index_tars(
     return _index(source, names, path, SetCopy(folder, folder), progress)
 
 
-def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns | None) -> RemoteSource:
+def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns | None, copies: str) -> RemoteSource:
     """Lists the samples of tars in a store, given by a folder or a pattern."""
     if source_kind(pattern) != "prefix":
-        return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, None, image_field, columns)
+        named = named_objects(pattern, TAR_SUFFIXES)
+        return open_stored_tars(*named, pattern, None, image_field, columns, copies)
     store, entries = list_objects(pattern)
     tars = [entry for entry in entries if "/" not in entry.key and entry.key.endswith(TAR_SUFFIXES)]
     if not tars:
         raise SourceError(f"{store.url}: no tar there; expected files, such as 's3://bucket/train-{{000..009}}.tar'")
-    return open_stored_tars(store, tars, pattern, None, image_field, columns)
+    return open_stored_tars(store, tars, pattern, None, image_field, columns, copies)
 
 
 def _below(inner: Url, outer: Url) -> str | None:
