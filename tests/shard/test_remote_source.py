@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
+from tests.support.fault_proxy import FaultProxy
 from tests.support.images import encode, pixels
 from tests.support.remote import Bucket
 from tests.support.shard_sets import KEEP, contents, kept, rejected, samples_of, tar_members, write_tar
@@ -73,7 +76,15 @@ def test_masks_in_a_store_become_members_if_they_are_named(bucket: Bucket, tmp_p
     assert [set(fields) for fields in source.table.by_fields()] == [{"seg.png"}]
 
 
-def test_tars_in_a_store(tmp_path: Path, upload: Upload) -> None:
+def _without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the disk no room for copies of tars."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_tars_in_a_store(tmp_path: Path, upload: Upload, monkeypatch: pytest.MonkeyPatch, has_room: bool) -> None:
+    if not has_room:
+        _without_room(monkeypatch)
     folder = tmp_path / "tars"
     folder.mkdir()
     for k in range(3):
@@ -86,6 +97,54 @@ def test_tars_in_a_store(tmp_path: Path, upload: Upload) -> None:
     for number, name in enumerate(("", "/train-{000..002}.tar", "/train-*.tar")):
         shard(f"{url}{name}", str(tmp_path / str(number)), options)
         assert contents(tmp_path / str(number)) == contents(tmp_path / "local")
+
+
+def test_tars_in_a_store_are_read_once_also_where_a_run_is_started_again(
+    tmp_path: Path, upload: Upload, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for k in range(20):  # more than are fetched ahead
+        write_tar(folder / f"{k:02d}.tar", tar_members(3, first=3 * k))
+    url, total = upload(folder, "tars"), sum(path.stat().st_size for path in folder.iterdir())
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def asked_bytes() -> int:
+        return sum(request.size_bytes for request in fault_proxy.requests() if ".tar" in request.target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("feeder.shard.write.run.write_set", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            shard(url, str(tmp_path / "out"), kept(samples_per_shard=10))
+    assert total <= asked_bytes() <= total + 20 * 2  # the first bytes tell whether a tar is compressed
+    shard(url, str(tmp_path / "out"), kept(samples_per_shard=10))
+    assert asked_bytes() <= total + 2 * 20 * 2
+    shard(str(folder), str(tmp_path / "local"), kept(samples_per_shard=10))
+    assert contents(tmp_path / "out") == contents(tmp_path / "local")
+    assert not (tmp_path / "out" / ".work").exists()
+
+
+def test_of_tars_without_room_large_fields_are_passed_over_while_they_are_listed(
+    tmp_path: Path, upload: Upload, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_room(monkeypatch)
+    folder, large = tmp_path / "tars", ("bin", bytes(range(256)) * (5 << 12))
+    folder.mkdir()
+    for k in range(2):
+        members = [(f"{k}-{n}.{field}", data) for n in range(3) for field, data in (*sample(n), large)]
+        write_tar(folder / f"{k}.tar", members)
+    url = upload(folder, "tars")
+    source = open_source(url, ManifestColumns(), str(tmp_path))
+    asked = sum(request.size_bytes for request in fault_proxy.requests() if ".tar" in request.target)
+    assert asked < 2 * 3 * (3 << 20)
+    assert [source.table.label(i) for i in range(len(source.table))] == 2 * [0, 1, 2]
+    assert [dict(source.read(i)) for i in range(3)] == [dict((*sample(n), large)) for n in range(3)]
+
+
+def sample(n: int) -> tuple[tuple[str, bytes], ...]:
+    return ("cls", b"%d" % n), ("jpg", encode(pixels(n)))
 
 
 def test_compressed_tars_in_a_store(tmp_path: Path, upload: Upload) -> None:
@@ -177,6 +236,18 @@ def test_a_prefix_without_objects_is_an_error(bucket: Bucket, tmp_path: Path) ->
     with pytest.raises(StoreError, match="no such object"):
         shard(f"{bucket.url}/none-{{0..3}}.tar", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
+
+
+def test_an_error_about_a_source_in_a_store_does_not_show_its_options(tmp_path: Path, bucket: Bucket) -> None:
+    bucket.put("images/a/0.jpg", encode(pixels(1)))
+    url = f"{bucket.url}/images?endpoint={bucket.server.endpoint}"
+    for options in (kept(image_field="jpg"), kept(columns=ManifestColumns(suffix=".jpg"))):
+        with pytest.raises(SourceError) as caught:
+            shard(url, str(tmp_path / "out"), options)
+        assert "endpoint" not in str(caught.value)
+    with pytest.raises(ShardError, match="lies inside the source") as refused:
+        shard(url, f"{bucket.url}/images/set?endpoint={bucket.server.endpoint}", kept())
+    assert "endpoint" not in str(refused.value)
 
 
 def test_what_a_set_records_of_a_url_holds_no_options(tree: Path, tmp_path: Path, upload: Upload) -> None:

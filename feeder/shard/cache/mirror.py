@@ -179,7 +179,7 @@ class CacheMirror:
             if rounds == _ROUNDS:
                 name, start, end = missing[0]
                 raise StoreError(
-                    f"{self.options.url}: bytes {start:,} to {end:,} of {name} left the cache again and again before "
+                    f"{self.place}: bytes {start:,} to {end:,} of {name} left the cache again and again before "
                     "they were read; give it more room with cache_bytes="
                 )
         self._close_old(local, len(wants))
@@ -242,7 +242,7 @@ class CacheMirror:
                 local.link = None
                 raise
         raise StoreError(
-            f"{self.options.url}: the process that fetches it ended {_DEATHS} times in a row while this one waited; "
+            f"{self.place}: the process that fetches it ended {_DEATHS} times in a row while this one waited; "
             f"fetcher.log in {self.folder} may say why"
         )
 

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import stat
+import urllib.parse
 
 from feeder.errors import ArgumentError
 from feeder.shard.format.index_file import INDEX_NAME
@@ -60,7 +61,8 @@ def _mark(folder: str, url: Url) -> None:
     mark = os.path.join(folder, MARK)
     if not os.path.exists(mark):
         temporary = f"{mark}.{os.urandom(4).hex()}{TEMPORARY_SUFFIX}"
-        found = {"version": 1, "url": str(url), "service": url.service, "salt": os.urandom(16).hex()}
+        host = urllib.parse.urlsplit(url.service).netloc.rpartition("@")[2]
+        found = {"version": 1, "url": str(url), "service": host, "salt": os.urandom(16).hex()}
         try:
             with open(temporary, "x", encoding="utf-8") as file:
                 json.dump(found, file)

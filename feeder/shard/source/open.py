@@ -18,7 +18,7 @@ from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, open_stored_tars, open_tars
 from feeder.shard.source.voc import open_voc
 from feeder.shard.store.store import Entry
-from feeder.shard.store.url import Url, is_remote
+from feeder.shard.store.url import Url, is_remote, shown_place
 
 __all__ = [
     "ManifestColumns",
@@ -62,12 +62,12 @@ def open_source(
         if is_remote(path):
             raise SourceError(f"{split_url(path)[0]}: images with annotations or pairs must lie in local folders")
         return _open_with_targets(path, targets, columns, work, skip_unreadable, image_field)
-    kind = source_kind(path)
+    kind, shown = source_kind(path), shown_place(path)
     option = None if kind == "manifest" else columns.only_for_manifests()
     if option is not None:
-        raise SourceError(f"{path}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
+        raise SourceError(f"{shown}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
     if members and kind in ("manifest", "tars"):
-        raise SourceError(f"{path}: is no folder of images with {members[0]!r} beside them; leave --members out")
+        raise SourceError(f"{shown}: is no folder of images with {members[0]!r} beside them; leave --members out")
     if kind == "prefix":
         store, entries = list_objects(path)
         if tars := _lone_tars(entries):
@@ -75,11 +75,11 @@ def open_source(
     if kind == "tars":
         return open_tars(path, work, image_field, columns)
     if image_field is not None:
-        raise SourceError(f"{path}: has no fields to choose the image from; leave --image-field out, it is for tars")
+        raise SourceError(f"{shown}: has no fields to choose the image from; leave --image-field out, it is for tars")
     if kind == "manifest":
         return open_manifest(path, columns, os.path.join(work, "spool"))
     if columns.label is not None or columns.targets or not columns.has_labels:
-        raise SourceError(f"{path}: a folder's classes are its subfolders; it has no columns for labels")
+        raise SourceError(f"{shown}: a folder's classes are its subfolders; it has no columns for labels")
     if kind == "prefix":
         return open_remote_folder(store, entries, members)
     return open_folder(path, members, skip_unreadable=skip_unreadable)

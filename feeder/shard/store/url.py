@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Url", "check_key", "is_remote", "local_path", "may_be_userinfo"]
+__all__ = ["Url", "check_key", "is_remote", "local_path", "may_be_userinfo", "shown_place"]
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -43,6 +43,11 @@ def is_remote(text: str) -> bool:
     by :meth:`Url.parse`, which shows no secret of it."""
     match = _SCHEME.match(text) or _MISTYPED.match(text)
     return match is not None and match[1].lower() != "file"
+
+
+def shown_place(text: str) -> str:
+    """Returns a URL, or a pattern of URLs, without its query; a local path as it is."""
+    return text.partition("?")[0] if is_remote(text) else text
 
 
 def local_path(text: str) -> str:

@@ -19,7 +19,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
-from feeder.shard.store.url import local_path
+from feeder.shard.store.url import local_path, shown_place
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
@@ -65,7 +65,7 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     if not options.targets:
         source_kind(more)
     if any(overlaps_source(place, path) for place in (more, *(place for _, place in options.targets.pairs))):
-        raise ShardError(f"{path}: lies inside the source {more}, or is it")
+        raise ShardError(f"{shown_place(path)}: lies inside the source {shown_place(more)}, or is it")
     try:
         with locked_output(path, appends=True) as folder:
             manifest, index = _opened(folder)
@@ -85,8 +85,8 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
                 source.close()
     except OSError as error:
         raise ShardError(
-            f"{error.filename or path}: {error.strerror or error}; the set is as it was: fix this and run the same "
-            "command again, which resumes"
+            f"{error.filename or shown_place(path)}: {error.strerror or error}; the set is as it was: fix this and run "
+            "the same command again, which resumes"
         ) from error
 
 

@@ -14,7 +14,7 @@ from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
-from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.shard.store.url import Url, is_remote, local_path, shown_place
 from feeder.shard.write.encode import EncodeOptions, check_encoder
 from feeder.shard.write.engine import open_engine
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
@@ -69,7 +69,9 @@ def shard(
     if not targets:
         source_kind(path)  # raises before anything is made for it
     if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
-        raise ShardError(f"{out}: lies inside the source {path}, or is it; choose another --out")
+        raise ShardError(
+            f"{shown_place(out)}: lies inside the source {shown_place(path)}, or is it; choose another --out"
+        )
     return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
 
 
@@ -197,8 +199,8 @@ def _run(
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise ShardError(
-                f"{error.filename or out}: {error.strerror or error}; nothing is lost: fix this and run the same "
-                "command again"
+                f"{error.filename or shown_place(out)}: {error.strerror or error}; nothing is lost: fix this and run "
+                "the same command again"
             ) from error
         place, space = (
             (tempfile.gettempdir(), "free some space there, or name another TMPDIR,")

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import feeder
 from feeder.errors import ArgumentError, FeederError
+from feeder.shard.cache.places import mirror_folder
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.sharding import shard
@@ -94,8 +96,12 @@ def test_the_same_names_at_two_endpoints_are_two_places(monkeypatch: pytest.Monk
     assert Url.parse("s3://bucket/set?region=eu-west-1").identity() == there
 
 
-def test_a_secret_in_an_endpoint_of_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_in_an_endpoint_of_the_environment_is_not_shown_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://KEY:HIDDEN@one.example")
+    folder = Path(mirror_folder(Url.parse("s3://bucket/set"), "index.bin", tmp_path))
+    assert not any("HIDDEN" in path.read_text() for path in folder.iterdir())
     assert Url.parse("s3://bucket/set").object("x") == "s3://bucket/set/x (at one.example)"
 
 
