@@ -36,7 +36,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("train", help="training images: a folder or URL that `feeder shard` wrote, or a folder of class folders")
     add("val", help="validation images, in the same form")
-    add("--cache-dir", help="folder for what comes of sets behind URLs, on a disk with room for them")
+    add("--cache-dir", help="folder of the cache of remote sets")
+    add("--cache-bytes", type=int, help="bytes that the cache of each remote set may take")
     add("--out", required=True, type=Path, help="folder for last.pt, best.pt and log.csv")
     add("--model", default="small", help="small, or a name of timm's or torchvision's models")
     add("--norm", choices=("batch", "group"), default="batch", help="of the small model")
@@ -73,7 +74,7 @@ def make_loader(args: argparse.Namespace, training: bool, way: Any) -> feeder.Da
     ops = [T.RandomResizedCrop(size), T.RandomHorizontalFlip()] if training else val
     values = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
     kind = feeder.ShardDataset if "://" in path or (Path(path) / "index.bin").exists() else feeder.FolderDataset
-    cache = {"cache_dir": args.cache_dir} if kind is feeder.ShardDataset else {}
+    cache = {"cache_dir": args.cache_dir, "cache_bytes": args.cache_bytes} if kind is feeder.ShardDataset else {}
     return feeder.DataLoader(
         kind(path, T.Compose([*ops, *values]), fields=["index"] if args.parallel == "pipeline" else [], **cache),
         args.batch_size // way.parts,

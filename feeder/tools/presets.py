@@ -65,7 +65,13 @@ def is_shards(path: str) -> bool:
 
 
 def open_dataset(
-    path: str, transform: Any, exif_orientation: str = "apply", version: int | None = None
+    path: str,
+    transform: Any,
+    exif_orientation: str = "apply",
+    version: int | None = None,
+    *,
+    cache_dir: str | None = None,
+    cache_bytes: int | None = None,
 ) -> FeederDataset:
     """Opens the dataset at a path: a shard set, or a folder with a subfolder for each class.
 
@@ -74,7 +80,7 @@ def open_dataset(
     Args:
         path: The path, or a set's URL.
         transform: The recipe.
-        exif_orientation: See :class:`feeder.ShardDataset`.
+        exif_orientation, cache_dir, cache_bytes: See :class:`feeder.ShardDataset`.
         version: Number of the set's version; None: the newest.
 
     Raises:
@@ -85,7 +91,8 @@ def open_dataset(
         if version not in (None, 1):
             raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")
         return FolderDataset(path, transform, exif_orientation=exif_orientation)
+    options: dict[str, Any] = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "version": version}
     try:
-        return ShardDataset(path, transform, exif_orientation=exif_orientation, version=version)
+        return ShardDataset(path, transform, exif_orientation=exif_orientation, **options)
     except ArgumentError:
-        return ShardDataset(path, transform, exif_orientation=exif_orientation, version=version, labels=False)
+        return ShardDataset(path, transform, exif_orientation=exif_orientation, labels=False, **options)

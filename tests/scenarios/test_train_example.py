@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,17 @@ def _plain(value: Any) -> Any:
 
 def test_it_is_short() -> None:
     assert len(SCRIPT.read_text().splitlines()) < 350
+
+
+def test_the_cache_of_sets_in_stores_is_the_one_that_was_named(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ["s3://bucket/train", "s3://bucket/val", "--out", "run", "--cache-dir", "cache", "--cache-bytes", "5000"]
+    opened = list[dict[str, Any]]()
+    monkeypatch.setattr("feeder.ShardDataset", lambda *_, **given: opened.append(given))
+    monkeypatch.setattr("feeder.DataLoader", lambda *_, **__: None)
+    way = SimpleNamespace(parts=1, loader_options=lambda _: {})
+    for training in (True, False):
+        script.make_loader(script.arguments(options), training, way)
+    assert [(given["cache_dir"], given["cache_bytes"]) for given in opened] == 2 * [("cache", 5000)]
 
 
 @pytest.mark.slow

@@ -392,13 +392,18 @@ def test_tables_line_up() -> None:
 
 
 @pytest.mark.slow
-def test_a_set_in_a_store_is_measured_by_feeder_alone(
+def test_a_set_in_a_store_is_measured_by_feeder_alone_and_in_the_cache_that_was_named(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    url = upload(bucket, make_set(tmp_path, shards=4))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "unused"))
+    url, cache = upload(bucket, make_set(tmp_path, shards=4)), tmp_path / "cache"
+    short = ("--workers=1", "--seconds=0.1", "--repeats=1", "--batch-size=4", "-q", f"--json={tmp_path / 'found.json'}")
     with end_fetchers(tmp_path):
-        result = throughput(url, BenchOptions(workers=(1,), seconds=0.1, repeats=1, batch_size=4), note=quiet)
+        assert main(["bench", url, *short, "--cache-dir", str(cache), "--cache-bytes", "5MB"]) == 0
+        assert list(cache.glob("*/*.tar"))
+    assert not (tmp_path / "unused").exists()
+    result = json.loads((tmp_path / "found.json").read_text())
+    assert (result["options"]["cache_bytes"], "cache_dir" in result["options"]) == (5_000_000, False)
     assert (result["dataset"], result["kind"], result["seekable"], result["images"]) == ("set", "shards", True, 16)
     assert list(result["images_per_s"]) == ["feeder"]
     assert set(result["absent"].values()) == {"reads local files only"}

@@ -39,9 +39,9 @@ def files_of(path: str, folder: str) -> list[tuple[str, int]]:
     return files
 
 
-def remote_reader(url: str) -> ShardReader:
-    """Returns the reader of a shard set in a store."""
-    reader = ShardDataset(url, labels=False).reader
+def remote_reader(url: str, cache_dir: str | None = None, cache_bytes: int | None = None) -> ShardReader:
+    """Returns the reader of a shard set in a store; see :class:`feeder.ShardDataset`."""
+    reader = ShardDataset(url, labels=False, cache_dir=cache_dir, cache_bytes=cache_bytes).reader
     assert isinstance(reader, ShardReader)
     return reader
 

@@ -61,7 +61,7 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
         self._remote: ShardReader | None = None
         if is_shards(path):
             if is_remote(path):
-                self._remote = remote_reader(path)
+                self._remote = remote_reader(path, options.cache_dir, options.cache_bytes)
             self._index = open_set(path) if self._remote is None else self._remote.index
             add_codebooks(self._index.codebooks)
         else:

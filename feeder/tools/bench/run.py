@@ -78,7 +78,12 @@ def throughput(
         BackendError: if feeder can't run, or its pixels differ from Pillow's.
         FormatError, SourceError: if the images can't be opened.
     """
-    dataset = open_dataset(path, preset(options.preset, options.dtype, options.image_size))
+    dataset = open_dataset(
+        path,
+        preset(options.preset, options.dtype, options.image_size),
+        cache_dir=options.cache_dir,
+        cache_bytes=options.cache_bytes,
+    )
     images = len(dataset)
     workers = options.workers or default_workers()
     options = replace(options, workers=workers, batch_size=min(options.batch_size, images))
@@ -124,7 +129,7 @@ def throughput(
         "seekable": is_seekable(path),
         "usable_cores": cores().usable,
         "images": images,
-        "options": asdict(options) | {"workers": list(workers)},
+        "options": {k: v for k, v in asdict(options).items() if k != "cache_dir"} | {"workers": list(workers)},
         "check": {titles[name]: levels for name, levels in check.items()},
         "absent": {titles[name]: absent[name] for name in RIVALS if name in absent},
         "startup_s": {titles[name]: spread(startup[name]) for name in present},

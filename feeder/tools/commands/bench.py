@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, add_work
+from feeder.tools.commands.common import EXIT_INTERRUPTED, add_cache, add_work
 
 __all__ = ["add", "run"]
 
@@ -18,6 +18,7 @@ def add(commands: Any) -> None:
         examples=(
             "feeder bench images-shards --folder ./images",
             "feeder bench images-shards --workers 4,8 --html bench.html",
+            "feeder bench s3://my-bucket/train --cache-dir /scratch/cache",
         ),
         help="compare feeder with torch's DataLoader, webdataset and DALI",
         description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
@@ -33,6 +34,7 @@ def add(commands: Any) -> None:
         help="the same images as single files, for torch's loader, and for DALI in place of packed ones (default: DIR)",
     )
     add_work(command)
+    add_cache(command)
     command.add_argument(
         "--workers",
         type=_numbers,
@@ -83,6 +85,8 @@ def _measure(arguments: argparse.Namespace) -> int:
         repeats=arguments.repeats,
         backend=arguments.backend,
         peers=not arguments.no_peers,
+        cache_dir=arguments.cache_dir,
+        cache_bytes=arguments.cache_bytes,
     )
 
     def note(line: str) -> None:
