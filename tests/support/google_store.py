@@ -31,9 +31,10 @@ class GoogleStore(http.server.ThreadingHTTPServer):
         objects: The objects, by "bucket/key".
         url: Its base URL.
         has_weak_tags: True to give weak ETags, which no If-Match matches.
+        knows_conditions: False to answer as if there were no If-Match.
     """
 
-    has_weak_tags = False
+    has_weak_tags, knows_conditions = False, True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -102,7 +103,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._refuse(404, "NoSuchKey")
             return
         is_weak = self.server.has_weak_tags
-        if "If-Match" in self.headers and (is_weak or self.headers["If-Match"] != found.etag):
+        is_conditional = "If-Match" in self.headers and self.server.knows_conditions
+        if is_conditional and (is_weak or self.headers["If-Match"] != found.etag):
             self._refuse(412, "PreconditionFailed")
             return
         headers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,33 @@ def test_objects_of_google_are_read_and_written_on_conditions(google: GoogleStor
     store.delete("a b.tar")
     with pytest.raises(NotFoundError, match=r"gs://bucket/set/a b\.tar"):
         store.get("a b.tar")
+
+
+def test_a_replaced_object_is_not_read_from_a_server_that_ignores_conditions(google: GoogleStore) -> None:
+    google.knows_conditions = False
+    google.put("bucket/set/x", b"first")
+    store = open_store(f"{google.url}/bucket/set")
+    first = store.size("x")
+    assert store.get("x", 0, 2, first.etag) == b"fi"
+    google.put("bucket/set/x", b"other")
+    with pytest.raises(ChangedError):
+        store.get("x", 0, 2, first.etag)
+    with pytest.raises(ChangedError):
+        list(store.pieces("x", 0, 2, first.etag))
+
+
+@pytest.mark.parametrize("by_url", [True, False])
+def test_another_endpoint_of_google_is_asked_where_it_is_named(
+    google: GoogleStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_url: bool
+) -> None:
+    account = tmp_path / "account.json"
+    account.write_text(json.dumps(json.loads(account.read_text()) | {"gcs_base_url": "http://127.0.0.1:1"}))
+    google.put("bucket/set/x", b"the bytes")
+    if not by_url:
+        monkeypatch.setenv("GOOGLE_BASE_URL", google.url)
+    store = open_store("gs://bucket/set" + (f"?endpoint={google.url}" if by_url else ""))
+    assert store.get("x") == b"the bytes"
+    assert store.url.object("x") == f"gs://bucket/set/x (at 127.0.0.1:{google.server_port})"
 
 
 def test_a_set_is_written_to_google_and_read_from_there(google: GoogleStore, tmp_path: Path) -> None:
