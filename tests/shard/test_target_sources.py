@@ -61,6 +61,22 @@ def boxes_of(out: Path, path: str) -> Any:
     return json.loads(member(out, path, "boxes.json") or b"null")
 
 
+def test_captions_of_coco_become_lines_of_text(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg")
+    listed = [{"id": 10 + i, "file_name": name} for i, name in enumerate(("a.jpg", "b.jpg", "c.jpg"))]
+    texts = [(11, "A dog. "), (10, "é"), (11, "Two\nlines")]
+    rows = [{"id": i, "image_id": image, "caption": text} for i, (image, text) in enumerate(texts)]
+    data = write(tmp_path / "captions.json", json.dumps({"info": {}, "images": listed, "annotations": rows}))
+    out = run(folder, tmp_path, annotations=str(data))
+    found = {path: member(out, path, "txt") for path, _, _ in samples_of(out)}
+    assert found == {"a.jpg": "é".encode(), "b.jpg": b"A dog.\nTwo lines", "c.jpg": b""}
+    assert Manifest.read(str(out)).classes is None  # type: ignore[union-attr]
+    rows[1]["caption"] = None
+    write(data, json.dumps({"images": listed, "annotations": rows}))
+    assert main(["shard", str(folder), "--annotations", str(data), "--out", str(tmp_path / "b"), "--max-bad", "1"]) == 0
+    assert rejected(tmp_path / "b") == {"a.jpg": "annotation 1: expected a caption, got None"}
+
+
 def test_coco_gives_boxes_labels_and_segmentations(tmp_path: Path) -> None:
     folder = images(tmp_path / "src", "a.jpg", "sub/b.jpg", "other.jpg")
     rows = [
@@ -321,7 +337,7 @@ def test_nothing_of_coco_is_lost_in_silence(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "can't be read: not JSON"),
-        ("[]", "expected COCO's instances, an object with the lists images, annotations, categories"),
+        ("[]", "expected COCO's .* captions, an object with the lists images, annotations, categories"),
         ('{"images": [], "annotations": []}', "expected COCO's instances"),
         ('{"images": [{"id": 1}], "annotations": [], "categories": []}', r"images\[0\] has no 'file_name' of type str"),
         ('{"images": [], "annotations": [3], "categories": []}', r"annotations\[0\] has no 'image_id' of type int"),

@@ -1,4 +1,4 @@
-"""COCO's JSON of instances or keypoints: boxes, labels, segmentations and keypoints of a folder of images."""
+"""COCO's JSON of instances, keypoints or captions, for a folder of images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import math
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,10 @@ from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
-__all__ = ["BOXES", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "as_json", "open_coco"]
+__all__ = ["BOXES", "CAPTIONS", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "as_json", "open_coco"]
 
 BOXES = "boxes.json"
+CAPTIONS = "txt"
 KEYPOINTS = "kp.json"
 SEGMENTATION = "segmentation.json"
 INSTANCES = "instances.png"
@@ -39,8 +40,9 @@ Annotation = dict[str, Any]
 def open_coco(
     images: str, annotations: str, spool_path: str, names: str | None = None, *, instance_masks: bool = False
 ) -> Source:
-    """Lists the images of an instances JSON. Each gets ``boxes.json``: boxes as (left, top, right, bottom), labels, and
-    the annotations' further values; and ``kp.json`` if the file has keypoints, those of each box with their visibility.
+    """Lists the images of COCO's JSON. Each gets ``boxes.json``: boxes as (left, top, right, bottom), labels, and the
+    annotations' further values; and ``kp.json`` if the file has keypoints, those of each box with their visibility.
+    With a file of captions each image gets ``txt``, a line for each caption.
 
     Args:
         images: Folder of the images.
@@ -61,9 +63,10 @@ def open_coco(
     data = _read(annotations)
     source = Source("annotated images", images)
     source.add_container(os.path.abspath(annotations))
-    categories = sorted(data["categories"], key=lambda category: category["id"])
+    are_captions = _are_captions(data)
+    categories = sorted(data.get("categories", []), key=lambda category: category["id"])
     try:
-        source.classes = check_classes([category["name"] for category in categories])
+        source.classes = None if are_captions else check_classes([category["name"] for category in categories])
     except ArgumentError as error:
         raise SourceError(f"{annotations}: its categories: {error}") from None
     labels = {category["id"]: label for label, category in enumerate(categories)}
@@ -83,6 +86,22 @@ def open_coco(
     keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
     points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
     bare = short = 0
+
+    def fields_of(image: Mapping[str, Any], objects: Sequence[Annotation]) -> Iterator[tuple[str, bytes]]:
+        if are_captions:
+            yield CAPTIONS, _lines(objects)
+            return
+        found = _boxes(objects, labels, list(further))
+        if rasterize is None:
+            yield SEGMENTATION, as_json([each.get("segmentation") for each in objects])
+        else:
+            found["instance"] = list(range(1, len(found["boxes"]) + 1))
+            yield INSTANCES, rasterize(objects, image)
+        if keypoints:
+            same = {key: found[key] for key in ("labels", "id") if key in found}
+            yield KEYPOINTS, as_json(_points(objects, points_each) | same)
+        yield BOXES, as_json(found)
+
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
             path = image["file_name"]
@@ -90,18 +109,7 @@ def open_coco(
                 continue
             try:
                 status = _status(images, path)
-                found = _boxes(objects[image["id"]], labels, list(further))
-                if rasterize is None:
-                    segmentation = [each.get("segmentation") for each in objects[image["id"]]]
-                    parts = [spool.add(SEGMENTATION, as_json(segmentation))]
-                else:
-                    found["instance"] = list(range(1, len(found["boxes"]) + 1))
-                    parts = [spool.add(INSTANCES, rasterize(objects[image["id"]], image))]
-                if keypoints:
-                    points = _points(objects[image["id"]], points_each)
-                    same = {key: found[key] for key in ("labels", "id") if key in found}
-                    parts.append(spool.add(KEYPOINTS, as_json(points | same)))
-                parts.append(spool.add(BOXES, as_json(found)))
+                parts = [spool.add(*field) for field in fields_of(image, objects[image["id"]])]
             except ValueError as error:
                 source.reject(path, str(error))
                 continue
@@ -138,16 +146,42 @@ def _read(path: str) -> dict[str, Any]:
         "annotations": (("image_id", int),),
         "categories": (("id", int), ("name", str)),
     }
+    if isinstance(data, dict) and _are_captions(data):
+        del keys["categories"]
     for name, needed in keys.items():
         rows = data.get(name) if isinstance(data, dict) else None
         if not isinstance(rows, list):
-            raise SourceError(f"{path}: expected COCO's instances, an object with the lists {', '.join(keys)}")
+            raise SourceError(
+                f"{path}: expected COCO's instances, keypoints or captions, an object with the lists {', '.join(keys)}"
+            )
         for number, row in enumerate(rows):
             for key, kind in needed:
                 if not isinstance(row, dict) or not isinstance(row.get(key), kind):
                     raise SourceError(f"{path}: {name}[{number}] has no {key!r} of type {kind.__name__}")
     found: dict[str, Any] = data
     return found
+
+
+def _are_captions(data: Mapping[str, Any]) -> bool:
+    """Returns True if the annotations have captions and no boxes."""
+    rows = data.get("annotations")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "bbox" not in row for row in rows):
+        return False
+    return any("caption" in row for row in rows)
+
+
+def _lines(annotations: Sequence[Annotation]) -> bytes:
+    """Returns captions, a line each.
+
+    Raises:
+        ValueError: naming the annotation that is wrong.
+    """
+    lines = []
+    for each in annotations:
+        if not isinstance(caption := each.get("caption"), str):
+            raise ValueError(f"annotation {each.get('id')}: expected a caption, got {str(caption)[:60]}")
+        lines.append(" ".join(caption.split()))
+    return "\n".join(lines).encode()
 
 
 def _status(images: str, path: str) -> os.stat_result:

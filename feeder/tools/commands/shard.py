@@ -135,7 +135,8 @@ def add_source(command: Any) -> None:
     command.add_argument(
         "--annotations",
         metavar="PATH",
-        help="COCO's JSON of instances or keypoints, or a folder of Pascal VOC's XML, for the folder of images SRC",
+        help="COCO's JSON of instances, keypoints or captions, or a folder of Pascal VOC's XML, for the folder of "
+        "images SRC",
     )
     command.add_argument(
         "--instance-masks", action="store_true", help="rasterize COCO's polygons and RLE into instances.png"
