@@ -204,6 +204,33 @@ def test_img2datasets_output_is_taken_as_it_is(img2dataset: Path, tmp_path: Path
     assert all(drawn[i][2] in drawn[i][3].splitlines() for i in range(6) if drawn.column("json")[i])
 
 
+def test_a_table_of_img2dataset_beside_its_tars_names_their_folder(img2dataset: Path, tmp_path: Path) -> None:
+    message = rf"00000\.parquet: no column for the images; .*: if the images are in {img2dataset}/00000\.tar, name its"
+    with pytest.raises(SourceError, match=f"{message} folder, {img2dataset}$"):
+        sharded(img2dataset / "00000.parquet", tmp_path)
+
+
+def test_images_in_tables_of_img2dataset_are_taken_and_failed_downloads_are_not_bad(tmp_path: Path) -> None:
+    """A table as img2dataset writes it with output_format="parquet"."""
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    rows = [
+        {"caption": f"text {i}", "key": f"{i}", "status": "success", "error_message": None, "jpg": encode(pixels(i))}
+        for i in range(3)
+    ]
+    rows[1] |= {"status": "failed_to_download", "error_message": "HTTP 404", "jpg": None}
+    rows[2] |= {"status": "active", "jpg": None}
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "00000.parquet")
+    summary = shard(str(tmp_path / "00000.parquet"), str(tmp_path / "out"), kept(max_bad=0.5))
+    assert (summary.samples, summary.bad) == (1, 1)
+    assert rejected(tmp_path / "out") == {
+        "00000.parquet#2": "img2dataset failed_to_download: HTTP 404",
+        "00000.parquet#3": "no image bytes in column 'jpg'",
+    }
+    assert ShardDataset(tmp_path / "out", fields={"json": Json("caption")})[0][2] == "text 0"
+
+
 @pytest.mark.parametrize(
     ("extension", "count", "is_noted"),
     [("seg.png", 3, True), ("png", 3, True), ("seg.png", 1, True), ("v2.jpg", 3, True), ("v2.jpg", 1, False)],

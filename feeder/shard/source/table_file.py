@@ -41,6 +41,7 @@ _IMAGES = ("image_bytes", "bytes", "image", "jpg", "jpeg", "png")
 _IDS = ("id", "image_id", "id_code", "image_name", "name", "image")
 _LABELS = ("label", "class", "cls", "target", "class_name")
 _SNIFFED_ROWS = 100
+_FAILED = ("failed_to_download", "failed_to_resize")  # in img2dataset's column "status"
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,12 @@ class _Unusable(Exception):
     Attributes:
         reason: The reason.
         path: The image's file, if the error is in it; else None.
+        is_bad: False for a row that never had an image.
     """
 
-    def __init__(self, reason: str, path: str | None = None) -> None:
+    def __init__(self, reason: str, path: str | None = None, *, is_bad: bool = True) -> None:
         super().__init__(reason)
-        self.reason, self.path = reason, path
+        self.reason, self.path, self.is_bad = reason, path, is_bad
 
 
 class _Listing:
@@ -201,7 +203,7 @@ class _Listing:
         try:
             self._add(name, number, row, image)
         except _Unusable as error:
-            self._source.reject(error.path or name, error.reason)
+            self._source.reject(error.path or name, error.reason, bad=error.is_bad)
 
     def _add(self, name: str, number: int, row: Row, fetched: Future[RowImage] | None) -> None:
         columns = self._columns
@@ -215,6 +217,8 @@ class _Listing:
         parts: list[StoredField] = []
         size, mtime_ns = 0, NO_FILE
         if columns.image:
+            if image is None and (outcome := row.get("status")) in _FAILED:
+                raise _Unusable(f"img2dataset {outcome}: {row.get('error_message')}", is_bad=False)
             parts.append(self._spool.add("", self._image_bytes(image)))
             shown = f"{name}/{image_path}" if image_path else name
         elif fetched is not None:
@@ -343,9 +347,13 @@ class _Listing:
             if path is None and self._asked.suffix:
                 path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
         if path is None and image is None:
+            stem = os.path.splitext(self._manifest)[0]
+            beside = next((each for each in (f"{stem}.tar", stem) if os.path.exists(each)), None)
+            advice = "name it with --path-column or --image-column, ids with --path-column and --suffix"
+            if beside is not None:  # as img2dataset writes them
+                advice = f"if the images are in {beside}, name its folder, {os.path.dirname(stem) or '.'}"
             raise SourceError(
-                f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: name it with "
-                "--path-column or --image-column, ids with --path-column and --suffix"
+                f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: {advice}"
             )
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
