@@ -72,6 +72,15 @@ def targets(folder: Path) -> None:
     (found / "masks").rename(folder / "annotations/training")
 
 
+def tables_of_captions(folder: Path) -> None:
+    images(folder)
+    paths = [path.relative_to(folder).as_posix() for path in sorted((folder / "images").rglob("*.jpg"))]
+    rows = [(path, number) for path in paths for number in range(2)]
+    (folder / "captions.csv").write_text("image,caption\n" + "".join(f"{path},text {i}\n" for path, i in rows))
+    lines = "".join(f"{path}| {i}| text {i}\n" for path, i in rows)
+    (folder / "results.csv").write_text(f"image_name| comment_number| comment\n{lines}")
+
+
 def a_set_and_more(folder: Path) -> None:
     images(folder)
     shards(folder / "images", folder / "images-shards")
@@ -136,6 +145,7 @@ LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = 
     ("docs/performance.md", "feeder doctor"): (a_script, {}),
     ("docs/sharding.md", "# writes ./images-shards"): (images, {}),
     ("docs/sharding.md", "instances_train2017.json"): (targets, {}),
+    ("docs/sharding.md", "--list-column"): (tables_of_captions, {}),
     ("docs/sharding.md", "feeder append"): (a_set_and_more, {}),
 }
 STORES = {

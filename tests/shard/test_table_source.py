@@ -182,7 +182,7 @@ def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -
     )
     found = rejected(sharded(images / "list.jsonl", tmp_path))
     assert found == {
-        "./class-0//img-000.jpg": "duplicate path; a JSONL with one row for each image can hold its captions in a list",
+        "./class-0//img-000.jpg": "duplicate path; --list-column NAME joins rows that differ in that column",
         "class-0": "not a regular file",
         "gone.jpg": "not found",
         "list.jsonl#2": "line 2: not JSON: Expecting value: line 1 column 1 (char 0)",
@@ -194,6 +194,97 @@ def test_bad_rows_are_listed_and_the_others_used(images: Path, tmp_path: Path) -
 def test_csv_rows_with_too_few_columns_are_listed(images: Path, tmp_path: Path) -> None:
     (images / "list.csv").write_text("path,label\nclass-0/img-000.jpg,1\nclass-0/img-001.jpg\n")
     assert rejected(sharded(images / "list.csv", tmp_path)) == {"list.csv#2": "line 3: 1 column, expected 2"}
+
+
+CAPTIONS = [
+    {"image": "class-1/img-000.jpg", "caption": "é, first", "n": "7", "split": "val", "label": "dog"},
+    {"image": "class-0/img-001.jpg", "caption": "alone", "n": "8", "split": "val", "label": "cat"},
+    {"image": "./class-1//img-000.jpg", "caption": "second", "n": "9", "split": "val", "label": "dog"},
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_rows_of_the_same_image_become_one_sample_with_lists(images: Path, tmp_path: Path, kind: str) -> None:
+    out = sharded(write_manifest(images, kind, CAPTIONS), tmp_path, ManifestColumns(lists=("caption", "n")))
+    assert rejected(out) == {}
+    dataset = ShardDataset(out, fields=["row", "path", "json"])
+    assert sorted((*dataset[i][1:4], dataset[i][4]) for i in range(2)) == [
+        (0, 1, "class-0/img-001.jpg", {"caption": ["alone"], "n": ["8"], "split": "val"}),
+        (1, 0, "class-1/img-000.jpg", {"caption": ["é, first", "second"], "n": ["7", "9"], "split": "val"}),
+    ]
+
+
+def test_lists_of_joined_rows_follow_one_another(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": "class-0/img-000.jpg", "caption": value} for value in (["a", "b"], None, "c", [])]
+    rows += [{"path": "class-0/img-001.jpg"}]
+    out = sharded(write_manifest(images, "jsonl", rows), tmp_path, ManifestColumns(lists=("caption",)))
+    assert json.loads(member(out, "class-0/img-000.jpg", "json") or b"") == {"caption": ["a", "b", None, "c"]}
+    assert json.loads(member(out, "class-0/img-001.jpg", "json") or b"") == {"caption": [None]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            ManifestColumns(lists=("caption",)),
+            r"list\.csv: rows 1 and 3 are both of 'class-1/img-000\.jpg', but differ in column 'n': '7' and '9'; "
+            "--list-column n makes a list of it, too",
+        ),
+        (ManifestColumns(label="n", lists=("caption",)), "rows 1 and 3 .* differ in their label or targets"),
+        (ManifestColumns(targets=("n",), lists=("caption",)), "rows 1 and 3 .* differ in their label or targets"),
+        (ManifestColumns(lists=("text",)), "no column 'text'; it has image, caption, n"),
+        (ManifestColumns(image="image", lists=("caption",)), "with the image's bytes .* can't be joined"),
+    ],
+)
+def test_rows_that_cannot_be_joined_are_an_error(
+    images: Path, tmp_path: Path, columns: ManifestColumns, message: str
+) -> None:
+    with pytest.raises(SourceError, match=message):
+        sharded(write_manifest(images, "csv", CAPTIONS), tmp_path, columns)
+    with pytest.raises(ArgumentError, match="'caption' is asked for twice"):
+        replace(columns, lists=("caption", "caption"))
+    with pytest.raises(SourceError, match="--list-column is for manifests"):
+        sharded(images, tmp_path, ManifestColumns(lists=("caption",)))
+
+
+def test_gaps_among_the_targets_of_joined_rows_are_equal(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": "class-0/img-000.jpg", "x": "", "caption": text} for text in "ab"]
+    columns = ManifestColumns(targets=("x",), lists=("caption",))
+    out = sharded(write_manifest(images, "csv", rows), tmp_path, columns)
+    assert json.loads(member(out, "class-0/img-000.jpg", "json") or b"")["caption"] == ["a", "b"]
+
+
+def test_a_run_with_joined_rows_resumes_and_notices_another_list_column(images: Path, tmp_path: Path) -> None:
+    manifest = write_manifest(images, "csv", CAPTIONS)
+    columns = ManifestColumns(lists=("caption", "n"))
+    with pytest.raises(KeyboardInterrupt):
+        shard(str(manifest), str(tmp_path / "out"), kept(columns=columns), progress=StopAtOnce())
+    assert shard(str(manifest), str(tmp_path / "out"), kept(columns=columns)).samples == 2
+    with pytest.raises(ShardError, match="labels or columns differ"):
+        shard(str(manifest), str(tmp_path / "out"), kept(columns=replace(columns, lists=("caption", "n", "split"))))
+
+
+def test_the_captions_of_flickr30k_are_read_as_they_are(images: Path, tmp_path: Path) -> None:
+    (images / "results.csv").write_text(
+        "image_name| comment_number| comment\n"
+        'class-0/img-000.jpg| 0| Two men , one with " hat " .\n'
+        'class-0/img-000.jpg| 1| " Hat " again .\n'
+        "class-0/img-000.jpg| 4   No delimiter .\n"  # a row of the published file is like this
+    )
+    columns = ManifestColumns(path="image_name", lists=("comment", "comment_number"))
+    out = sharded(images / "results.csv", tmp_path, columns)
+    assert rejected(out) == {"results.csv#3": "line 4: 2 columns, expected 3"}
+    assert json.loads(member(out, "class-0/img-000.jpg", "json") or b"") == {
+        "comment": ['Two men , one with " hat " .', '" Hat " again .'],
+        "comment_number": ["0", "1"],
+    }
+
+
+def test_columns_between_semicolons_are_told_apart(images: Path, tmp_path: Path) -> None:
+    (images / "list.csv").write_text('path;label;note\nclass-0/img-000.jpg;3;"a;b, c"\n')
+    out = sharded(images / "list.csv", tmp_path)
+    assert [label for _, _, label in samples_of(out)] == [3]
+    assert member(out, "class-0/img-000.jpg", "json") == b'{"note":"a;b, c"}'
 
 
 def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) -> None:

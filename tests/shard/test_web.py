@@ -27,7 +27,7 @@ from feeder.shard.source.web_servers import asked_pause_s
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
 from tests.support.processes import wait_until
-from tests.support.shard_sets import kept, rejected, samples_of
+from tests.support.shard_sets import kept, member, rejected, samples_of
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
 
@@ -148,6 +148,16 @@ def test_a_run_that_is_started_again_reads_each_image_once(
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+def test_rows_of_the_same_url_are_joined_and_those_with_queries_rejected(server: _Server, tmp_path: Path) -> None:
+    server.pages = {"/a.jpg": encode(pixels(1)), "/b.jpg?id=1": encode(pixels(2))}
+    manifest = _manifest(tmp_path, [server.url + path for path in ("/a.jpg", "/b.jpg?id=1", "/a.jpg")])
+    columns = _columns(allow_private=True, lists=("n",))
+    shard(manifest, str(tmp_path / "out"), kept(columns=columns, max_bad=1))
+    assert [data for _, data, _ in samples_of(tmp_path / "out")] == [encode(pixels(1))]
+    assert member(tmp_path / "out", f"{server.url}/a.jpg", "json") == b'{"n":[0,2]}'
+    assert rejected(tmp_path / "out") == {
+        f"{server.url}/b.jpg": "URLs with a query can't be joined: leave --list-column out"
+    }
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,15 @@ from feeder.shard.store.url import is_remote
 from feeder.system.files import open_regular
 from feeder.system.text import count
 
-__all__ = ["Container", "Rejection", "Source", "drop_duplicates", "reject_samples"]
+__all__ = [
+    "Container",
+    "Rejection",
+    "Source",
+    "drop_duplicates",
+    "keep_samples",
+    "reject_samples",
+    "repeated_paths",
+]
 
 _OPEN_CONTAINERS = 128
 _SHOWN_LABELS = 3
@@ -303,22 +311,29 @@ def drop_duplicates(source: Source, canonical: Callable[[bytes], bytes], reason:
         canonical: Returns equal bytes for paths that mean the same.
         reason: Reason for the rejection.
     """
+    reject_samples(source, dict.fromkeys(repeated_paths(source, canonical), reason))
+
+
+def repeated_paths(source: Source, canonical: Callable[[bytes], bytes]) -> dict[int, int]:
+    """Returns the samples with the path of an earlier sample, in their order, each with the first sample of that path.
+
+    Args:
+        source: The source.
+        canonical: Returns equal bytes for paths that mean the same.
+    """
     table = source.table
     hashes = np.fromiter((_hash64(canonical(table.path(i))) for i in range(len(table))), np.uint64, len(table))
     ordered = np.sort(hashes)
     # Equal hashes nearly always mean equal paths; only equal paths are duplicates.
-    suspects = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    suspects = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
     del ordered
-    if not suspects:
-        return
-    seen: set[bytes] = set()
-    repeated: dict[int, str] = {}
-    for i in np.flatnonzero(np.isin(hashes, list(suspects))).tolist():
-        name = canonical(table.path(i))
-        if name in seen:
-            repeated[i] = reason
-        seen.add(name)
-    reject_samples(source, repeated)
+    first: dict[bytes, int] = {}
+    repeated: dict[int, int] = {}
+    for i in np.flatnonzero(np.isin(hashes, suspects)).tolist():
+        earlier = first.setdefault(canonical(table.path(i)), i)
+        if earlier != i:
+            repeated[i] = earlier
+    return repeated
 
 
 def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
@@ -330,17 +345,29 @@ def reject_samples(source: Source, reasons: Mapping[int, str]) -> None:
     """
     if not reasons:
         return
+    table = source.table
+    for i in sorted(reasons):
+        source.reject(table.path(i), reasons[i])
+    keep_samples(source, lambda i: None if i in reasons else table.parts(i))
+
+
+def keep_samples(source: Source, parts_of: Callable[[int], Sequence[StoredField] | None]) -> None:
+    """Removes samples from the table, and replaces the parts of others.
+
+    Args:
+        source: The source.
+        parts_of: Returns the parts of a sample from now on; None for one to remove. Called once for each, in order.
+    """
     table, kept = source.table, SampleTable()
     kept.targets = table.targets
     kept.files_of(table)
     columns = table.columns()
     for i in range(len(table)):
-        if i in reasons:
-            source.reject(table.path(i), reasons[i])
-        else:
+        parts = parts_of(i)
+        if parts is not None:
             row = table.row(i) if table.is_numbered else None
-            mtime_ns, label = int(columns["mtimes"][i]), table.label(i)
-            kept.add(table.path(i), table.size(i), mtime_ns, label, table.parts(i), table.target(i), row)
+            size = table.size(i) + sum(part.length for part in parts) - sum(part.length for part in table.parts(i))
+            kept.add(table.path(i), size, int(columns["mtimes"][i]), table.label(i), parts, table.target(i), row)
     source.table = kept
 
 

@@ -32,6 +32,7 @@ class Spool:
         self._hash = hashlib.sha256()
         self._size = 0
         self._container = len(source.containers)
+        self._descriptor: int | None = None
         self._writing = atomic_file(path)
         source.containers.append(Container(path, 0, 0, is_scratch=True))
 
@@ -42,6 +43,8 @@ class Spool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
         self._writing.__exit__(kind, error, traceback)
         self._source.content_digest = self._hash.hexdigest()
 
@@ -52,6 +55,13 @@ class Spool:
         self.note(field, data)
         self._size += len(data)
         return part
+
+    def read(self, part: StoredField) -> bytes:
+        """Reads the bytes of a field that was appended before."""
+        if self._descriptor is None:
+            self._descriptor = os.open(self._file.name, os.O_RDONLY)
+        self._file.flush()
+        return os.pread(self._descriptor, part.length, part.offset)
 
     def note(self, field: str, data: bytes) -> None:
         """Takes a field's bytes, which are in another file, into the digest of the source."""

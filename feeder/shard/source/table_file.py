@@ -8,7 +8,6 @@ import contextlib
 import csv
 import errno
 import itertools
-import json
 import os
 import stat
 from array import array
@@ -20,13 +19,14 @@ import numpy as np
 
 from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
 from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.joined_rows import join_rows
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.row_images import RowImage, RowImages, is_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, drop_duplicates, reject_samples
 from feeder.shard.source.spool import KEPT_IMAGES, KeptImage, KeptImages, Spool
-from feeder.shard.source.table_rows import Row, table_rows
+from feeder.shard.source.table_rows import Row, json_bytes, table_rows
 from feeder.shard.source.web import shown_url
 from feeder.shard.store.store import Entry, download, open_store
 from feeder.shard.store.url import is_remote
@@ -58,6 +58,8 @@ class ManifestColumns:
         root: Folder, or URL of a store, that paths are relative to; None for the manifest's own.
         suffix: Appended to each path, such as ".jpg" for ids.
         allow_private: URLs in the column of paths may lead to this machine and to private networks.
+        lists: Columns that differ between the rows of an image, such as captions. Rows of the same path become one
+            sample, and these columns lists in its ``json``, in the order of the rows.
     """
 
     path: str | None = None
@@ -68,9 +70,10 @@ class ManifestColumns:
     root: str | None = None
     suffix: str = ""
     allow_private: bool = False
+    lists: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        asked = [name for name in (self.path, self.image, self.label, *self.targets) if name is not None]
+        asked = [name for name in (self.path, self.image, self.label, *self.targets, *self.lists) if name is not None]
         twice = next((name for name in asked if asked.count(name) > 1), None)
         if twice is not None:
             raise ArgumentError(f"column {twice!r} is asked for twice; name one column for each purpose")
@@ -87,6 +90,7 @@ class ManifestColumns:
         given = {
             "--path-column": self.path,
             "--image-column": self.image,
+            "--list-column": self.lists,
             "--image-root": self.root,
             "--suffix": self.suffix,
             "--allow-private": self.allow_private,
@@ -150,10 +154,13 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
-    listing.finish()
-    drop_duplicates(
-        source, os.path.normpath, "duplicate path; a JSONL with one row for each image can hold its captions in a list"
-    )
+        listing.finish()
+        if columns.lists:
+            join_rows(source, spool, columns.lists, shown)
+        else:
+            drop_duplicates(
+                source, os.path.normpath, "duplicate path; --list-column NAME joins rows that differ in that column"
+            )
     return source
 
 
@@ -209,6 +216,9 @@ class _Listing:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
+        for column in columns.lists:
+            value = row.get(column)
+            extras[column] = value if isinstance(value, list) else [value]
         image = row.get(columns.image) if columns.image else None
         image_path = row.get(columns.path) if columns.path else None
         if isinstance(image, dict):  # as in Hugging Face's datasets: {"bytes": ..., "path": ...}
@@ -239,6 +249,8 @@ class _Listing:
                 else:
                     parts.append(self._spool.add("", found))
                 if shown != path:  # the query, which is not stored, may have told several images apart
+                    if columns.lists:
+                        raise _Unusable("URLs with a query can't be joined: leave --list-column out", shown)
                     shown = f"{name}/{shown}"
         else:
             shown, status = self._image_file(image_path)
@@ -249,8 +261,7 @@ class _Listing:
             raise _Unusable(str(error)) from None
         if extras:
             try:
-                text = json.dumps(extras, ensure_ascii=False, default=_plain, allow_nan=False, separators=(",", ":"))
-                parts.append(self._spool.add("json", text.encode("utf-8", "surrogateescape")))
+                parts.append(self._spool.add("json", json_bytes(extras)))
             except ValueError as error:  # NaN, or half of a surrogate pair
                 raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
         size += sum(part.length for part in parts)
@@ -336,7 +347,7 @@ class _Listing:
         if not row:
             return
         names = list(row)
-        for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets):
+        for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets, *self._asked.lists):
             if asked is not None and asked not in row:
                 raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
         image, path = self._asked.image, self._asked.path
@@ -357,11 +368,17 @@ class _Listing:
             )
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
+        if image is not None and self._asked.lists:
+            raise SourceError(
+                f"{self._manifest}: rows with the image's bytes (column {image!r}) can't be joined; --list-column "
+                "needs a column of paths"
+            )
         targets = self._asked.targets
         label = None
         if self._asked.has_labels and not targets:
             label = self._asked.label
-            label = label or next((name for name in _LABELS if name in row and name not in (path, image)), None)
+            taken = (path, image, *self._asked.lists)
+            label = label or next((name for name in _LABELS if name in row and name not in taken), None)
         self._columns = replace(self._asked, path=path, image=image, label=label)
         if label is not None:
             place = f"{self._manifest}: column {label!r}"
@@ -372,8 +389,3 @@ class _Listing:
         else:
             labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")
-
-
-def _plain(value: Any) -> Any:
-    """Converts values that JSON lacks: bytes to base64, times and decimals to text."""
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)

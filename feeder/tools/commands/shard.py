@@ -133,6 +133,14 @@ def add_source(command: Any) -> None:
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
     add_labels(command, "manifest column, or json key in tars,")
     command.add_argument(
+        "--list-column",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="manifest column that differs between rows of an image, such as captions: rows of the same path become "
+        "one sample, with a list; may be repeated",
+    )
+    command.add_argument(
         "--annotations",
         metavar="PATH",
         help="COCO's JSON of instances, keypoints or captions, or a folder of Pascal VOC's XML, for the folder of "
@@ -177,6 +185,7 @@ def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         arguments.image_root,
         arguments.suffix,
         arguments.allow_private,
+        tuple(arguments.list_column),
     )
     targets = TargetSources(
         arguments.annotations, arguments.instance_masks, pairs, arguments.names, tuple(arguments.members)
