@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ class FolderStore:
         self.timeout, self.has_answered = 600.0, False
         self.asked: list[tuple[str, int, int]] = []
         self.held: list[str] = []
+        self._counting = threading.Lock()
 
     def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         try:
@@ -65,10 +67,10 @@ class FolderStore:
         self.asked.append((key, start, start + len(data)))
         with open(self.folder / ".asked", "a") as log:
             log.write(f"{key} {start} {start + len(data)}\n")
-        with contextlib.suppress(FileNotFoundError):
+        with self._counting, contextlib.suppress(FileNotFoundError):  # of several threads
             left = int((faults / f"{key}.flip").read_text())
             if left:
-                (faults / f"{key}.flip").write_text(str(left - 1))
+                _write(faults / f"{key}.flip", left - 1)
                 data[len(data) // 2] ^= 0xFF
         return bytes(data)
 
@@ -121,8 +123,15 @@ def fault(folder: Path, key: str, kind: str, count: int = 1) -> Path:
     """Asks for a fault: "flip" spoils so many answers, "hold" keeps them back until the file is removed."""
     path = folder / ".faults" / f"{key}.{kind}"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(str(count))
+    _write(path, count)
     return path
+
+
+def _write(path: Path, count: int) -> None:
+    """Writes a number at once, so that another process never reads half of it."""
+    own = path.with_name(f"{path.name}.new")
+    own.write_text(str(count))
+    own.replace(path)
 
 
 def folder_mirror(cache: Path, folder: Path, *, is_set: bool = False, **options: Any) -> CacheMirror:
