@@ -131,6 +131,8 @@ class Supervisor(Generic[W]):
         with handing_over() as (mine, theirs):
             process = launch(theirs)
         worker = self._make(process, mine)
+        # Before the collector takes the socket of a supervisor that nobody has closed, with a warning.
+        weakref.finalize(worker, mine.close).atexit = False
         self._poll.register(mine, select.POLLIN)
         self._numbers[mine.fileno()] = number
         self.workers[number : number + 1] = [worker]

@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -114,9 +115,12 @@ class Link:
         hello = {name: options[name] for name in ("cache_bytes", "identity", "timeout_s")}
         while True:
             self._socket = self._connect(target, options)
+            # Not by __del__: of objects that are in a cycle the collector may take the socket first, with a warning.
+            closing = weakref.finalize(self, self._socket.close)
+            closing.atexit = False
             if not self.ask({"hello": hello}).get("ended"):
                 return
-            self._socket.close()  # it was that of a job with other credentials, which is over
+            closing()  # it was that of a job with other credentials, which is over
 
     def send(self, message: dict[str, Any]) -> None:
         """Sends a message; raises ConnectionError if the fetcher has ended."""
@@ -168,10 +172,6 @@ class Link:
     def close(self) -> None:
         """Closes the connection."""
         self._socket.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_socket"):
-            self._socket.close()
 
     def _connect(self, target: str, options: dict[str, Any]) -> socket.socket:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import socket
+import struct
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing import popen_fork
 from pathlib import Path
@@ -23,6 +26,7 @@ from feeder.loader.generic import worker_processes
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import handing_over
+from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.transforms import RandomResizedCrop
 from tests.support.loader_data import write_shards
@@ -155,3 +159,16 @@ def test_a_process_is_not_waited_for_by_what_another_threads_fork_may_hold_open(
         assert worker.ended() == 0
         worker.forget()
         assert process not in multiprocessing.active_children()
+
+
+def test_the_collector_takes_no_open_socket_of_workers_that_nobody_has_ended() -> None:
+    supervisor: Any = Supervisor(Worker, struct.Struct("<I"), None)
+    ends: list[socket.socket] = []
+    supervisor.start(0, lambda theirs: ends.append(theirs.dup()))
+    supervisor.itself = supervisor
+    del supervisor
+    with ends[0], warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gc.collect()
+        assert ends[0].recv(1) == b""
+    assert [each for each in found if each.category is ResourceWarning] == []

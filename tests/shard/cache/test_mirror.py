@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 
 from feeder.errors import NotFoundError, StoreError
-from feeder.shard.cache.link import lock_idle_mirror
+from feeder.shard.cache.link import Link, lock_idle_mirror
 from feeder.shard.cache.mirror import CacheMirror, open_mirror
 from feeder.shard.cache.presence import BLOCK_BYTES, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
@@ -313,3 +316,20 @@ def test_clients_with_other_options_share_a_fetcher_unless_they_have_other_crede
         first.close()
     second.need([("a.tar", 0, 1)])
     assert (fetcher_pid(tmp_path / "cache") == pid) == (option == "timeout_s")
+
+
+def test_a_connection_in_a_cycle_is_closed_before_the_collector_takes_its_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, *ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(Link, "_connect", lambda *_: ours.pop())
+    monkeypatch.setattr(Link, "ask", lambda *_: {})
+    options = {"cache_bytes": None, "identity": "", "timeout_s": 1.0}
+    link: Any = Link(str(tmp_path), options, 1.0, "", lambda: None)
+    link.itself = link
+    del link
+    with theirs, warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        gc.collect()
+        assert theirs.recv(1) == b""
+    assert [each for each in found if each.category is ResourceWarning] == []
