@@ -293,8 +293,7 @@ def test_images_that_lose_range_are_counted_when_loaded(tmp_path: Path, workers:
     with pytest.warns(UserWarning, match="3 images of more than 8 bits a sample clipped") as caught:
         for _ in loader:
             pass
-    assert len([w for w in caught if "clipped" in str(w.message)]) == 1
-    assert caught[0].filename == __file__
+    assert [each.filename for each in caught if "clipped" in str(each.message)] == [__file__]
     assert loader.stats()["clipped"] == 3
     for _ in loader:  # warns no more
         pass

@@ -166,6 +166,7 @@ def test_the_collector_takes_no_open_socket_of_workers_that_nobody_has_ended() -
     ends: list[socket.socket] = []
     supervisor.start(0, lambda theirs: ends.append(theirs.dup()))
     supervisor.itself = supervisor
+    gc.collect()  # what other tests have left
     del supervisor
     with ends[0], warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")

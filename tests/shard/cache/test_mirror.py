@@ -327,6 +327,7 @@ def test_a_connection_in_a_cycle_is_closed_before_the_collector_takes_its_socket
     options = {"cache_bytes": None, "identity": "", "timeout_s": 1.0}
     link: Any = Link(str(tmp_path), options, 1.0, "", lambda: None)
     link.itself = link
+    gc.collect()  # what other tests have left
     del link
     with theirs, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
