@@ -14,13 +14,14 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from feeder.errors import NotFoundError, StoreError
-from feeder.shard.cache.link import Link, lock_idle_mirror
+from feeder.shard.cache.link import Link, lock_idle_mirror, socket_address
 from feeder.shard.cache.mirror import CacheMirror, open_mirror
 from feeder.shard.cache.presence import BLOCK_BYTES, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
@@ -321,13 +322,20 @@ def test_clients_with_other_options_share_a_fetcher_unless_they_have_other_crede
 def test_a_connection_in_a_cycle_is_closed_before_the_collector_takes_its_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs, *ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    monkeypatch.setattr(Link, "_connect", lambda *_: ours.pop())
-    monkeypatch.setattr(Link, "ask", lambda *_: {})
-    options = {"cache_bytes": None, "identity": "", "timeout_s": 1.0}
-    link: Any = Link(str(tmp_path), options, 1.0, "", lambda: None)
-    link.itself = link
     gc.collect()  # what other tests have left
+    made = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)]  # before its owner, so that it is collected before
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(socket_address(folder))
+        listener.listen()
+        patched = SimpleNamespace(**{**vars(socket), "socket": lambda *_: made.pop()})
+        monkeypatch.setattr("feeder.shard.cache.link.socket", patched)
+        monkeypatch.setattr(Link, "ask", lambda *_: {})
+        options = {"cache_bytes": None, "identity": "", "timeout_s": 1.0}
+        link: Any = Link(str(tmp_path), options, 1.0, "", lambda: None)
+        theirs, _ = listener.accept()
+    os.close(folder)
+    link.itself = link
     del link
     with theirs, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
