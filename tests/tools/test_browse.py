@@ -722,8 +722,9 @@ def test_command_serves_until_it_is_interrupted(shards: Path) -> None:
         with opener().open(url) as answer:
             assert "token" not in answer.url
             assert b"class-1" in answer.read()
-        with pytest.raises(urllib.error.HTTPError, match="403"):
+        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
             urllib.request.urlopen(url.partition("?")[0])
+        refused.value.close()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
 

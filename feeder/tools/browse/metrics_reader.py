@@ -67,6 +67,9 @@ def read_metrics(url: str) -> dict[str, Values]:
     """
     try:
         return _parsed(_fetched(url))
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise OSError(error.reason or f"status {error.code}") from None
     except (urllib.error.URLError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise OSError(str(getattr(reason, "strerror", None) or reason) or type(error).__name__) from None

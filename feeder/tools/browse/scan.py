@@ -18,6 +18,7 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Collection
 from typing import Any
 from zlib import crc32
@@ -76,6 +77,7 @@ class Scan:
             self.not_kept = f"{self._path}: {getattr(error, 'strerror', None) or error}"
             self._file = sqlite3.connect(":memory:", check_same_thread=False)
             self._file.executescript(_TABLES)
+        weakref.finalize(self, self._file.close).atexit = False
 
     @property
     def is_running(self) -> bool:
