@@ -8,7 +8,8 @@ images/s    of the caller, which does nothing with a batch.
 same host   parts in the server's memory, which the relay reads; all else goes over TCP, as between two machines.
 busy        share of two cores' time that all of them used.
 host CPU    ms an image in the caller's process and the relay: what the training machine pays. The rest is the server's.
-trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one.
+trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one: on the
+            same host, and over TCP, where each trial's pixels are sent.
 heavy       the service's figures once more, with RandAugment after the crop.
 
 Needs two cores that have nothing else to do, and a set of some thousand images: one of a few batches measures how an
@@ -117,9 +118,9 @@ def ray_rate(way: str, options: Any, cluster: RayCluster, expected: str) -> floa
     return float(found["images"] / found["seconds"])
 
 
-def trials(options: Any, folder: Path, count: int) -> float:
-    """CPU seconds of a server, for trials on other machines that read the same epochs together."""
-    server = ServiceServer(folder, Path(options.shards).parent, "--tcp-only", cores=_CORES)
+def trials(options: Any, folder: Path, count: int, *way: str) -> float:
+    """CPU seconds of a server, for trials that read the same epochs together."""
+    server = ServiceServer(folder, Path(options.shards).parent, *way, cores=_CORES)
     try:
         ones = [loader(options, service=server.service, service_only=True) for _ in range(count)]
         with contextlib.closing(loader(options, service=server.service, service_only=True)) as first:
@@ -173,6 +174,10 @@ def main() -> None:
                 rivals[_RAY[way]] = functools.partial(ray_rate, way, options, cluster, expected)
             rates = interleave(rivals, options.repeats)
             by_count = {str(k): functools.partial(trials, options, folder, k) for k in range(1, options.trials + 1)}
+            by_count |= {
+                f"{k} over TCP": functools.partial(trials, options, folder, k, "--tcp-only")
+                for k in sorted({1, options.trials})
+            }
             spent = interleave(by_count, options.repeats)
             augmented = run(loader(options, heavy=True, num_workers=1), options.epochs)[2]
             heavy_runs: list[dict[str, float]] = []
@@ -193,9 +198,13 @@ def main() -> None:
         [ours / theirs for theirs, ours in zip(rates[_LOCAL], rates[name], strict=True)] for name in (_SERVICE, _SAME)
     )
     most = options.trials
-    further = [
-        (last - first) / max(1, most - 1) / first for first, last in zip(spent["1"], spent[str(most)], strict=True)
-    ]
+    further = {
+        way: [
+            (last - first) / max(1, most - 1) / first
+            for first, last in zip(spent[f"1{way}"], spent[f"{most}{way}"], strict=True)
+        ]
+        for way in ("", " over TCP")
+    }
     results = {
         "images_per_s": {name: spread(values) for name, values in rates.items()},
         "service_of_local": spread(ratios),
@@ -224,7 +233,8 @@ def main() -> None:
             f"service / local workers, {name}: {spread(shares)['median']:.2f}, host CPU {host:.3f} ms an image, "
             f"{busy:.0%} of two cores"
         )
-    print(f"each further trial costs {spread(further)['median']:.0%} of the first one's CPU at the server")
+    for way, shares in further.items():
+        print(f"each further trial{way} costs {spread(shares)['median']:.0%} of the first one's CPU at the server")
     print(f"written to {save('service', results, options.json)}")
 
 
