@@ -14,6 +14,7 @@ from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.status import service_status
 from feeder.system.quiet_ray import quiet_ray
+from feeder.system.ray_address import check_ray_address
 
 __all__ = ["directory", "start", "status", "stop"]
 
@@ -41,6 +42,7 @@ def joined(address: str) -> Iterator[Any]:
         yield ray
         return
     try:
+        check_ray_address(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ServiceError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,6 @@ import pytest
 
 import feeder
 from feeder import transforms as T
-from feeder.system.process_usage import process_tree
 from tests.support import ROOT, named_functions
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import all_ended, wait_until
@@ -41,6 +41,17 @@ def status(cluster: RayCluster) -> list[dict[str, Any]]:
     """The state of the servers that answer."""
     found: list[dict[str, Any]] = json.loads(serve(cluster, "--status", "--json"))["servers"]
     return [each for each in found if "problem" not in each]
+
+
+def helpers(cluster: RayCluster) -> set[int]:
+    """The helper processes that ask a cluster for servers."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = path.read_bytes().split(b"\0")
+            if b"feeder.service.finder" in command and cluster.address.encode() in command:
+                found.add(int(path.parts[2]))
+    return found
 
 
 def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
@@ -93,6 +104,7 @@ def test_epochs_are_exact_while_nodes_come_and_go(
     check_with_fault(one, expected, fault)
     assert "ray" not in sys.modules
     assert one.stats()["respawns"] == 0
+    one.close()
 
 
 def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayCluster) -> None:
@@ -101,41 +113,59 @@ def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayC
     service = f"feeder@{cluster.address}"
     only = feeder.DataLoader(dataset, batch_size=8, service=service, service_only=True)
     check_same(copied_epoch(only), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
+    only.close()
 
 
 def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
     one = loader(root, cluster, service_only=True)
-    helpers: list[int] = []
+    killed = set()
 
     def fault() -> None:
-        helpers.extend(process_tree(one.worker_pids()[-1])[1:])
-        os.kill(helpers[0], signal.SIGKILL)
+        killed.update(helpers(cluster))
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
 
     check_with_fault(one, expected, fault)
-    wait_until(lambda: set(process_tree(one.worker_pids()[-1])[1:]) - set(helpers))
+    assert len(killed) == 1
+    wait_until(lambda: helpers(cluster) - killed)
     assert one.stats()["respawns"] == 0
+    one.close()
+
+
+def test_all_loaders_share_a_helper(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
+    made = [loader(root, cluster, service_only=True) for _ in range(3)]
+    for one in made:
+        check_same(copied_epoch(one), expected[0])
+    assert len(helpers(cluster)) == 1
+    made.pop(0).close()
+    for one in made:
+        check_same(copied_epoch(one), expected[1])
+    assert len(helpers(cluster)) == 1
+    for one in made:
+        one.close()
+    wait_until(lambda: not helpers(cluster))
 
 
 def test_a_trainer_that_dies_leaves_no_helper(root: Path, cluster: RayCluster) -> None:
     code = (
         "import sys, feeder\n"
         "from feeder import transforms as T\n"
-        "from feeder.system.process_usage import process_tree\n"
         "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
         "loader = feeder.DataLoader(dataset, batch_size=8, service=sys.argv[2], service_only=True)\n"
         "iterator = iter(loader)\n"
         "next(iterator)\n"
-        "print(*process_tree(loader.worker_pids()[-1]), flush=True)\n"
+        "print(loader.worker_pids()[-1], flush=True)\n"
         "sys.stdin.read()\n"
     )
     command = [sys.executable, "-c", code, str(root / "set"), f"feeder@{cluster.address}"]
     trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert trainer.stdout is not None
-    pids = [int(pid) for pid in trainer.stdout.readline().split()]
-    assert len(pids) > 1  # the relay, and its helper
+    relay = int(trainer.stdout.readline())
+    assert helpers(cluster)
     trainer.kill()
     trainer.communicate()
-    assert all_ended(pids)
+    assert all_ended([relay])
+    wait_until(lambda: not helpers(cluster))
 
 
 def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
@@ -153,14 +183,14 @@ def test_a_node_the_helper_and_the_relay_fail_together(
     one = loader(root, cluster, service_only=True)
 
     def fault() -> None:
-        relay = one.worker_pids()[-1]
-        for pid in process_tree(relay)[1:]:
+        for pid in helpers(cluster):
             os.kill(pid, signal.SIGKILL)
         cluster.kill_node(cluster.nodes[0])
-        os.kill(relay, signal.SIGKILL)
+        os.kill(one.worker_pids()[-1], signal.SIGKILL)
 
     check_with_fault(one, expected, fault)
     assert one.stats()["respawns"] == 1
+    one.close()
     cluster.add_node()
 
 

@@ -1,26 +1,26 @@
-"""A relay learns of servers by a helper, which is started again and again where there is no cluster, but not often."""
+"""A relay learns of servers by a helper, which all relays share, and starts one where there is none, but not often."""
 
 from __future__ import annotations
 
 import itertools
+import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from feeder.loader.fast import service_directory
-from feeder.loader.fast.service_directory import Directory
+from feeder.loader.fast.service_directory import Directory, socket_name
 from feeder.loader.fast.service_options import ServiceOptions
+from feeder.service import finder
+from feeder.service.finder import Relays
+from tests.support.clock import Clock
+from tests.support.processes import wait_until
 
-
-class Clock:
-    """A clock that a test moves."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+OPTIONS = ServiceOptions("service@10.0.0.1:1")
 
 
 def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +50,63 @@ def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pyt
         30,
         30,
     ]
+
+
+@pytest.fixture
+def relays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relays]:
+    """A helper's side, in this process; nobody else is to start one."""
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a helper"))
+    monkeypatch.setattr(finder, "_ALONE_S", 600.0)
+    made = Relays(socket_name(OPTIONS))
+    yield made
+    monkeypatch.setattr(finder, "_ALONE_S", 0.0)
+    assert made.are_gone.wait(60)
+
+
+def look_until_known(directory: Directory, server: tuple[str, int]) -> None:
+    def knows() -> bool:
+        directory.look()
+        return directory.servers == [server]
+
+    wait_until(knows)
+    assert directory.token == "secret"
+
+
+def test_all_relays_of_a_service_are_told_by_one_helper(relays: Relays) -> None:
+    first, second = Directory(OPTIONS), Directory(OPTIONS)
+    first.look()
+    relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
+    look_until_known(first, ("10.0.0.1", 1))
+    look_until_known(second, ("10.0.0.1", 1))
+    relays.tell({"token": "secret", "servers": [["10.0.0.2", 2]]})
+    first.close()
+    look_until_known(second, ("10.0.0.2", 2))
+    second.close()
+
+
+def test_the_name_of_a_helper_is_there_once(relays: Relays) -> None:
+    command = [sys.executable, "-m", "feeder.service.finder", "service", "10.0.0.1:1", socket_name(OPTIONS)]
+    assert os.spawnv(os.P_WAIT, sys.executable, command) == 0  # another helper ends at once
+    assert socket_name(ServiceOptions("other@10.0.0.1:1")) != socket_name(OPTIONS)
+
+
+def test_a_helper_tells_nothing_to_another_user(relays: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finder, "peer_uid", lambda connection: os.getuid() + 1)
+    relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"\0{socket_name(OPTIONS)}")
+        assert connection.recv(1) == b""
+
+
+def test_a_relay_takes_nothing_from_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(service_directory, "peer_uid", lambda connection: os.getuid() + 1)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{socket_name(OPTIONS)}")
+        listener.listen()
+        directory = Directory(OPTIONS)
+        directory.look()
+    assert directory.descriptor is None
+    assert started[0][3:5] == ["service", "10.0.0.1:1"]
+    assert started[0][5] != socket_name(OPTIONS)
