@@ -9,10 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,9 +30,10 @@ from feeder.shard.write.attempt import attempt_shard, pickled_order, writer_vers
 from feeder.shard.write.engine import Engine, open_engine
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.plan import ordered_ids, plan_shards
 from feeder.shard.write.shard_job import ShardJob, WrittenShard
 from feeder.shard.write.sharding import shard, write_shards
-from feeder.shard.write.shared_output import SharedOutput, SharedStore
+from feeder.shard.write.shared_output import SharedFolder, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.progress import Progress
 from tests.support import ROOT
@@ -208,6 +211,29 @@ def test_containers_are_numbered_anew_among_the_rows() -> None:
     found, containers = table.rows(np.array([3, 1]))
     assert containers == [1, 3]
     assert [found.parts(k)[0].container for k in range(2)] == [1, 0]
+
+
+def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Path) -> None:
+    """What a task is sent takes no more than 100 bytes a sample, and no copy of the table of all samples."""
+    samples, options = 100_000, kept(samples_per_shard=1000)
+    source: Any = Source("flat folder", str(tmp_path))
+    tracemalloc.start()
+    try:
+        for i in range(samples):
+            source.table.add(b"n01440764/n01440764_%08d.JPEG" % i, 110_000 + i, 1 << 60, i % 1000)
+        plan = plan_shards(source, options)
+        table_bytes = tracemalloc.get_traced_memory()[0]
+        assert table_bytes < 100 * samples
+        folder: Any = SimpleNamespace(is_shared=True, path=str(tmp_path))
+        tracemalloc.reset_peak()
+        for number, positions in enumerate(plan[:8]):
+            job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)
+            ids = ordered_ids(positions, samples, options)
+            order = pickled_order(job, source, ids, folder, SharedFolder(str(tmp_path)), raises_unreadable=True)
+            assert len(order) < 100 * len(positions)
+        assert tracemalloc.get_traced_memory()[1] - table_bytes < table_bytes // 3
+    finally:
+        tracemalloc.stop()
 
 
 def _attempt(tree: Path, out: OutputFolder, output: SharedOutput, versions: dict[str, str], **options: Any) -> Any:
