@@ -21,11 +21,11 @@ import time
 from feeder.loader.fast.service_directory import peer_uid
 from feeder.system.ray_address import check_ray_address
 
-__all__ = ["Relays", "find"]
+__all__ = ["ALONE_S", "Relays", "find"]
 
 _LOOK_S = 0.5
 _ANSWER_S = 5.0
-_ALONE_S = 3.0
+ALONE_S = 3.0
 
 
 class Relays:
@@ -73,7 +73,7 @@ class Relays:
                     else:
                         assert isinstance(key.fileobj, socket.socket)
                         self._drop(key.fileobj)  # a relay says nothing: it is gone
-            if not self._connections and time.monotonic() - self._alone_since_s > _ALONE_S:
+            if not self._connections and time.monotonic() - self._alone_since_s > ALONE_S:
                 self._listener.close()
                 self._selector.close()
                 self.are_gone.set()
@@ -124,11 +124,11 @@ def find(name: str, address: str, relays: Relays) -> None:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except ModuleNotFoundError:
         relays.tell({"problem": "the package ray is missing: pip install 'feeder-data[ray]'"})
-        relays.are_told.wait(_ALONE_S)
+        relays.are_told.wait(ALONE_S)
         return
     except (ConnectionError, RuntimeError, ValueError) as error:
         relays.tell({"problem": f"can't join the Ray cluster {address!r}: {str(error).strip()}"})
-        relays.are_told.wait(_ALONE_S)
+        relays.are_told.wait(ALONE_S)
         return
     while not relays.are_gone.wait(_LOOK_S):
         try:

@@ -297,7 +297,7 @@ def test_arrays_that_can_not_be_mapped_are_refused() -> None:
     pixels, out = np.zeros((2, 3, 4, 4), np.uint8), np.zeros((2, 3, 4, 4), np.float32)
     with pytest.raises(ValueError, match="shape"):
         native.map_pixels(pixels, SCALE, BIAS, out[:1])
-    wrong = (pixels.astype(np.int8), pixels[:, :, :, ::2], pixels[:, :1], pixels[0])
+    wrong: tuple[Any, ...] = (pixels.astype(np.int8), pixels[:, :, :, ::2], pixels[:, :1], pixels[0])
     for each in wrong:
         with pytest.raises(TypeError):
             native.map_pixels(each, SCALE, BIAS, np.zeros(each.shape, np.float32))

@@ -157,9 +157,9 @@ def test_a_folder_with_other_files_under_the_same_names_is_refused_by_name(
 def test_the_sizes_of_some_files_stand_for_those_of_a_large_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(set_json, "_SIZED_FILES", 5)
+    monkeypatch.setattr(set_json, "SIZED_FILES", 5)
     folder = write_tree(tmp_path / "files", 9)
-    reader = feeder.FolderDataset(folder, transform=RECIPE).reader
+    reader: Any = feeder.FolderDataset(folder, transform=RECIPE).reader
     before, changed = set_to_json(reader), []
     for i in range(9):
         path = folder / reader.path(i)

@@ -214,7 +214,7 @@ def test_containers_are_numbered_anew_among_the_rows() -> None:
 
 
 def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Path) -> None:
-    """What a task is sent takes no more than 100 bytes a sample, and no copy of the table of all samples."""
+    """An order takes no more than 100 bytes a sample, and no copy of the table of all samples is made for it."""
     samples, options = 100_000, kept(samples_per_shard=1000)
     source: Any = Source("flat folder", str(tmp_path))
     tracemalloc.start()

@@ -21,12 +21,12 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.shard.cache.mirror import CacheMirror
 
-__all__ = ["Here", "SetPlace", "leaves", "set_from_json", "set_to_json"]
+__all__ = ["SIZED_FILES", "Here", "SetPlace", "leaves", "set_from_json", "set_to_json"]
 
 _MOST_SETS, _DEEPEST = 64, 8
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
 # takes longer than to list them.
-_SIZED_FILES = 1024
+SIZED_FILES = 1024
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _fingerprint(reader: ShardReader | FolderReader) -> str:
     if isinstance(reader, ShardReader):
         return reader.index.fingerprint()
     listing = reader.listing
-    some = np.linspace(0, len(reader) - 1, min(len(reader), _SIZED_FILES)).astype(np.int64)
+    some = np.linspace(0, len(reader) - 1, min(len(reader), SIZED_FILES)).astype(np.int64)
     sizes = np.array([_size_bytes(os.path.join(reader.root, reader.path(i))) for i in some.tolist()], np.int64)
     digest = hashlib.blake2b(digest_size=16)
     for column in (listing.path_start, listing.path_data, sizes):

@@ -56,10 +56,10 @@ def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pyt
 def relays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relays]:
     """A helper's side, in this process; nobody else is to start one."""
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a helper"))
-    monkeypatch.setattr(finder, "_ALONE_S", 600.0)
+    monkeypatch.setattr(finder, "ALONE_S", 600.0)
     made = Relays(socket_name(OPTIONS))
     yield made
-    monkeypatch.setattr(finder, "_ALONE_S", 0.0)
+    monkeypatch.setattr(finder, "ALONE_S", 0.0)
     assert made.are_gone.wait(60)
 
 
