@@ -291,9 +291,20 @@ def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> N
 
 
 def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> None:
-    """Without a result there is no table: its figures are calculated from measured ones alone."""
     text = (ROOT / "docs/cluster.md").read_text()
-    if (ROOT / "bench/results/service.json").exists():
-        assert f"\n{service_plan.markdown(committed('service'))}\n" in text
-    else:
-        assert "| crop and flip |" not in text
+    assert f"\n{service_plan.markdown(committed('service'))}\n" in text
+
+
+def test_the_committed_service_costs_what_the_documents_say() -> None:
+    found = committed("service")
+    near, far = found["same_host"]["service_of_local"]["median"], found["service_of_local"]["median"]
+    hosts = found["same_host"]["host_cpu_ms"]["median"], found["host_cpu_ms"]["median"]
+    alone, *further = (spent["all"] for count, spent in found["server_cpu_s_by_trials"].items() if "TCP" not in count)
+    trial = statistics.median((last - one) / len(further) / one for one, last in zip(alone, further[-1], strict=True))
+    assert near >= 0.9
+    assert max(hosts) <= 0.06
+    assert trial <= 0.1
+    text = " ".join((ROOT / "docs/cluster.md").read_text().split())
+    assert f"gave {near:.2f} of what two local workers gave on them, {far:.2f} if the pixels went over TCP" in text
+    assert "a trainer's host paid {:.2f} and {:.2f} ms an image".format(*hosts) in text
+    assert f"cost {100 * trial:.0f} % of the first one's CPU time" in text
