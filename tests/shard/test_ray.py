@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
@@ -242,6 +244,52 @@ def test_a_sample_that_ends_its_process_again_and_again_ends_the_run(
     cluster.kill_node(cluster.nodes[0])
 
 
+_HELD = """
+import fcntl
+import feeder.shard.source.source as source
+real = source.read_image
+def read_image(path, **options):
+    with open({path!r}) as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+    return real(path, **options)
+source.read_image = read_image
+"""
+
+
+def _lose_the_writers_node(cluster: RayCluster, out: Path, environment: dict[str, str], *, process_first: bool) -> None:
+    """Kills the first node, which writes a shard, and the process before it, once another node is there."""
+    wait_until(lambda: _writers(out))
+    writers = set(_writers(out))
+    if process_first:
+        for writer in writers:
+            os.kill(writer, signal.SIGKILL)
+        wait_until(lambda: set(_writers(out)) - writers)  # it was started again
+        writers = set(_writers(out))
+    cluster.add_node(environment)
+    cluster.kill_node(cluster.nodes[0])
+    cluster.wait_for_nodes()
+    wait_until(lambda: not writers & set(_writers(out)))
+
+
+@pytest.mark.parametrize("process_first", [False, True])
+def test_a_shard_outlives_any_number_of_its_nodes(
+    cluster: RayCluster, tree: Path, tmp_path: Path, process_first: bool
+) -> None:
+    shard(str(tree), str(tmp_path / "expected"), kept(samples_per_shard=60))
+    out, hold = tmp_path / "out", tmp_path / "hold"
+    with open(hold, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        environment = _site(tmp_path / "site", _HELD.format(path=str(hold)))
+        cluster.add_node(environment)
+        cluster.kill_node(cluster.nodes[0])
+        driver = Driver(cluster, tree, out, "--samples-per-shard", "60")
+        for _ in range(3):
+            _lose_the_writers_node(cluster, out, environment, process_first=process_first)
+    driver.end()
+    assert contents(out) == contents(tmp_path / "expected")
+    cluster.kill_node(cluster.nodes[0])
+
+
 def test_a_full_disk_of_a_node_ends_the_run(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
     code = "import errno, os\ndef fsync(file): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\nos.fsync = fsync"
     cluster.add_node(_site(tmp_path / "site", code), cores=2)
@@ -287,11 +335,13 @@ def test_a_straggler_is_doubled_and_the_first_result_wins(
 def _writers(out: Path) -> list[int]:
     """Processes that have a temporary file of a shard open."""
     found = set()
-    for link in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            path = os.readlink(link)
-        except OSError:
-            continue
-        if path.startswith(f"{out}/") and path.endswith(".tmp"):
-            found.add(int(link.parts[2]))
+    for process in Path("/proc").glob("[0-9]*"):
+        links: list[Path] = []
+        with contextlib.suppress(OSError):  # it has ended
+            links += (process / "fd").iterdir()
+        for link in links:
+            with contextlib.suppress(OSError):  # it was closed
+                path = os.readlink(link)
+                if path.startswith(f"{out}/") and path.endswith(".tmp"):
+                    found.add(int(process.name))
     return sorted(found)

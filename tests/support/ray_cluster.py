@@ -73,6 +73,10 @@ class RayCluster:
         self._ask("kill", node)
         self.nodes.remove(node)
 
+    def wait_for_nodes(self) -> None:
+        """Returns once the cluster knows which nodes were killed."""
+        self._ask("wait")
+
     def kill_head(self) -> None:
         """Kills the head, at once; the nodes are left alone."""
         self._ask("kill head")
@@ -128,6 +132,8 @@ def _serve(folder: str) -> None:
                 os.environ.update(before)
                 answer = node.node_id
                 nodes[answer] = node
+            elif command == "wait":
+                cluster.wait_for_nodes()
             elif command == "kill head":
                 head_node: Any = cluster.head_node
                 cluster.remove_node(head_node, allow_graceful=False)

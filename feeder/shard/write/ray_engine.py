@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, NoReturn
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from feeder.errors import ArgumentError, FeederError, ShardError, StoreError
 from feeder.shard.source.source import Source
@@ -21,6 +28,7 @@ from feeder.shard.write.shard_job import ShardJob, WrittenShard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
+from feeder.system.ray_address import check_ray_address
 
 __all__ = ["RayEngine", "open_ray"]
 
@@ -57,6 +65,7 @@ def open_ray(address: str, workers: int | None) -> Iterator[RayEngine]:
             "`ray job submit`"
         )
     try:
+        check_ray_address(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ShardError(
@@ -114,7 +123,7 @@ class _Shard:
         self.job = job
         self.shown = (0, 0)  # samples and bytes, as told to the progress
         self.attempts = 0  # that run
-        self.crashes = 0
+        self.crashed_nodes: list[str] = []
         self.failed_nodes: list[str] = []
         self.written: WrittenShard | None = None
 
@@ -197,11 +206,7 @@ class _Run:
         now = time.monotonic()
         if now - self._looked_s >= _NODES_S:
             self._looked_s = now
-            self._nodes = {
-                node["NodeID"]: node["Resources"].get("CPU", 0.0)
-                for node in ray.nodes()
-                if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self._cpus
-            }
+            self._nodes = self._nodes_now()
             if self._refused and self._nodes and not self._nodes.keys() - self._refused.keys():
                 reasons = "; ".join(dict.fromkeys(self._refused.values()))
                 raise ShardError(f"no node of the Ray cluster can write shards: {reasons}")
@@ -209,6 +214,14 @@ class _Run:
         if self._began_s is not None and now - self._began_s > _PATIENCE_S:
             self._began_s = None
             self._progress.note("no node of the Ray cluster has a free core yet; the run waits for one")
+
+    def _nodes_now(self) -> dict[str, float]:
+        """Returns the cores of the nodes that there are, by id."""
+        return {
+            node["NodeID"]: node["Resources"].get("CPU", 0.0)
+            for node in ray.nodes()
+            if node["Alive"] and node["Resources"].get("CPU", 0.0) >= self._cpus
+        }
 
     def _free_stranded(self) -> None:
         """Starts those tasks again that wait for a node, while all that they may run on are gone."""
@@ -300,15 +313,21 @@ class _Run:
             self._end(other)
 
     def _lose(self, generator: Any, error: Exception) -> None:
-        """Starts a lost task again: always, if its node is lost, and some times, if only its process is."""
-        shard = self._running[generator].shard
-        if isinstance(error, WorkerCrashedError | OutOfMemoryError):
-            shard.crashes += 1
-            if shard.crashes >= _MOST_CRASHES:
+        """Starts a lost task again: always, if its node is lost, and some times after anything else. The processes of a
+        node may die before it does: those of nodes that are gone by now do not count."""
+        attempt = self._running[generator]
+        shard = attempt.shard
+        if not isinstance(error, NodeDiedError | ObjectLostError | StopIteration):
+            is_crash = isinstance(error, WorkerCrashedError | OutOfMemoryError)
+            what = "process that writes it has died" if is_crash else "task that writes it has failed"
+            shard.crashed_nodes.append(attempt.node)
+            self._nodes = self._nodes_now()
+            crashes = sum(not node or node in self._nodes for node in shard.crashed_nodes)
+            if crashes >= _MOST_CRASHES:
                 raise ShardError(
-                    f"{shard.job.name}: the process that writes it has died {shard.crashes} times, the last time on "
-                    f"node {self._running[generator].address or '?'}: {error}; nothing is lost: find the cause and run "
-                    "the same command again"
+                    f"{shard.job.name}: the {what} {crashes} times, the last time on "
+                    f"node {attempt.address or '?'}: {error}; nothing is lost: find the cause and run the same command "
+                    "again"
                 )
         self._drop(generator)
 
