@@ -317,8 +317,9 @@ class _Run:
         node may die before it does: those of nodes that are gone by now do not count."""
         attempt = self._running[generator]
         shard = attempt.shard
-        if not isinstance(error, NodeDiedError | ObjectLostError | StopIteration):
-            is_crash = isinstance(error, WorkerCrashedError | OutOfMemoryError)
+        if not isinstance(error, NodeDiedError | ObjectLostError):
+            # The results of a process that dies after the first ones just end.
+            is_crash = isinstance(error, WorkerCrashedError | OutOfMemoryError | StopIteration)
             what = "process that writes it has died" if is_crash else "task that writes it has failed"
             shard.crashed_nodes.append(attempt.node)
             self._nodes = self._nodes_now()
@@ -326,7 +327,7 @@ class _Run:
             if crashes >= _MOST_CRASHES:
                 raise ShardError(
                     f"{shard.job.name}: the {what} {crashes} times, the last time on "
-                    f"node {attempt.address or '?'}: {error}; nothing is lost: find the cause and run the same command "
+                    f"node {attempt.address or '?'}: {error or 'its results ended'}; nothing is lost: find the cause and run the same command "
                     "again"
                 )
         self._drop(generator)
