@@ -280,8 +280,27 @@ def test_a_committed_comparison_of_builds_costs_at_most_three_percent(name: str)
 
 
 def test_the_committed_way_to_a_trained_epoch_takes_less_than_three_minutes() -> None:
-    if (ROOT / "bench/results/bare.json").exists():
-        assert committed("bare")["seconds"]["all"] < 180
+    seconds = committed("bare")["seconds"]["all"]
+    assert seconds < 180
+    assert f"`build/bare/times.json`: {seconds:.0f} in the" in (ROOT / "docs/operations.md").read_text()
+
+
+def test_the_committed_first_page_of_a_million_samples_takes_less_than_half_a_second() -> None:
+    assert committed("browse")["seconds"]["1000000"]["first page"]["max"] < 0.5
+
+
+def test_the_committed_bytes_from_a_store_are_those_that_were_not_kept() -> None:
+    found = {name: share["median"] for name, share in committed("remote_bytes")["bytes"]["share_of_the_set"].items()}
+    most = committed("remote_bytes")["bytes"]["goals"]["share_of_the_set"]
+    assert most <= 1.02
+    assert max(found["first epoch, all cached"], found["two ranks of a host"]) <= most
+    assert found["second epoch, all cached"] == 0
+    assert found["one of two ranks"] <= most / 2
+    for name in ("a cache of half the set", "half the set kept"):
+        assert found[f"second epoch, {name}"] <= most * (1 - found[f"kept by {name}"]), name
+    text = " ".join((ROOT / "docs/remote.md").read_text().split())
+    assert f"one of two ranks on hosts of their own {found['one of two ranks']:.2f} of it" in text
+    assert f"with half of the set kept, {found['second epoch, half the set kept']:.2f} of it" in text
 
 
 def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> None:
