@@ -23,6 +23,7 @@ from feeder.errors import ArgumentError, DecodeError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.source.image_file import read_image
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
@@ -49,7 +50,6 @@ from feeder.transforms import (
 )
 from tests.support import jpegs
 from tests.support.images import encode
-from tests.support.interrupted_runs import StopAfter
 from tests.support.shard_sets import contents, one_image_index, samples_of, to_version_1, write_tar
 
 PACKED = ShardOptions(shard_size_bytes=1 << 20, encode=EncodeOptions("packed"))
@@ -499,12 +499,20 @@ def test_export_writes_nothing_outside_its_folder(tmp_path: Path, key: str) -> N
 
 
 def test_a_run_that_was_interrupted_goes_on_with_the_same_codebook(
-    sets: tuple[Path, Path, Path], tmp_path: Path
+    sets: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, packed, _ = sets
     options = ShardOptions(shard_size_bytes=1 << 20, workers=1, encode=PACKED.encode)
-    with pytest.raises(KeyboardInterrupt):
-        shard(str(images), str(tmp_path / "out"), options, progress=StopAfter(20))
+
+    def read_until_a_shard_is_there(path: str, **limits: int) -> bytes:
+        if any((tmp_path / "out").glob("*.tar")):
+            raise KeyboardInterrupt
+        return read_image(path, **limits)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("feeder.shard.source.source.read_image", read_until_a_shard_is_there)
+        with pytest.raises(KeyboardInterrupt):
+            shard(str(images), str(tmp_path / "out"), options)
     finished = len(list((tmp_path / "out").glob("*.tar")))
     summary = shard(str(images), str(tmp_path / "out"), options)
     assert 0 < summary.written_shards == len(list(packed.glob("*.tar"))) - finished

@@ -148,6 +148,8 @@ def test_a_run_that_is_started_again_reads_each_image_once(
 
 def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
+
+
 def test_rows_of_the_same_url_are_joined_and_those_with_queries_rejected(server: _Server, tmp_path: Path) -> None:
     server.pages = {"/a.jpg": encode(pixels(1)), "/b.jpg?id=1": encode(pixels(2))}
     manifest = _manifest(tmp_path, [server.url + path for path in ("/a.jpg", "/b.jpg?id=1", "/a.jpg")])

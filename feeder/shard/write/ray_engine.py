@@ -326,8 +326,8 @@ class _Run:
             crashes = sum(not node or node in self._nodes for node in shard.crashed_nodes)
             if crashes >= _MOST_CRASHES:
                 raise ShardError(
-                    f"{shard.job.name}: the {what} {crashes} times, the last time on "
-                    f"node {attempt.address or '?'}: {error or 'its results ended'}; nothing is lost: find the cause and run the same command "
+                    f"{shard.job.name}: the {what} {crashes} times, the last time on node {attempt.address or '?'}: "
+                    f"{str(error) or 'its results ended'}; nothing is lost: find the cause and run the same command "
                     "again"
                 )
         self._drop(generator)
