@@ -316,6 +316,21 @@ def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> N
     assert f"\n{service_plan.markdown(committed('service'))}\n" in text
 
 
+def test_the_committed_campaigns_of_faults_lost_nothing() -> None:
+    found = committed("service_campaign")
+    worst = {kind: pauses["worst"] for kind, pauses in found["longest_pause_s"].items()}
+    head = worst.pop("head killed")
+    assert max(head, *worst.values()) < 2
+    assert found["options"]["head_seconds"] >= 180
+    assert found["fuzz_messages"] >= 1_000_000
+    text = " ".join((ROOT / "docs/cluster.md").read_text().split())
+    assert f"was {head:.1f} s, after the end of the head, and {max(worst.values()):.1f} s after the loss" in text
+    cluster = committed("cluster")
+    assert cluster["kills"]["nodes_killed"] >= 50
+    assert cluster["kills"]["shards"] >= 40
+    assert cluster["efficiency"]["ratio"]["median"] >= 0.9
+
+
 def test_the_committed_service_costs_what_the_documents_say() -> None:
     found = committed("service")
     near, far = found["same_host"]["service_of_local"]["median"], found["service_of_local"]["median"]
