@@ -316,6 +316,15 @@ def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> N
     assert f"\n{service_plan.markdown(committed('service'))}\n" in text
 
 
+def test_a_set_of_ten_billion_samples_opened_as_fast_as_the_documents_say() -> None:
+    found = committed("remote_open")["open"]
+    assert found["samples"] == 10**10
+    assert max(seconds["max"] for seconds in found["seconds"].values()) < 1
+    assert max(memory["max"] for memory in found["memory_mib"].values()) < 64
+    seconds, memory = (found[what]["store"]["median"] for what in ("seconds", "memory_mib"))
+    assert f"opens in {seconds:.2f} s and {memory:.1f} MiB of memory" in (ROOT / "docs/remote.md").read_text()
+
+
 def test_the_committed_campaigns_of_faults_lost_nothing() -> None:
     found = committed("service_campaign")
     worst = {kind: pauses["worst"] for kind, pauses in found["longest_pause_s"].items()}
