@@ -158,7 +158,10 @@ def _run_until_served(one: Any, cluster: RayCluster, servers: int) -> None:
 
 def _parts(cluster: RayCluster) -> dict[str, int]:
     """Returns the number of parts that each server has given out."""
-    servers = json.loads(_serve(cluster, "--status", "--json"))["servers"]
+    while True:
+        with contextlib.suppress(subprocess.CalledProcessError):  # the registry moves from a node that was killed
+            servers = json.loads(_serve(cluster, "--status", "--json"))["servers"]
+            break
     return {each["address"]: sum(job["parts"] for job in each["jobs"].values()) for each in servers if "jobs" in each}
 
 
