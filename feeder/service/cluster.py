@@ -194,10 +194,16 @@ def directory(name: str, *, address: str = "auto") -> dict[str, Any]:
     """Returns the servers of a service, and their token: not to be shown.
 
     Raises:
-        ServiceError: if there is none of that name.
+        ServiceError: if there is none of that name, or its registry does not answer.
     """
     with joined(address) as ray:
-        found: dict[str, Any] = ray.get(_registry(ray, name).directory.remote(), timeout=_ANSWER_S)
+        try:
+            found: dict[str, Any] = ray.get(_registry(ray, name).directory.remote(), timeout=_ANSWER_S)
+        except ray.exceptions.RayError as error:
+            raise ServiceError(
+                f"the registry of the service {name!r} does not answer ({type(error).__name__}); if its node was lost, "
+                "it moves to another one: ask again in a moment"
+            ) from None
         return found
 
 
