@@ -6,11 +6,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
+from feeder.order.random import check_range
 from feeder.shard.store.url import is_remote
 from feeder.tools.browse.kinds import KINDS, SCANNED
 from feeder.tools.browse.pictures import Pictures, difference, png
@@ -24,7 +26,8 @@ from feeder.tools.presets import is_shards
 __all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
 
 ROWS_AT_ONCE = 60
-_EPOCHS = 8
+_EPOCHS = 8  # of which crops are shown
+_EPOCHS_OF_A_RUN = 1 << 32
 CLASSES_AT_ONCE = 500
 _MOST_BATCH = 1024
 _BACKENDS = ("cpu", "pillow")
@@ -32,6 +35,19 @@ _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
     '<text x="96" y="100" text-anchor="middle" font-family="sans-serif" fill="#fff">not readable</text></svg>'
 )
+
+
+class _Number(Convertor[int]):
+    regex = "[0-9]{1,20}"  # Python does not read any number of digits
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Number())
 
 
 class SetPages:
@@ -53,8 +69,8 @@ class SetPages:
             Route("/", self.set),
             Route("/samples", self.samples),
             Route("/samples/more", self.more_samples),
-            Route("/sample/{id:int}", self.sample),
-            Route("/member/{id:int}/{number:int}", self.member),
+            Route("/sample/{id:number}", self.sample),
+            Route("/member/{id:number}/{number:number}", self.member),
             Route("/classes", self.classes),
             Route("/versions", self.versions),
             Route("/batch", self.batch),
@@ -62,10 +78,10 @@ class SetPages:
             Route("/rejected/count", self.rejected_count),
             Route("/scan", self.scan),
             Route("/scan/{what}", self.change_scan, methods=["POST"]),
-            Route("/small/{id:int}", self.small),
-            Route("/whole/{id:int}", self.whole),
-            Route("/crop/{id:int}", self.crop),
-            Route("/compared/{id:int}", self.compared),
+            Route("/small/{id:number}", self.small),
+            Route("/whole/{id:number}", self.whole),
+            Route("/crop/{id:number}", self.crop),
+            Route("/compared/{id:number}", self.compared),
             Route("/step-image", self.step_image),
         ]
 
@@ -186,8 +202,7 @@ class SetPages:
 
     def sample(self, request: Request) -> Response:
         i = self._id(request)
-        seed = _number(request, "seed", self._training.first.seed)
-        first = _number(request, "epoch", self._training.first.epoch)
+        seed, first = _draws(request, self._training.first)
         canvas = request.query_params.get("canvas", "")
         is_plain = canvas == "none"
         return self._renderer.page(
@@ -203,7 +218,7 @@ class SetPages:
             stand_in=self._view.stand_in(i),
             seed=seed,
             views=len(self._training.recipe.views),
-            epochs=range(first, first + _EPOCHS),
+            epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
             backends=_BACKENDS,
         )
@@ -283,13 +298,25 @@ class SetPages:
 
     def _drawn(self, request: Request) -> tuple[int, int, int, int]:
         """Returns the sample, seed, epoch and view of a picture."""
-        return self._id(request), *(_number(request, name) for name in ("seed", "epoch", "view"))  # type: ignore[return-value]
+        return self._id(request), *_draws(request, Step()), _number(request, "view")
 
     def _id(self, request: Request) -> int:
         i: int = request.path_params["id"]
         if i >= len(self._view):
             raise ArgumentError(f"there is no sample {i:,}: the set has {len(self._view):,}")
         return i
+
+
+def _draws(request: Request, default: Step) -> tuple[int, int]:
+    """Returns the seed and the epoch of the query.
+
+    Raises:
+        ArgumentError: if a run can't have them.
+    """
+    seed, epoch = _number(request, "seed", default.seed), _number(request, "epoch", default.epoch)
+    check_range("seed", seed, 1 << 64)
+    check_range("epoch", epoch, _EPOCHS_OF_A_RUN)
+    return seed, epoch
 
 
 def _number(request: Request, name: str, default: int = 0) -> int:
