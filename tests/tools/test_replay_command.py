@@ -97,6 +97,28 @@ def test_a_sample_that_was_taken_down_since_is_named(
     assert f"sample 6 was taken down, and sample {other} stands in" in capsys.readouterr().out
 
 
+def test_the_samples_of_a_step_name_those_that_were_taken_down(tree: Path, tmp_path: Path) -> None:
+    shard(str(tree), str(tmp_path / "set"), ShardOptions(shuffle=False))
+    assert (
+        main(["takedown", str(tmp_path / "set"), feeder.ShardDataset(tmp_path / "set").reader.field(6, "key"), "-q"])
+        == 0
+    )
+    data = feeder.ShardDataset(tmp_path / "set", T.RandomResizedCrop(8))
+
+    def steps(dataset: Any) -> list[Any]:
+        loader = feeder.DataLoader(dataset, 4)
+        batches = sum(1 for _ in loader)
+        return [loader.samples_of(0, step) for step in range(batches)]
+
+    _, samples, *_ = found = steps(data)
+    ((i, other),) = samples.taken_down.items()
+    assert i == 6
+    assert samples.keys[2] == data.reader.field(other, "key")
+    assert not any(each.taken_down for each in (found[0], *found[2:]))
+    (samples,) = steps(torch.utils.data.Subset(data, [0, 6, 1]))
+    assert samples.taken_down == {6: other}
+
+
 @pytest.mark.parametrize("shuffle", [False, True, feeder.Window(9), feeder.Lanes(2, 8)])
 def test_each_way_to_shuffle_is_taken_from_the_state(
     shuffle: Any, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

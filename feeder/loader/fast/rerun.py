@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.taken_down import stand_in, taken_down_of
 from feeder.loader.fast.path import FastPath
 from feeder.loader.fast.position import Place
 from feeder.loader.options import EpochOptions
@@ -23,11 +24,14 @@ class BatchSamples(NamedTuple):
         ids: int64 [N]; of a Subset those in the whole dataset.
         keys: Their keys.
         paths: Paths of their original files, relative to the dataset; None where they are not known.
+        taken_down: Those that were taken down, and the samples that stand in their places, whose keys and paths are
+            given for them; a run before that saw the ones that are gone.
     """
 
     ids: npt.NDArray[np.int64]
     keys: list[str | None]
     paths: list[str | None]
+    taken_down: dict[int, int | None]
 
 
 class ReplayedBatch(NamedTuple):
@@ -69,4 +73,6 @@ def _samples_at(path: FastPath, options: EpochOptions, place: Place) -> BatchSam
     ids = path.order.ids(place.epoch, path.split(options, place).positions(0))
     reader = path.dataset.reader
     keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
-    return BatchSamples(reader.ids[ids] if isinstance(reader, PartReader) else ids, keys, paths)
+    whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, PartReader) else (reader, ids)
+    gone = {i: stand_in(whole, i) for i in sorted(taken_down_of(whole, ids.tolist()))}
+    return BatchSamples(ids, keys, paths, gone)

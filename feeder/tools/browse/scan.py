@@ -27,10 +27,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder import transforms as T
+from feeder.dataset.taken_down import taken_down_of
 from feeder.errors import DecodeError, FeederError
 from feeder.tools.browse.kinds import is_of_size, is_unlabelled
 from feeder.tools.presets import open_dataset
-from feeder.tools.taken_down import taken_down_of
 
 __all__ = ["AT_ONCE", "Scan", "scan_path"]
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.tools.browse.exif import exif_of
@@ -24,7 +25,6 @@ from feeder.tools.browse.names import names_of
 from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
 from feeder.tools.browse.scan import Scan
 from feeder.tools.presets import is_shards, open_dataset
-from feeder.tools.taken_down import all_taken_down, stand_in
 
 __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Choice", "Member", "Row", "SetView"]
 

@@ -46,7 +46,6 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.replay import batch_pixels, loader_of, read_state, save_images
-    from feeder.tools.taken_down import stand_in, taken_down_of
 
     state = read_state(arguments.state, arguments.key)
     loader = loader_of(arguments.set, state, arguments.exif_orientation)
@@ -54,19 +53,17 @@ def run(arguments: argparse.Namespace) -> int:
     batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
     if arguments.out is not None:
         save_images(batch_pixels(loader, batch), arguments.out)
-    reader = loader.dataset.reader
-    gone = {i: stand_in(reader, i) for i in sorted(taken_down_of(reader, samples.ids.tolist()))}
     rows = zip(samples.ids.tolist(), samples.keys, samples.paths, strict=True)
     if arguments.json:
         listed = [{"id": i, "key": key, "path": path} for i, key, path in rows]
         head = {"epoch": epoch, "step": arguments.step, "rank": arguments.rank}
-        taken_down = [{"id": i, "substitute": other} for i, other in gone.items()]
+        taken_down = [{"id": i, "substitute": other} for i, other in samples.taken_down.items()]
         say(json.dumps({**head, "samples": listed, "substitutions": substitutions, "taken_down": taken_down}))
     elif not arguments.quiet:
         say(f"epoch {epoch}, step {arguments.step}, rank {arguments.rank}: {count(len(samples.ids), 'sample')}")
         for i, key, path in rows:
             say(printable(f"{i:>10}  {key or ''}  {path or ''}".rstrip()))
-        for i, other in gone.items():
+        for i, other in samples.taken_down.items():
             say(f"sample {i} was taken down, and sample {other} stands in: a run before that saw the one that is gone")
         for each in substitutions:
             say(printable(f"{each['key']} is bad, and sample {each['substitute']} stands in: {each['reason']}"))
