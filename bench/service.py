@@ -8,8 +8,8 @@ images/s    of the caller, which does nothing with a batch.
 same host   parts in the server's memory, which the relay reads; all else goes over TCP, as between two machines.
 busy        share of two cores' time that all of them used.
 host CPU    ms an image in the caller's process and the relay: what the training machine pays. The rest is the server's.
-trials      CPU of a server for two and for three trials that read the same epochs at the same time, beside one: on the
-            same host, and over TCP, where each trial's pixels are sent.
+trials      CPU of a server for two and for three trials, processes that read the same epochs at the same time, beside
+            one: on the same host, and over TCP, where each trial's pixels are sent; and each a second after the other.
 heavy       the service's figures once more, with RandAugment after the crop.
 
 Needs two cores that have nothing else to do, and a set of some thousand images: one of a few batches measures how an
@@ -25,13 +25,14 @@ import contextlib
 import functools
 import hashlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ from tests.support.service import ServiceServer
 _CORES = 2
 _RAY = {"store": "Ray's object store", "data": "Ray Data"}
 _LOCAL, _SERVICE, _SAME = "2 local workers", "service of 2 cores", "the same host"
+_LATE_S = 1.0
+_TRIAL_S = 120.0  # for the trials to start
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # of CPU times: at the smallest size nothing else may be seen
 
 
@@ -118,25 +121,37 @@ def ray_rate(way: str, options: Any, cluster: RayCluster, expected: str) -> floa
     return float(found["images"] / found["seconds"])
 
 
-def trials(options: Any, folder: Path, count: int, *way: str) -> float:
-    """CPU seconds of a server, for trials that read the same epochs together."""
+def trials(options: Any, folder: Path, count: int, *way: str, late_s: float = 0.0) -> float:
+    """CPU seconds of a server, for trials that read the same epochs, each in a process of its own, together or each so
+    much later than the one before."""
+    context = multiprocessing.get_context("spawn")
+    together = context.Barrier(count + 1)
     server = ServiceServer(folder, Path(options.shards).parent, *way, cores=_CORES)
     try:
-        ones = [loader(options, service=server.service, service_only=True) for _ in range(count)]
-        with contextlib.closing(loader(options, service=server.service, service_only=True)) as first:
-            run(first, 1)  # the set is open
+        given = [(options, server.service, together, k * late_s) for k in range(count)]
+        processes = [context.Process(target=_trial, args=each, daemon=True) for each in given]
+        for process in processes:
+            process.start()
+        together.wait(_TRIAL_S)
         before = _cpu_s(server)[1]
-        threads = [threading.Thread(target=run, args=(one, options.epochs, 1)) for one in ones]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        spent = max(_TICK_S, _cpu_s(server)[1] - before)
-        for one in ones:
-            one.close()
+        together.wait(_TRIAL_S)
+        for process in processes:
+            process.join()
+        if any(process.exitcode for process in processes):
+            raise SystemExit("a trial has failed")
+        return max(_TICK_S, _cpu_s(server)[1] - before)
     finally:
         server.close()
-    return spent
+
+
+def _trial(options: Any, service: str, together: Barrier, late_s: float) -> None:
+    """Reads the epochs, after one in which the server opens the set."""
+    with contextlib.closing(loader(options, service=service, service_only=True)) as one:
+        run(one, 1)
+        for _ in range(2):  # in between, the CPU times are taken
+            together.wait(_TRIAL_S)
+        time.sleep(late_s)
+        run(one, options.epochs, 1)
 
 
 def _cluster() -> RayCluster:
@@ -178,7 +193,8 @@ def main() -> None:
                 f"{k} over TCP": functools.partial(trials, options, folder, k, "--tcp-only")
                 for k in sorted({1, options.trials})
             }
-            spent = interleave(by_count, options.repeats)
+            late = functools.partial(trials, options, folder, options.trials, late_s=_LATE_S)
+            spent = interleave(by_count | {f"{options.trials} late": late}, options.repeats)
             augmented = run(loader(options, heavy=True, num_workers=1), options.epochs)[2]
             heavy_runs: list[dict[str, float]] = []
 
@@ -198,12 +214,13 @@ def main() -> None:
         [ours / theirs for theirs, ours in zip(rates[_LOCAL], rates[name], strict=True)] for name in (_SERVICE, _SAME)
     )
     most = options.trials
+    alone = {"": "1", " over TCP": "1 over TCP", " late": "1"}
     further = {
         way: [
             (last - first) / max(1, most - 1) / first
-            for first, last in zip(spent[f"1{way}"], spent[f"{most}{way}"], strict=True)
+            for first, last in zip(spent[one], spent[f"{most}{way}"], strict=True)
         ]
-        for way in ("", " over TCP")
+        for way, one in alone.items()
     }
     results = {
         "images_per_s": {name: spread(values) for name, values in rates.items()},
@@ -218,6 +235,7 @@ def main() -> None:
             "busy_share": spread([each["busy"] for each in same_host]),
         },
         "server_cpu_s_by_trials": {name: spread(values) for name, values in spent.items()},
+        "share_of_a_further_trial": {way.strip() or "same host": spread(values) for way, values in further.items()},
         "heavy": {
             "images_per_s": {name: spread(values) for name, values in heavy_rates.items()},
             "host_cpu_ms": spread([each["host_ms"] for each in heavy_runs]),

@@ -134,7 +134,7 @@ class Makers:
         """Ends the process that has had a task of a job for longest, and for so long at least. The task begins anew
         later."""
         now = time.monotonic()
-        found = [each for each in self._supervisor.workers if each.task is not None and each.task.job == job]
+        found = [each for each in self._supervisor.workers if each.task is not None and each.task.turn_of == job]
         maker = min(found, key=lambda each: each.task.started_s if each.task else now, default=None)
         if any(each.is_interrupted for each in found) or maker is None or maker.task is None:
             return

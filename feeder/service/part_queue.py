@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from feeder.service.frames import Kind
 from feeder.service.part_memory import MemoryPiece
 
 __all__ = ["Key", "PartQueue", "Task"]
+
+_MOST_PASSED = 7
 
 Key = tuple[str, int, bytes, tuple[int, int] | None]
 
@@ -32,6 +36,8 @@ class Task:
         memory: The memory that a part is made in.
         added_s: Time from which it waits, on the monotonic clock.
         started_s: Time at which it began; 0: it waits.
+        passed: Number of turns in which a job's next task was left for another job's, see Note [Turns].
+        turn_of: The job of whose share of the cores it takes one while it is under way.
     """
 
     def __init__(
@@ -49,15 +55,29 @@ class Task:
         self.waiters: list[tuple[Any, int]] = []
         self.memory: MemoryPiece | None = None
         self.added_s = self.started_s = 0.0
+        self.passed, self.turn_of = 0, job
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The epoch and first position of a part: its place in the order of its work."""
+        return self.epoch, int.from_bytes(self.numbers[:8], sys.byteorder)
 
     @property
     def key(self) -> Key:
         return self.digest, self.epoch, self.numbers, self.size
 
 
+_place_of = operator.attrgetter("place")
+
+
 class PartQueue:
     """Tasks that wait, by job. A job's next task is the one that came first; the next job is the one with the fewest
     tasks under way, so that neither many parts nor slow ones keep the others from their share of the cores.
+
+    Note [Turns]
+        Jobs of the same work share parts as long as they are about as far in it: the window is bounded. Of two that are
+        not, both would have all parts made for themselves alone, up to their ends. So a job leaves seven of
+        eight turns to the one of its work that is furthest behind, which catches up with it.
 
     Args:
         most: Largest number of tasks of one job that are under way at a time; None: any.
@@ -90,18 +110,35 @@ class PartQueue:
         for job in sorted(self._waiting, key=lambda name: self.running.get(name, 0)):
             if self._most is not None and self.running.get(job, 0) >= self._most:
                 return None
-            tasks = self._waiting[job]
-            if not fits(tasks[0]):
-                continue
-            task = tasks.popleft()
-            if tasks:
-                self._waiting.move_to_end(job)
-            else:
-                del self._waiting[job]
-            self.running[job] = self.running.get(job, 0) + 1
-            task.started_s = time.monotonic()
-            return task
+            for name in dict.fromkeys((self._in_turn(job), job)):
+                if fits(self._waiting[name][0]):
+                    return self._begin(name, job)
         return None
+
+    def _in_turn(self, job: str) -> str:
+        """Returns the job whose task is next in a job's turn."""
+        own = self._waiting[job][0]
+        if own.kind != Kind.PART or own.passed == _MOST_PASSED:
+            return job
+        same = (
+            name for name, (first, *_) in self._waiting.items() if first.kind == own.kind and first.digest == own.digest
+        )
+        last = min(same, key=lambda name: self._waiting[name][0].place)
+        if self._waiting[last][0].place == own.place:
+            return job
+        own.passed += 1
+        return last
+
+    def _begin(self, name: str, turn_of: str) -> Task:
+        """Takes a job's next task, in its own turn or another one's."""
+        tasks = self._waiting[name]
+        task = tasks.popleft()
+        self._waiting.move_to_end(turn_of)
+        if not tasks:
+            del self._waiting[name]
+        self.running[turn_of] = self.running.get(turn_of, 0) + 1
+        task.turn_of, task.started_s = turn_of, time.monotonic()
+        return task
 
     def greedy_job(self, patience_s: float) -> str | None:
         """Returns the job with the most tasks under way, if another one has waited so long for its first; else None."""
@@ -113,9 +150,9 @@ class PartQueue:
 
     def ended(self, task: Task) -> None:
         """Notes that a task is no longer under way."""
-        self.running[task.job] -= 1
-        if not self.running[task.job]:
-            del self.running[task.job]
+        self.running[task.turn_of] -= 1
+        if not self.running[task.turn_of]:
+            del self.running[task.turn_of]
 
     def remove(self, task: Task) -> None:
         """Removes a task that waits."""

@@ -119,8 +119,11 @@ class Scheduler:
         self.changed.add(client)
 
     def credit(self, client: Client) -> dict[str, int]:
-        """Returns what a client may have unanswered: its job's share of the cores, and some for the way."""
-        share = -(-self._job_cores // len(self._queue.jobs() | {client.job}))
+        """Returns what a client may have unanswered: its share of the cores, and some for the way.
+
+        Jobs of the same work have one share, as each part is made for all of them.
+        """
+        share = -(-self._job_cores // len({task.digest for task in self._tasks.values()} | {client.digest}))
         return {"credit": share + max(2, share // 2)}
 
     def _most_owed(self) -> int:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 from feeder.service.frames import Kind
 from feeder.service.part_queue import PartQueue, Task
 
 
-def task(job: str, number: int) -> Task:
-    return Task(Kind.PART, job, "work", 0, bytes([number]))
+def task(job: str, number: int, work: str | None = None, epoch: int = 0) -> Task:
+    return Task(Kind.PART, job, job if work is None else work, epoch, number.to_bytes(8, sys.byteorder))
+
+
+def turns(queue: PartQueue, count: int) -> list[str]:
+    """The jobs whose tasks are taken, one after the end of the other."""
+    found = []
+    for _ in range(count):
+        taken = queue.take()
+        assert taken is not None
+        found.append(taken.job)
+        queue.ended(taken)
+    assert not queue.running
+    return found
 
 
 def test_a_free_core_goes_to_the_job_with_the_fewest_parts_under_way() -> None:
@@ -79,3 +95,34 @@ def test_the_job_with_the_most_cores_is_named_where_another_one_has_none() -> No
     queue.take()
     queue.add(task("few", 2))
     assert queue.greedy_job(-1) is None  # it has a core
+
+
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_job_that_is_ahead_of_another_one_of_its_work_leaves_it_seven_of_eight_turns(epoch: int) -> None:
+    queue = PartQueue()
+    for number in range(20):
+        queue.add(task("ahead", (1 - epoch) * 1000 + number, "work", epoch))
+        queue.add(task("behind", number, "work"))
+    assert turns(queue, 16).count("behind") == 15  # all of its own, and seven of the other one's eight
+
+
+def test_the_turns_of_a_job_of_other_work_stay_its_own() -> None:
+    queue = PartQueue()
+    for number in range(20):
+        queue.add(task("one", number, "work"))
+        queue.add(task("other", number, "work", 1))
+        queue.add(task("third", number, "other work"))
+    found = turns(queue, 24)
+    assert found.count("third") == 8  # whatever the others do with their own turns
+    assert found.count("other") == 1
+
+
+def test_a_turn_that_was_left_counts_as_a_core_of_the_job_that_left_it() -> None:
+    queue = PartQueue()
+    for number in range(4):
+        queue.add(task("ahead", 1000 + number, "work"))
+        queue.add(task("behind", number, "work"))
+        queue.add(task("third", number))
+    taken = [queue.take() for _ in range(3)]
+    assert sorted(each.job for each in taken if each) == ["behind", "behind", "third"]
+    assert queue.running == {"ahead": 1, "behind": 1, "third": 1}
