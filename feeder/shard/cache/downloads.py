@@ -45,7 +45,7 @@ class Counts:
         requests: Ranges that were asked for.
         wrong: Blocks that came with the wrong checksum.
         hedges: Ranges that were asked for a second time as they were slow.
-        hedged_bytes: Their bytes.
+        hedged_bytes: Bytes that came a second time. A request that is silent brings none.
     """
 
     bytes: int = 0
@@ -56,7 +56,7 @@ class Counts:
 
     @property
     def most_hedged_bytes(self) -> int:
-        """Bytes that may be asked for a second time."""
+        """Bytes that may come a second time."""
         return max(RANGE_BYTES, self.bytes // _HEDGE_DIVISOR)
 
 
@@ -311,18 +311,21 @@ class Downloads:
         for blocks in _in_blocks(pieces, stop - begin):
             wrong = file.wrong_blocks(first, blocks)
             right = [number for number in range(first, first + len(blocks)) if number not in wrong]
-            written = 0
+            written = right_bytes = 0
             for start, after in _runs(right):
                 data = [view for block in blocks[start - first : after - first] for view in block]
                 written += self._write(file, start, data)
+                right_bytes += sum(map(len, data))
             now = time.monotonic()
             with self._lock:
+                self.counts.hedged_bytes += right_bytes - written
                 written = min(written, download.left_bytes)
                 download.left_bytes -= written
                 self._files.coming_bytes -= written
                 self.counts.bytes += sum(len(view) for block in blocks for view in block)
                 self.counts.wrong += len(wrong)
-                self._times.append(now - download.moved)
+                if not download.is_hedged:  # which says how long the slow one has been waited for
+                    self._times.append(now - download.moved)
                 download.moved = now
                 self._tell(file, right)
             found += wrong
@@ -387,14 +390,14 @@ class Downloads:
                 times = sorted(self._times)
                 limit = max(_SHORTEST_SLOW_S, _SLOW * times[len(times) * 9 // 10])
                 now = time.monotonic()
+                coming = sum(each.left_bytes for each in self._running if each.is_hedged)
                 for download in self._running:
                     if download.is_hedged or now - download.moved < limit:
                         continue
-                    size = len(download.missing()) * BLOCK_BYTES
-                    if self.counts.hedged_bytes + size <= self.counts.most_hedged_bytes:
+                    if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
                         download.is_hedged = True
                         self.counts.hedges += 1
-                        self.counts.hedged_bytes += size
+                        coming += download.left_bytes
                         self._urgent.appendleft(download)
                         self._wake.notify()
 

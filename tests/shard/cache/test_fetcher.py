@@ -442,10 +442,35 @@ def test_slow_ranges_are_asked_for_twice_within_a_hundredth_of_all_bytes(places:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(fetcher.need, [(name, 0, SHARD) for name in slow])
         wait_until(lambda: fetcher.stats()["hedges"] >= 10 and set(places.store.held) == set(slow))
+        assert fetcher.stats()["hedges"] == 10
+        assert fetcher.stats()["hedged_bytes"] == 0  # they are only on their way
         for hold in held:
             hold.unlink()
         waiting.result()
-    assert 9 * SHARD < fetcher.stats()["hedged_bytes"] <= 10 * SHARD
+    assert fetcher.stats()["hedged_bytes"] > 0
+
+
+def test_requests_that_bring_nothing_leave_the_bytes_of_further_second_ones(places: Places) -> None:
+    fetcher = places.fetcher(100 * SHARD)
+    fetcher.need([("0.tar", 0, SHARD)])
+    counts, goes_on, silent = fetcher.downloads.counts, threading.Event(), set[str]()
+    get = places.store.get
+
+    def silent_once(key: str, *arguments: Any, **options: Any) -> bytes:
+        if key not in silent:
+            silent.add(key)
+            goes_on.wait(30)
+        return get(key, *arguments, **options)
+
+    places.store.get = silent_once  # type: ignore[method-assign]
+    size = 2 * SHARD
+    names = [f"{k}.tar" for k in range(100, 101 + counts.most_hedged_bytes // size)]
+    for name in names:
+        (places.set / name).write_bytes(name.encode() * (size // len(name)))
+        fetcher.need([(name, 0, size)])
+    assert counts.hedges == len(names)
+    assert counts.hedged_bytes == 0
+    goes_on.set()
 
 
 def test_a_fetcher_ends_with_its_last_client_after_an_error(places: Places) -> None:
