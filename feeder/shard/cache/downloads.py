@@ -34,6 +34,7 @@ _LOOK_S = 0.1
 _SHORTEST_SLOW_S = 0.5
 _SLOW = 3.0  # times the 90th percentile
 _TIMES = 64
+_MOST_TWINS = 2
 
 
 @dataclass
@@ -69,7 +70,8 @@ class Download:
         first, end: Its blocks.
         left_bytes: Size of those that have not come yet.
         moved: Time at which some of it came, or it was asked for; 0: not yet.
-        is_hedged: True once it was asked for a second time.
+        twins: Number of further requests for it, as it was slow.
+        hedged: Time at which the last of them was made.
         is_given_up: True once those who needed it are gone; blocks that are needed later get a download of their own.
     """
 
@@ -78,7 +80,8 @@ class Download:
     end: int
     left_bytes: int = 0
     moved: float = 0.0
-    is_hedged: bool = False
+    twins: int = 0
+    hedged: float = 0.0
     is_given_up: bool = False
 
     def missing(self) -> list[int]:
@@ -324,7 +327,7 @@ class Downloads:
                 self._files.coming_bytes -= written
                 self.counts.bytes += sum(len(view) for block in blocks for view in block)
                 self.counts.wrong += len(wrong)
-                if not download.is_hedged:  # which says how long the slow one has been waited for
+                if not download.twins:  # which says how long the slow one has been waited for
                     self._times.append(now - download.moved)
                 download.moved = now
                 self._tell(file, right)
@@ -366,8 +369,8 @@ class Downloads:
             self._ahead_most = min(self._ahead_most + int(is_ahead), _MOST_AHEAD)
             if download not in self._running:  # its twin has finished it
                 return
-            if error is not None and download.is_hedged:
-                download.is_hedged = False  # the twin decides
+            if error is not None and download.twins:
+                download.twins -= 1  # the others decide
                 return
             self._running.discard(download)
             for block in range(download.first, download.end):
@@ -381,7 +384,7 @@ class Downloads:
                 self._tell(download.file, range(download.first, download.end), error)
 
     def _watch(self) -> None:
-        """Asks a second time for ranges that are slow."""
+        """Asks again for ranges that are slow, and once more if the second request is, too."""
         while not self._is_closed:
             time.sleep(_LOOK_S)
             with self._lock:
@@ -390,12 +393,13 @@ class Downloads:
                 times = sorted(self._times)
                 limit = max(_SHORTEST_SLOW_S, _SLOW * times[len(times) * 9 // 10])
                 now = time.monotonic()
-                coming = sum(each.left_bytes for each in self._running if each.is_hedged)
+                coming = sum(each.left_bytes * each.twins for each in self._running)
                 for download in self._running:
-                    if download.is_hedged or now - download.moved < limit:
+                    is_slow = now - max(download.moved, download.hedged) >= limit
+                    if not is_slow or download.twins == _MOST_TWINS:
                         continue
                     if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
-                        download.is_hedged = True
+                        download.twins, download.hedged = download.twins + 1, now
                         self.counts.hedges += 1
                         coming += download.left_bytes
                         self._urgent.appendleft(download)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import random
 import threading
 import time
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["ObjectStore"]
 
 _PART_BYTES = 8 << 20
+_SMALL_BYTES, _SILENT_S, _MOST_AGAIN = (
+    1 << 20,
+    1.0,
+    2,
+)  # of requests that are made again after so long without an answer
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
 _FIRST_ANSWER_S = 20.0
@@ -58,7 +64,7 @@ class ObjectStore:
 
     def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         self._check(key)
-        return self._call(key, lambda: self._head(key), is_wanted)
+        return self._call(key, lambda: self._first_answer(lambda: self._head(key)), is_wanted)
 
     def get(
         self,
@@ -211,7 +217,29 @@ class ObjectStore:
                 raise ConnectionError(f"{len(data)} bytes came, {end - start} were asked for")
             return data
 
-        return self._call(key, request, is_wanted)
+        is_small = end - start <= _SMALL_BYTES
+        return self._call(key, (lambda: self._first_answer(request)) if is_small else request, is_wanted)
+
+    def _first_answer(self, request: Callable[[], _Result]) -> _Result:
+        """Returns the first answer to a request of few bytes, which is made again while there is none."""
+        answers: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
+
+        def ask() -> None:
+            try:
+                answers.put((request(), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        for wait_s in (*[_SILENT_S] * _MOST_AGAIN, None):
+            threading.Thread(target=ask, daemon=True).start()
+            with contextlib.suppress(queue.Empty):
+                answer, error = answers.get(timeout=wait_s)
+                break
+            with self._lock:
+                self.retries += 1
+        if error is not None:
+            raise error
+        return answer  # type: ignore[return-value]
 
     def _small(self, key: str, etag: str | None, size_bytes: int | None) -> Bytes | Entry:
         """Gets a whole object, or no more than its entry if it is longer than one request may be."""
