@@ -552,6 +552,17 @@ def map_pixels(
         TypeError: arrays of another dtype or number of dimensions, or not contiguous.
     """
 
+def copy_bytes(bytes: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
+    """Copies bytes that this process does not read soon, past its caches where it can, without the GIL.
+
+    Args:
+        bytes: uint8 [N], C-contiguous.
+        out: uint8 [N], C-contiguous; shares no memory with them.
+
+    Raises:
+        ValueError: if the sizes differ.
+    """
+
 def simd_level() -> str:
     """The instruction set in use: "portable", "avx2" or "avx512"."""
 

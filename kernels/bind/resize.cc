@@ -106,6 +106,13 @@ void map_pixels(Pixels pixels, const std::array<float, 3>& scale, const std::arr
                pixel_kernels(), out.data());
 }
 
+void copy_bytes(nb::ndarray<const uint8_t, nb::ndim<1>, nb::device::cpu, nb::c_contig> bytes,
+                nb::ndarray<uint8_t, nb::ndim<1>, nb::device::cpu, nb::c_contig> out) {
+    if (bytes.size() != out.size()) throw nb::value_error("out must have the size of bytes");
+    nb::gil_scoped_release release;
+    copy_past_caches(bytes.data(), bytes.size(), pixel_kernels(), out.data());
+}
+
 constexpr std::pair<const char*, SimdLevel> kLevels[] = {
     {"portable", SimdLevel::portable}, {"avx2", SimdLevel::avx2}, {"avx512", SimdLevel::avx512}};
 
@@ -151,6 +158,8 @@ void add_resize(nb::module_& module) {
                "    ValueError: an argument that makes no sense; nothing was written then.");
     module.def("map_pixels", &map_pixels, "pixels"_a.noconvert(), "scale"_a, "bias"_a, "out"_a.noconvert(),
                "Maps uint8 [N, 3, H, W] to float32 of the same shape: out = pixel(0-255) * scale + bias, per channel.");
+    module.def("copy_bytes", &copy_bytes, "bytes"_a.noconvert(), "out"_a.noconvert(),
+               "Copies uint8 [N] that this process does not read soon.");
     module.def("simd_level", &level_name, "The instruction set in use: portable, avx2 or avx512.");
     module.def("set_simd_level", &force_level, "level"_a, nb::kw_only(), "slow_pdep"_a = false,
                "Makes all threads use another instruction set; False where this CPU lacks it. For tests: the pixels\n"

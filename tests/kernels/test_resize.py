@@ -293,6 +293,22 @@ def test_pixels_are_mapped_to_the_floats_of_decoded_images(level: str, at_end: b
         check_map(sides, at_end)
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("at_end", [False, True])
+def test_bytes_are_copied_and_none_beside_them(level: str, at_end: bool) -> None:
+    if not native.set_simd_level(level):
+        pytest.skip(f"this CPU has no {level}")
+    rng = np.random.default_rng(3)
+    for size in (0, 1, 63, 64, 65, 1000, (1 << 20) - 1, (1 << 20) + 70):
+        data = rng.integers(0, 256, size, np.uint8)
+        fences = Fence(size), Fence(size)
+        out = fences[1].place(~data, at_end)
+        native.copy_bytes(fences[0].place(data, at_end), out)
+        np.testing.assert_array_equal(out, data)
+    with pytest.raises(ValueError, match="size"):
+        native.copy_bytes(np.zeros(3, np.uint8), np.zeros(4, np.uint8))
+
+
 def test_arrays_that_can_not_be_mapped_are_refused() -> None:
     pixels, out = np.zeros((2, 3, 4, 4), np.uint8), np.zeros((2, 3, 4, 4), np.float32)
     with pytest.raises(ValueError, match="shape"):

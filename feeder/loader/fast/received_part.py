@@ -122,7 +122,7 @@ class PartReceiver:
         """Puts a part into its slot, and does what is left to do: labels of the dataset's own, and affine maps."""
         for array, target in zip(received.arrays, self._targets(view), strict=True):
             if target is not None and not np.may_share_memory(array, target):
-                _bytes(target)[:] = array
+                native.copy_bytes(array, _bytes(target))
         for array, affine, image in zip(received.arrays[1:], self._maps, view.images, strict=False):
             if affine is not None:
                 native.map_pixels(array.reshape(image.shape), *affine, image)

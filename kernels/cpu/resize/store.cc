@@ -123,4 +123,10 @@ void map_images(const uint8_t* pixels, size_t images, size_t plane, const float 
     fence(kernels);
 }
 
+void copy_past_caches(const uint8_t* bytes, size_t count, const PixelKernels& kernels, uint8_t* out) {
+    for (size_t at = 0; at < count; at += kMostAtOnce)
+        kernels.copy(bytes + at, static_cast<int>(std::min(count - at, kMostAtOnce)), out + at);
+    fence(kernels);
+}
+
 }  // namespace feeder

@@ -59,4 +59,7 @@ class RowStore {
 void map_images(const uint8_t* pixels, size_t images, size_t plane, const float scale[3], const float bias[3],
                 const PixelKernels& kernels, float* out);
 
+// Copies bytes that this CPU does not need soon, past its caches where it can.
+void copy_past_caches(const uint8_t* bytes, size_t count, const PixelKernels& kernels, uint8_t* out);
+
 }  // namespace feeder
