@@ -304,6 +304,43 @@ def test_the_committed_bytes_from_a_store_are_those_that_were_not_kept() -> None
     assert f"with half of the set kept, {found['second epoch, half the set kept']:.2f} of it" in text
 
 
+def test_the_committed_costs_of_a_store_are_those_that_the_documents_state() -> None:
+    found, text = committed("remote"), " ".join((ROOT / "docs/remote.md").read_text().split())
+    first = found["first-epoch"]
+    ratios = [first["ratio"][way]["median"] for way in ("http", "tls")]
+    above = [first["cpu_ms_above_local"][way]["median"] for way in ("http", "tls")]
+    assert min(ratios) >= 0.95
+    assert above[0] <= 0.15
+    assert "relative to the local disk | {:.2f} | {:.2f} |".format(*ratios) in text
+    assert "above the local disk's, ms an image | {:.2f} | {:.2f} |".format(*above) in text
+    assert sum(found["faults"]["faults"].values()) >= 10
+    assert found["faults"]["ratio"]["median"] <= 1.1
+    assert f"an epoch took {found['faults']['ratio']['median']:.2f} times as long" in text
+    seconds = found["resume"]["seconds"]
+    assert found["resume"]["ratio"]["median"] <= 1
+    later = seconds["first batch"]["median"] - seconds["first batch, local"]["median"]
+    ratio = found["resume"]["ratio"]["median"]
+    assert f"first batch {later:.2f} s later than from the local disk, which is {ratio:.2f} of the time" in text
+    names = {"streaming": "MosaicML Streaming", "litdata": "LitData"}
+    for name, speeds in committed("remote_rivals")["rivals"].items():
+        figures = " | ".join(f"{speeds['images_per_s'][epoch]['median']:.0f}" for epoch in ("first", "second"))
+        assert f"| {names.get(name, name)} | {figures} |" in text
+
+
+def test_the_committed_campaign_against_a_failing_store_gave_no_wrong_byte() -> None:
+    found = committed("remote_faults")
+    assert found["wrong"] == 0
+    assert len(found["seconds"]["all"]) >= 10
+    assert set(found["faults"]) == {"stall", "drop", "503", "reset", "cut", "flip"}
+    assert min(found["faults"].values()) >= 0.04 * found["requests"]
+    ways = found["outage"]["ways"]
+    assert not any(way["wrong"] or way["replaced_workers"] for way in ways.values())
+    assert len(ways) == 4
+    assert found["outage"]["length_s"] >= 120
+    text = " ".join((ROOT / "docs/remote.md").read_text().split())
+    assert f"all {found['batches']} batches were those of the local copy" in text
+
+
 def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> None:
     found = committed("torch_tests")
     assert found["passed"] >= 264
