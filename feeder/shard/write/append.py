@@ -17,16 +17,18 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path, shown_place
+from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run, no_image, total
 from feeder.shard.write.run_plan import plan_digest
-from feeder.shard.write.set_writer import HashedShard, extend_set
+from feeder.shard.write.set_writer import HashedShard, extend_set, index_path
 from feeder.shard.write.shard_job import WrittenShard
 from feeder.shard.write.store_output import locked_output
 from feeder.system.files import atomic_file, file_sha256, open_regular
@@ -192,6 +194,7 @@ class _Append:
         """
         folder, before, source = self._folder, self._manifest, self._source
         rejected = sorted([*source.rejected, *(r for each in written for r in each.rejected)])
+        self._write_dali_indexes(written)
         header = folder.file(INDEX_NAME)
         earlier = version_path(header, self._index.version)
         _copy(header, earlier)
@@ -228,6 +231,15 @@ class _Append:
         _complete(folder)
         folder.finish()
         return self._summary(manifest, written, done, classes)
+
+    def _write_dali_indexes(self, written: list[WrittenShard]) -> None:
+        """Writes DALI's index files of further shards, if the set's have some."""
+        folder = self._folder
+        if folder.has(index_path("", self._index.shard_name(0), DALI_SUFFIX)):
+            for each in written:
+                path = index_path(folder.path, each.record.name, DALI_SUFFIX)
+                write_dali_index(path, ShardIndex(index_path(folder.path, each.record.name)))
+                folder.publish(path)
 
     def _summary(
         self,

@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from feeder.shard.format.shard_index import ShardIndex
+from feeder.system.files import atomic_file
 
-__all__ = ["dali_lines"]
+__all__ = ["DALI_SUFFIX", "write_dali_index"]
+
+DALI_SUFFIX = ".idx"
 
 
-def dali_lines(index: ShardIndex) -> Iterator[bytes]:
-    """Yields the lines for a shard, by feeder's own index of it."""
+def write_dali_index(path: str, index: ShardIndex) -> None:
+    """Writes the file for a shard, by feeder's own index of it."""
+    with atomic_file(path) as file:
+        file.writelines(_lines(index))
+
+
+def _lines(index: ShardIndex) -> Iterator[bytes]:
     yield b"v1.2 %d\n" % index.samples
     for row, record in enumerate(index.rows()):
         key = index.key(row).decode("utf-8", "surrogateescape")

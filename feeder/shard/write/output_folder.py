@@ -101,6 +101,10 @@ class OutputFolder:
         """Full path of a result."""
         return os.path.join(self.path, name)
 
+    def has(self, name: str) -> bool:
+        """Returns True if the set has a file of a name."""
+        return os.path.exists(self.file(name))
+
     def part(self, name: str) -> str:
         """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)

@@ -17,7 +17,7 @@ from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.codebook import chosen_codebook
-from feeder.shard.write.dali_index import dali_lines
+from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.engine import Engine, LocalEngine
 from feeder.shard.write.format_advice import decode_advice
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
@@ -182,9 +182,8 @@ class Run:
             index = open_index(self._folder.file(INDEX_NAME))
             assert isinstance(index, SetIndex)
             for number in range(index.shard_count):
-                path = index_path(self._folder.path, index.shard_name(number), ".idx")
-                with atomic_file(path) as file:
-                    file.writelines(dali_lines(index.shard_index(number)))
+                path = index_path(self._folder.path, index.shard_name(number), DALI_SUFFIX)
+                write_dali_index(path, index.shard_index(number))
                 self._folder.publish(path)
 
     def _summary(self, manifest: Manifest, written: list[ShardRecord]) -> ShardSummary:

@@ -123,6 +123,9 @@ class StoreOutput(OutputFolder):
             for _ in pool.map(lambda entry: self._fetch(entry, with_parts=with_parts), entries):
                 pass
 
+    def has(self, name: str) -> bool:
+        return self._entry(name) is not None
+
     def publish(self, *paths: str) -> None:
         """Puts finished files into the store, in this order."""
         assert self.lock is not None

@@ -33,9 +33,10 @@ from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
-from feeder.shard.write.dali_index import dali_lines
+from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.options import TAKEDOWN_NAME
 from feeder.shard.write.set_copy import SetCopy
+from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
@@ -265,11 +266,9 @@ class _Takedown:
 
     def _write_dali_indexes(self, plan: Collection[int]) -> None:
         for number in plan:
-            name = os.path.splitext(self._header.shard_name(number))[0] + ".idx"
-            if self._copy.fetch(name):
-                path = os.path.join(self._copy.path, name)
-                with atomic_file(path) as file:
-                    file.writelines(dali_lines(self._opened(number)))
+            path = index_path(self._copy.path, self._header.shard_name(number), DALI_SUFFIX)
+            if self._copy.fetch(os.path.basename(path)):
+                write_dali_index(path, self._opened(number))
                 self._copy.publish(path)
 
     def _earlier_headers(self) -> list[str]:
