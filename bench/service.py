@@ -188,6 +188,9 @@ def main() -> None:
                 cluster = cluster or _cluster()
                 rivals[_RAY[way]] = functools.partial(ray_rate, way, options, cluster, expected)
             rates = interleave(rivals, options.repeats)
+            if cluster is not None:  # its idle processes take the trials' cores
+                cluster.close()
+                cluster = None
             by_count = {str(k): functools.partial(trials, options, folder, k) for k in range(1, options.trials + 1)}
             by_count |= {
                 f"{k} over TCP": functools.partial(trials, options, folder, k, "--tcp-only")
