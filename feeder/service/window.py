@@ -3,7 +3,7 @@
 Note [Sharing]
     A part is a function of its work, epoch and samples. So jobs that ask for the same part get the same result: while
     it is being made they wait for it together, and afterwards it stays in a window of bounded size, the oldest first to
-    go. A job that comes later than that has it made again.
+    go. A job that comes later than that has it made again, and catches up: Note [Turns].
 """
 
 from __future__ import annotations

@@ -116,6 +116,15 @@ def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayC
     only.close()
 
 
+def test_a_registry_that_does_not_answer_in_time_is_told(cluster: RayCluster) -> None:
+    ask = f"cluster.directory('feeder', address={cluster.address!r})"
+    code = f"from feeder.service import cluster\ncluster._ANSWER_S = 0\n{ask}"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 1
+    said = "feeder.errors.ServiceError: the registry of the service 'feeder' does not answer (GetTimeoutError)"
+    assert ended.stderr.splitlines()[-1].startswith(said)
+
+
 def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
     one = loader(root, cluster, service_only=True)
     killed = set()
