@@ -167,6 +167,11 @@ def render(report: Report) -> str:
         lines += ["", _listed("  targets     ", ranges)]
         if report.unlabelled:
             lines.append(f"  {count(report.unlabelled, 'sample')} without a target")
+    elif report.classes and report.unlabelled == report.samples:
+        names = [printable(name) for name, _ in report.classes[:_HISTOGRAM_ROWS]]
+        further = len(report.classes) - len(names)
+        names += [f"and {further:,} more"] if further else []
+        lines += ["", "  no sample has a label", _listed("  classes     ", names)]
     elif report.classes or report.unlabelled:
         classes = count(len(report.classes), "class", "classes")
         lines += ["", f"  {classes}, {count(report.unlabelled, 'sample')} without a label"]

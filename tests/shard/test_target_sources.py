@@ -77,6 +77,15 @@ def test_captions_of_coco_become_lines_of_text(tmp_path: Path) -> None:
     assert rejected(tmp_path / "b") == {"a.jpg": "annotation 1: expected a caption, got None"}
 
 
+def test_the_classes_of_boxes_are_shown_without_counts_of_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg")
+    out = run(folder, tmp_path, annotations=str(coco(tmp_path, [{"image_id": 11}])))
+    assert main(["inspect", str(out)]) == 0
+    assert capsys.readouterr().out.endswith("no sample has a label\n  classes     dog, cat\n")
+
+
 def test_coco_gives_boxes_labels_and_segmentations(tmp_path: Path) -> None:
     folder = images(tmp_path / "src", "a.jpg", "sub/b.jpg", "other.jpg")
     rows = [
