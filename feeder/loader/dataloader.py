@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, cast
@@ -793,6 +794,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Raises:
             ArgumentError: at last, if another rank has found that ranks load different orders.
         """
+        if sys is None or sys.is_finalizing():  # see Note [At the interpreter's end]
+            return
         try:
             if self._fast_path is not None:
                 self._fast_path.close()

@@ -9,13 +9,15 @@ Note [At the interpreter's end]
     The last objects go while modules are taken apart, and a finalizer then finds None in place of a module's global;
     objects of a script's top level are among them once anything keeps its ``__main__``, as dill does. By then
     ``atexit`` has ended the workers, and the system takes memory and descriptors back. So a ``__del__`` does nothing
-    while the interpreter ends, and gets ``sys.is_finalizing`` as a default argument.
+    while the interpreter ends, and gets ``sys.is_finalizing`` as a default argument. Neither does what generators call
+    that are closed with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -69,6 +71,8 @@ class IteratorLock:
         Returns:
             True if it has ended; False if that is left to another thread, or to this one further up its stack.
         """
+        if sys is None or sys.is_finalizing():  # see Note [At the interpreter's end]
+            return True
         self.is_over = True
         lock = self.lock
         if lock._is_owned():  # type: ignore[attr-defined]

@@ -141,6 +141,29 @@ def test_a_process_forked_off_the_trainer_leaves_the_workers_alone(shards: Path)
     assert loader.stats()["replaced_workers"] == []
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_generator_that_is_open_when_python_ends_says_nothing(shards: Path, workers: int, is_fast: bool) -> None:
+    code = f"""
+import contextlib, feeder, torch
+from feeder import transforms as T
+
+def batches():
+    data = feeder.ShardDataset({str(shards)!r}, T.RandomResizedCrop(8))
+    if not {is_fast}:
+        data = torch.utils.data.TensorDataset(torch.arange(8))
+    with contextlib.closing(feeder.DataLoader(data, batch_size=2, num_workers={workers})) as loader:
+        while True:
+            yield from loader
+
+if __name__ == "__main__":
+    found = batches()
+    next(found)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_closing_ends_every_iterator(shards: Path) -> None:
     loader = DataLoader(rogue_dataset(shards, 5, "stop"), batch_size=4, num_workers=1)
     first = iter(loader)
