@@ -76,8 +76,8 @@ class PartQueue:
 
     Note [Turns]
         Jobs of the same work share parts as long as they are about as far in it: the window is bounded. Of two that are
-        not, both would have all parts made for themselves alone, up to their ends. So a job leaves seven of
-        eight turns to the one of its work that is furthest behind, which catches up with it.
+        not, both would have all parts made for themselves alone, up to their ends. So a job leaves seven of eight turns
+        to the one of its work that is furthest behind, which catches up with it.
 
     Args:
         most: Largest number of tasks of one job that are under way at a time; None: any.
@@ -120,14 +120,12 @@ class PartQueue:
         own = self._waiting[job][0]
         if own.kind != Kind.PART or own.passed == _MOST_PASSED:
             return job
-        same = (
-            name for name, (first, *_) in self._waiting.items() if first.kind == own.kind and first.digest == own.digest
-        )
-        last = min(same, key=lambda name: self._waiting[name][0].place)
-        if self._waiting[last][0].place == own.place:
+        nexts = (tasks[0] for tasks in self._waiting.values())
+        last = min((each for each in nexts if (each.kind, each.digest) == (own.kind, own.digest)), key=_place_of)
+        if last.place == own.place:
             return job
         own.passed += 1
-        return last
+        return last.job
 
     def _begin(self, name: str, turn_of: str) -> Task:
         """Takes a job's next task, in its own turn or another one's."""

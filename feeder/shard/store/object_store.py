@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ObjectStore"]
 
 _PART_BYTES = 8 << 20
-_SMALL_BYTES, _SILENT_S, _MOST_AGAIN = (
-    1 << 20,
-    1.0,
-    2,
-)  # of requests that are made again after so long without an answer
+# Requests for so few bytes are made again after so long without an answer, and so often.
+_SMALL_BYTES, _SILENT_S, _MOST_AGAIN = 1 << 20, 1.0, 2
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
 _FIRST_ANSWER_S = 20.0
