@@ -23,7 +23,8 @@ from feeder.transforms import RandomResizedCrop
 
 shards, limit, value, workers, kind = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 dataset = ShardDataset(shards, RandomResizedCrop(224)) if kind == "fast" else torch.zeros(64, 3, 224, 224)
-loader = DataLoader(dataset, batch_size=32, num_workers=workers)
+context = "forkserver" if kind == "forkserver" else None
+loader = DataLoader(dataset, batch_size=32, num_workers=workers, multiprocessing_context=context)
 resource.setrlimit(getattr(resource, limit), (value, value))
 for batch in loader:
     del batch
@@ -35,16 +36,17 @@ def test_a_limit_that_a_loader_meets_is_named(tmp_path: Path) -> None:
     shards = str(write_shards(tmp_path / "shards", 64))
     memory = "RLIMIT_AS", 600 << 20
     files = "RLIMIT_NOFILE", 16, 4
-    cases = [(*files, "fast"), (*files, "generic"), (*memory, 2, "fast"), (*memory, 2, "generic")]
+    cases = [(*files, kind) for kind in ("fast", "generic", "forkserver")]
+    cases += [(*memory, 2, "fast"), (*memory, 2, "generic")]
     runs = [
         subprocess.Popen([sys.executable, "-c", _LOAD, shards, *map(str, case)], stderr=subprocess.PIPE, text=True)
         for case in cases
     ]
     said = [run.communicate(timeout=100)[1] for run in runs]
     assert [run.returncode for run in runs] == [1] * len(runs)
-    for text in said[:2]:
+    for text in said[:3]:
         assert re.search(r"this process may have 16 files open \(RLIMIT_NOFILE\).*ulimit -n", text), text
-    for text in said[2:]:
+    for text in said[3:]:
         assert re.search(r"limited to 600 MiB \(RLIMIT_AS\).*ulimit -v", text), text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import pickle
 import socket
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.workers.fork_server import ForkServer
+from feeder.system.limit_errors import limit_reached
 
 __all__ = ["Forked", "InContext", "Process", "wait_for"]
 
@@ -99,6 +101,7 @@ class InContext:
 
     Raises:
         ArgumentError: if the arguments can't be sent to the process.
+        WorkerError: if the context's fork server has ended.
     """
 
     def __init__(self, context: Any, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
@@ -112,6 +115,12 @@ class InContext:
                 f"workers started by {self._method!r} can't be sent what they need: {error}; define the dataset and "
                 "the functions that the loader is given at the top level of a module, or start workers with "
                 "multiprocessing_context='fork'"
+            ) from error
+        except EOFError as error:  # of the fork server, whose limits are those of this process
+            limit = limit_reached(OSError(errno.EMFILE, ""))
+            raise WorkerError(
+                "multiprocessing's fork server has ended as it was to start a worker; what it printed says why. If it "
+                f"had too many files open: {limit}"
             ) from error
 
     def pid(self) -> int | None:
