@@ -15,6 +15,7 @@ import pytest
 
 from bench import decode, decode_builds, ladder, service_plan, tasks
 from bench.make_images import make_images
+from feeder.shard.store.store import TIMEOUT_S
 from feeder.tools.bench import show
 from feeder.tools.cli import main
 from tests.support import ROOT
@@ -336,6 +337,10 @@ def test_the_committed_campaign_against_a_failing_store_gave_no_wrong_byte() -> 
     ways = found["outage"]["ways"]
     assert not any(way["wrong"] or way["replaced_workers"] for way in ways.values())
     assert len(ways) == 4
+    assert TIMEOUT_S == 600
+    assert "for up to `timeout` seconds (600) without an answer" in " ".join(
+        (ROOT / "docs/remote.md").read_text().split()
+    )
     assert found["outage"]["length_s"] >= 120
     text = " ".join((ROOT / "docs/remote.md").read_text().split())
     assert f"all {found['batches']} batches were those of the local copy" in text
@@ -386,6 +391,8 @@ def test_the_committed_service_costs_what_the_documents_say() -> None:
     hosts = found["same_host"]["host_cpu_ms"]["median"], found["host_cpu_ms"]["median"]
     trials = [found["share_of_a_further_trial"][way]["median"] for way in ("same host", "over TCP")]
     assert near >= 0.9
+    rates = {name: speed["median"] for name, speed in found["images_per_s"].items()}
+    assert rates["the same host"] > max(rates["Ray's object store"], rates["Ray Data"])
     assert max(hosts) <= 0.06
     assert max(trials) <= 0.1
     text = " ".join((ROOT / "docs/cluster.md").read_text().split())

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ import pytest
 import torch
 import torch.utils.data
 from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
 
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, FormatError, NotFoundError, StoreError
+from feeder.loader.observe.remote import REMOTE_COUNTS
 from feeder.shard.cache.presence import Record
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
@@ -83,6 +86,23 @@ def test_an_epoch_from_a_bucket_is_that_of_a_local_copy(
     with end_fetchers(tmp_path):
         made = local if encode == "seekable" else make_set(tmp_path, encoding=encode)
         check_epoch(upload(bucket, made), made, local, cache)
+
+
+def test_a_scrape_gives_the_counts_of_the_store(bucket: Bucket, local: Path, tmp_path: Path, cache: Path) -> None:
+    with end_fetchers(tmp_path):
+        remote = loader(dataset(upload(bucket, local), cache), metrics_port=0)
+        for _ in remote:
+            pass
+        counts = remote.stats()["remote"]
+        with urllib.request.urlopen(remote.metrics_url or "", timeout=60) as answer:
+            families = {each.name: each for each in text_string_to_metric_families(answer.read().decode())}
+        assert counts["bytes"] > 0
+        for name in REMOTE_COUNTS.keys() - {"waited_ns"}:
+            (sample,) = families[f"feeder_remote_{name}"].samples
+            assert sample.value == counts[name], name
+        (waited,) = families["feeder_remote_waited_seconds"].samples
+        assert waited.value == pytest.approx(counts["waited_ns"] / 1e9)
+        remote.close()
 
 
 def check_epoch(url: str, made: Path, local: Path, cache: Path) -> None:

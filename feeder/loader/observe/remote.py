@@ -19,8 +19,8 @@ REMOTE_COUNTS = {
     "waits": "Reads that waited for the store",
     "waited_ns": "Time of these waits, ns",
     "retries": "Requests that were repeated",
-    "hedges": "Slow ranges that were asked for twice",
-    "hedged_bytes": "Bytes of these",
+    "hedges": "Further requests for ranges that were slow",
+    "hedged_bytes": "Bytes that came a second time by them",
     "wrong": "Blocks that came with wrong bytes, and were fetched again",
 }
 
