@@ -44,6 +44,7 @@ def test_what_is_wrong_with_a_result_is_named(change: dict[str, Any], message: s
 
 def test_a_difference_may_be_negative():
     assert check({**good(), "cpu_ms_above_local": {"http": spread([-0.1, 0.2])}}) == []
+    assert check({**good(), "share_of_a_further_trial": {"late": spread([-0.1, 0.2])}}) == []
 
 
 def test_scripts_that_know_the_flag_are_found(tmp_path: Path):
