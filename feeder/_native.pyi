@@ -566,12 +566,13 @@ def copy_bytes(bytes: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None
 def simd_level() -> str:
     """The instruction set in use: "portable", "avx2" or "avx512"."""
 
-def set_simd_level(level: str, *, slow_pdep: bool = False) -> bool:
+def set_simd_level(level: str, *, slow_pdep: bool = False, no_sse2: bool = False) -> bool:
     """Makes all threads use another instruction set, for tests; False where this CPU lacks it.
 
     Args:
         level: "portable", "avx2" or "avx512".
         slow_pdep: Does without BMI2's pdep, as on AMD's CPUs before Zen 3.
+        no_sse2: Resizes at the portable level as on CPUs other than x86-64.
     """
 
 def cut_mask(

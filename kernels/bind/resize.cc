@@ -122,10 +122,11 @@ std::string level_name() {
     return "";
 }
 
-bool force_level(const std::string& wanted, bool slow_pdep) {
+bool force_level(const std::string& wanted, bool slow_pdep, bool no_sse2) {
     for (const auto& [name, level] : kLevels) {
         if (name != wanted) continue;
         pretend_slow_pdep(slow_pdep);
+        pretend_no_sse2(no_sse2);
         return set_simd_level(level);
     }
     throw std::invalid_argument("level must be portable, avx2 or avx512; found " + wanted);
@@ -162,11 +163,13 @@ void add_resize(nb::module_& module) {
                "Copies uint8 [N] that this process does not read soon.");
     module.def("simd_level", &level_name, "The instruction set in use: portable, avx2 or avx512.");
     module.def("set_simd_level", &force_level, "level"_a, nb::kw_only(), "slow_pdep"_a = false,
+               "no_sse2"_a = false,
                "Makes all threads use another instruction set; False where this CPU lacks it. For tests: the pixels\n"
                "are the same.\n\n"
                "Args:\n"
                "    level: portable, avx2 or avx512.\n"
-               "    slow_pdep: Does without BMI2's pdep, as on AMD's CPUs before Zen 3.");
+               "    slow_pdep: Does without BMI2's pdep, as on AMD's CPUs before Zen 3.\n"
+               "    no_sse2: Resizes at the portable level as on CPUs other than x86-64.");
 }
 
 }  // namespace feeder::bind

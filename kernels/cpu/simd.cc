@@ -49,7 +49,7 @@ std::atomic<SimdLevel>& current() {
     return level;
 }
 
-std::atomic<bool> pdep_is_slow{false};
+std::atomic<bool> pdep_is_slow{false}, sse2_is_missing{false};
 
 }  // namespace
 
@@ -82,6 +82,16 @@ bool has_cheap_512_bits() {
 }
 
 void pretend_slow_pdep(bool is_slow) { pdep_is_slow.store(is_slow, std::memory_order_relaxed); }
+
+bool has_sse2() {
+#if defined(__x86_64__)
+    return !sse2_is_missing.load(std::memory_order_relaxed);
+#else
+    return false;
+#endif
+}
+
+void pretend_no_sse2(bool is_missing) { sse2_is_missing.store(is_missing, std::memory_order_relaxed); }
 
 SimdLevel simd_level() { return current().load(std::memory_order_relaxed); }
 

@@ -6,7 +6,7 @@
 namespace feeder {
 
 enum class SimdLevel : uint8_t {
-    portable,  // plain C++, any CPU
+    portable,  // plain C++, any CPU; with SSE2, which every x86-64 has, where that pays
     avx2,      // AVX2, FMA, F16C: x86 since 2013
     avx512,    // AVX-512 F, BW, DQ, VL, VNNI, VBMI, VBMI2: Ice Lake, Zen 4 and later
 };
@@ -33,5 +33,11 @@ bool has_fast_pdep();
 
 // Makes has_fast_pdep() false on this CPU, too, or true again where it was. For tests: the bytes are the same.
 void pretend_slow_pdep(bool is_slow);
+
+// True on x86-64. Asked for the resize's portable level, which has loops without SSE2, too.
+bool has_sse2();
+
+// Makes has_sse2() false on this CPU, too, or true again where it was. For tests: the bytes are the same.
+void pretend_no_sse2(bool is_missing);
 
 }  // namespace feeder

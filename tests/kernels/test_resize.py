@@ -20,7 +20,7 @@ from PIL import Image
 from feeder import _native as native
 from tests.support.resize_reference import Case, resize_pass, smooth_noise
 
-LEVELS = ("portable", "avx2", "avx512")
+LEVELS = ("portable without SSE2", "portable", "avx2", "avx512")
 SCALE, BIAS = (0.0171, 0.0175, -0.0174), (-2.1179, -2.0357, 1.8044)
 
 
@@ -31,9 +31,9 @@ def _level_is_restored() -> Iterator[None]:
     native.set_simd_level(level)
 
 
-def levels() -> list[str]:
-    """The levels that this CPU runs; at least the portable one."""
-    return [level for level in LEVELS if native.set_simd_level(level)]
+def use(level: str) -> bool:
+    name, _, rest = level.partition(" ")
+    return native.set_simd_level(name, no_sse2=bool(rest))
 
 
 def resample(
@@ -107,7 +107,7 @@ def random_case(rng: np.random.Generator, color: str, largest: int = 200) -> Cas
 @pytest.mark.parametrize("color", ["gray", "rgb", "cmyk", "ycck"])
 @pytest.mark.parametrize("level", LEVELS)
 def test_planes_of_full_resolution_give_pillows_bytes(color: str, level: str) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     rng = np.random.default_rng(7)
     for _ in range(60):
@@ -117,7 +117,7 @@ def test_planes_of_full_resolution_give_pillows_bytes(color: str, level: str) ->
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_interleaved_rgb_gives_the_bytes_of_separate_planes(level: str) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     rng = np.random.default_rng(8)
     for _ in range(60):
@@ -220,9 +220,7 @@ def test_extreme_sizes_resize(name: str) -> None:
 
 
 def test_every_level_gives_the_same_bytes() -> None:
-    found = levels()
-    if len(found) < 2:
-        pytest.skip("this CPU runs the portable code only")
+    found = [level for level in LEVELS if use(level)]
     rng = np.random.default_rng(13)
     combinations = [
         (layout, dtype) for layout in ("nchw", "nhwc") for dtype in ("uint8", "float32", "float16", "bfloat16")
@@ -240,7 +238,7 @@ def test_every_level_gives_the_same_bytes() -> None:
         normalize: dict[str, Any] = {} if dtype == "uint8" else {"scale": SCALE, "bias": BIAS}
         results = []
         for level in found:
-            assert native.set_simd_level(level)
+            assert use(level)
             results.append(resample(case, layout, dtype, **normalize).tobytes())
         assert all(result == results[0] for result in results), (n, layout, dtype)
 
@@ -254,7 +252,7 @@ def rounded_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint1
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (16, 16), (31, 17), (48, 4), (100, 35), (224, 10)])
 def test_floats_are_the_normalized_bytes(level: str, layout: str, size: tuple[int, int]) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     rng = np.random.default_rng(14)
     case = ycbcr_case(rng, SAMPLINGS["4:2:0"], 90, 70, size)
@@ -287,7 +285,7 @@ def check_map(sides: tuple[int, int], at_end: bool) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("at_end", [False, True])
 def test_pixels_are_mapped_to_the_floats_of_decoded_images(level: str, at_end: bool) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     for sides in ((1, 1), (3, 5), (1, 16), (1, 47), (2, 48), (95, 1), (97, 1), (17, 31), (224, 224), (1030, 1021)):
         check_map(sides, at_end)
@@ -296,7 +294,7 @@ def test_pixels_are_mapped_to_the_floats_of_decoded_images(level: str, at_end: b
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("at_end", [False, True])
 def test_bytes_are_copied_and_none_beside_them(level: str, at_end: bool) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     rng = np.random.default_rng(3)
     for size in (0, 1, 63, 64, 65, 1000, (1 << 20) - 1, (1 << 20) + 70):
@@ -321,7 +319,7 @@ def test_arrays_that_can_not_be_mapped_are_refused() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_half_precisions_round_to_even_over_their_whole_range(level: str) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     ramp = np.arange(256, dtype=np.uint8).reshape(1, 256)
     whole = (0, 0, 256, 1)
@@ -445,10 +443,10 @@ def resample_between_fences() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_nothing_beside_planes_and_output_is_touched(level: str) -> None:
-    if not native.set_simd_level(level):
+    if not use(level):
         pytest.skip(f"this CPU has no {level}")
     # In a process of its own, which a touch would end.
-    script = f"import test_resize as t; t.native.set_simd_level({level!r}); t.resample_between_fences()"
+    script = f"import test_resize as t; t.use({level!r}); t.resample_between_fences()"
     path = [str(Path(__file__).parent), *sys.path]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)

@@ -92,6 +92,7 @@ inline constexpr int16_t kBlueCb = 25297;    // 0.772
 
 const PixelKernels& portable_kernels();
 #if defined(__x86_64__)
+const PixelKernels& sse2_kernels();
 const PixelKernels& avx2_kernels();
 const PixelKernels& avx512_kernels();
 #endif
@@ -102,7 +103,9 @@ inline const PixelKernels& pixel_kernels() {
     switch (simd_level()) {
         case SimdLevel::avx512: return avx512_kernels();
         case SimdLevel::avx2: return avx2_kernels();
-        case SimdLevel::portable: break;
+        case SimdLevel::portable:
+            if (has_sse2()) return sse2_kernels();
+            break;
     }
 #endif
     return portable_kernels();

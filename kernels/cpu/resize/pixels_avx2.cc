@@ -12,6 +12,7 @@ inline void store_half(void* at, __m128i value) { _mm_storeu_si128(static_cast<_
 struct Avx2 {
     using T = __m256i;
     static constexpr int kRows = 8;
+    static constexpr bool kShufflesBytes = true;
 
     static T load(const void* at) { return _mm256_loadu_si256(static_cast<const T*>(at)); }
     static void store(void* at, T value) { _mm256_storeu_si256(static_cast<T*>(at), value); }
@@ -21,6 +22,7 @@ struct Avx2 {
     static T adds16(T a, T b) { return _mm256_adds_epi16(a, b); }
     static T sub16(T a, T b) { return _mm256_sub_epi16(a, b); }
     static T mulhrs16(T a, T b) { return _mm256_mulhrs_epi16(a, b); }
+    static T round_q7(T a) { return _mm256_mulhrs_epi16(a, set16(1 << 8)); }
     static T add32(T a, T b) { return _mm256_add_epi32(a, b); }
     static T multiply_add(T sum, T a, T b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
     template <int kShift>

@@ -9,6 +9,7 @@ namespace {
 struct Avx512 {
     using T = __m512i;
     static constexpr int kRows = 16;
+    static constexpr bool kShufflesBytes = true;
 
     static T load(const void* at) { return _mm512_loadu_si512(at); }
     static void store(void* at, T value) { _mm512_storeu_si512(at, value); }
@@ -18,6 +19,7 @@ struct Avx512 {
     static T adds16(T a, T b) { return _mm512_adds_epi16(a, b); }
     static T sub16(T a, T b) { return _mm512_sub_epi16(a, b); }
     static T mulhrs16(T a, T b) { return _mm512_mulhrs_epi16(a, b); }
+    static T round_q7(T a) { return _mm512_mulhrs_epi16(a, set16(1 << 8)); }
     static T add32(T a, T b) { return _mm512_add_epi32(a, b); }
     static T multiply_add(T sum, T a, T b) { return _mm512_dpwssd_epi32(sum, a, b); }
     template <int kShift>

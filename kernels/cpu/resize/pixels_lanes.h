@@ -1,6 +1,6 @@
 // The loops of pixels.h that are the same for vectors of any number of 128-bit lanes: no operation in them crosses lanes.
-// For pixels_avx2.cc and pixels_avx512.cc only: everything is local to the file that includes it, since each is compiled
-// for another CPU.
+// For pixels_sse2.cc, pixels_avx2.cc and pixels_avx512.cc only: everything is local to the file that includes it, since
+// each is compiled for another CPU.
 #pragma once
 
 #include <immintrin.h>
@@ -10,7 +10,8 @@
 namespace feeder {
 namespace {
 
-// V: the operations of a vector V::T, which holds V::kRows int32.
+// V: the operations of a vector V::T, which holds V::kRows int32. round_q7() rounds int16 with 7 fractional bits
+// to whole ones; the other operations are named as the instructions. kShufflesBytes: there is shuffle8().
 template <typename V>
 struct Pixels {
     using T = typename V::T;
@@ -164,14 +165,26 @@ struct Pixels {
         }
     }
 
-    // Within each lane, 4 columns x 4 rows of bytes to 4 rows x 4 columns.
+    // Within each lane, 4 columns x 4 rows of bytes to 4 rows x 4 columns, where bytes can be shuffled.
     static T turn_bytes(T v) {
-        return V::shuffle8(v, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+        if constexpr (!V::kShufflesBytes) return v;
+        else return V::shuffle8(v, _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     }
 
     // Four vectors of turn_bytes(), 16 columns in all, to kRows rows of 16 bytes.
     static void store_rows(T v[4], uint8_t* out, ptrdiff_t stride) {
-        turn(v);
+        if constexpr (V::kShufflesBytes) {
+            turn(v);
+        } else {
+            // Each round takes the highest bit of a byte's place, one of its column's four, to the lowest.
+            for (int bit = 0; bit < 4; ++bit) {
+                const T a = v[0], b = v[1], c = v[2], d = v[3];
+                v[0] = V::unpacklo8(a, c);
+                v[1] = V::unpackhi8(a, c);
+                v[2] = V::unpacklo8(b, d);
+                v[3] = V::unpackhi8(b, d);
+            }
+        }
         for (int r = 0; r < 4; ++r) V::store_lanes(out + r * stride, 4 * stride, v[r]);
     }
 
@@ -180,7 +193,6 @@ struct Pixels {
         const T zero = V::set16(128 << 7);
         const T red_cr = V::set16(kRedCr), blue_cb = V::set16(kBlueCb);
         const T green_cb = V::set16(kGreenCb), green_cr = V::set16(kGreenCr);
-        const T to_byte = V::set16(1 << 8);
         for (int x = 0; x < width; x += 16, y += 256, cb += 256, cr += 256) {
             for (int row = 0; row < kLanes; row += kRows) {
                 T red[4], green[4], blue[4];
@@ -193,9 +205,9 @@ struct Pixels {
                         const T dr = V::add16(v, V::mulhrs16(v, red_cr));
                         const T dg = V::add16(V::mulhrs16(u, green_cb), V::mulhrs16(v, green_cr));
                         const T db = V::add16(u, V::mulhrs16(u, blue_cb));
-                        r[half] = V::mulhrs16(V::adds16(luma, dr), to_byte);
-                        g[half] = V::mulhrs16(V::adds16(luma, dg), to_byte);
-                        b[half] = V::mulhrs16(V::adds16(luma, db), to_byte);
+                        r[half] = V::round_q7(V::adds16(luma, dr));
+                        g[half] = V::round_q7(V::adds16(luma, dg));
+                        b[half] = V::round_q7(V::adds16(luma, db));
                     }
                     red[q] = turn_bytes(V::packus16(r[0], r[1]));
                     green[q] = turn_bytes(V::packus16(g[0], g[1]));
