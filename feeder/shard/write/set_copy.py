@@ -95,7 +95,7 @@ class SetCopy:
             with exclusive_lock(os.path.join(folder, ".lock")):
                 yield cls(folder, place)
             return
-        store = open_store(place)
+        store = open_store(place, writes=True)
         with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, StoreLock.held(store) as lock:
             copy = cls(folder, str(store.url), store, lock)
             with copy._shown_in_errors():

@@ -47,7 +47,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
             yield folder
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
-        output = StoreOutput(open_store(out), scratch, force=force)
+        output = StoreOutput(open_store(out, writes=True), scratch, force=force)
         if appends:
             output.refuse_unfinished()
         else:
@@ -69,7 +69,7 @@ def previewed_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]
         yield OutputFolder(local_path(out), force=force)
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
-        output = StoreOutput(open_store(out), scratch, force=force)
+        output = StoreOutput(open_store(out, writes=True), scratch, force=force)
         output.fetch(with_parts=False)
         yield output
 
