@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
-from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
+from feeder.order.shard_sizes import CompactSizes, EqualSizes, compact_sizes
 from feeder.shard.format.header_file import HEADER_MAGIC, HeaderFile
 from feeder.shard.format.sealed_head import damaged, sealed, short_hash
 from feeder.shard.format.shard_index import IndexedShard
@@ -262,14 +262,14 @@ class SetHeader:
         """All shards, :data:`ROW` [shards]."""
         return np.concatenate([np.zeros(0, ROW), *self._each_page()])
 
-    def shard_sizes(self) -> ShardSizes:
+    def shard_sizes(self) -> CompactSizes:
         """Number of samples in each shard; reads all of the header unless they are equal."""
         if self.equal and self.samples:
             return EqualSizes(self.samples, self.equal)
-        sizes = np.empty(self.shards, np.int64)
+        sizes = np.empty(self.shards, ROW["samples"])
         for page, rows in enumerate(self._each_page()):
             sizes[page * self.page_shards :][: len(rows)] = rows["samples"]
-        return sizes
+        return compact_sizes(sizes)
 
     def extent(self) -> tuple[int, int]:
         """Size of all shards' indexes, bytes, and that of the largest shard; reads all of the header."""
