@@ -204,3 +204,50 @@ def test_a_mirror_is_asked_once_for_what_is_read_of_many_pages(tmp_path: Path, e
     assert np.asarray(found.shard_sizes()).tolist() == rows["samples"].tolist()
     found.locate(np.arange(found.samples))  # more pages than are kept
     assert found.locate(np.array([0, found.samples - 1]))[0].tolist() == [0 if equal else 1, 2999]
+
+
+@pytest.mark.parametrize(
+    ("name", "magic", "claimed"), [("index.bin", HEADER_MAGIC, 65 << 20), ("a.fidx", b"FEEDERFX", 5 << 20)]
+)
+def test_a_head_that_claims_more_than_it_can_need_is_not_read(
+    tmp_path: Path, name: str, magic: bytes, claimed: int
+) -> None:
+    path = tmp_path / name
+    with open(path, "wb") as file:
+        file.write(magic + claimed.to_bytes(8, "little") + bytes(16))
+        file.truncate(1 << 28)
+    mirror = StrictMirror(tmp_path, tmp_path / "mirror")
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match=rf"{name}: damaged: its head would have {claimed:,} bytes"):
+            SetHeader(mirror.index, mirror) if name == "index.bin" else ShardIndex(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert max((end for call in mirror.calls for _, _, end in call), default=0) <= 32
+
+
+def test_a_head_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"4,.* bytes of names, expected at most 4,194,304: use fewer or shorter"):
+        sealed(b"FEEDERFX", {"fields": ["x" * 61] * (1 << 16)})
+    classes = dataclasses.replace(INFO, classes=tuple(f"class {k}" for k in range(300_000)))
+    write_header(str(tmp_path / "index.bin"), classes, np.zeros(1, ROW), ["a.tar"])
+    assert SetHeader(str(tmp_path / "index.bin")).info.classes == classes.classes
+
+
+def test_an_index_larger_than_its_samples_can_need_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.zeros(3, ROW)
+    rows["samples"], rows["size_bytes"], rows["index_bytes"] = 5, 1 << 20, 4000
+    path = str(tmp_path / "index.bin")
+    write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
+    assert SetHeader(path).shard(1).index_bytes == 4000
+    rows["index_bytes"][1] = 20 << 20
+    with pytest.raises(FormatError, match=r"b\.tar: its index has 20,971,520 bytes for 5 samples"):
+        write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
+    with monkeypatch.context() as patch:
+        patch.setattr("feeder.shard.format.set_header._long_index", lambda rows, targets: None)
+        write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
+    found = SetHeader(path)
+    for read_it in (lambda: found.shard(0), found.rows, found.extent, lambda: found.file_sizes(np.array([2]))):
+        with pytest.raises(FormatError, match=r"index\.bin: damaged: shard 1 would have an index of 20,971,520 bytes"):
+            read_it()
