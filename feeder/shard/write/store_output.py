@@ -126,6 +126,16 @@ class StoreOutput(OutputFolder):
     def has(self, name: str) -> bool:
         return self._entry(name) is not None
 
+    def read(self, name: str, start: int, end: int) -> bytes:
+        return bytes(self.store.get(name, start, end))
+
+    @contextlib.contextmanager
+    def borrowed(self, name: str, size_bytes: int) -> Iterator[str]:
+        with tempfile.NamedTemporaryFile(prefix="feeder-index-") as file:
+            file.write(self.read(name, 0, size_bytes))
+            file.flush()
+            yield file.name
+
     def publish(self, *paths: str) -> None:
         """Puts finished files into the store, in this order."""
         assert self.lock is not None
