@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pytest
 
-from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.tools import cli
 from tests.support.google_store import GoogleStore
 from tests.support.remote_sets import make_set
+from tests.support.shard_sets import change_rows
 
 
 @pytest.fixture
@@ -24,18 +24,11 @@ def url(google: GoogleStore, tmp_path: Path) -> str:
     return f"{google.url}/set"
 
 
-def claimed(
-    google: GoogleStore, folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[npt.NDArray[np.void]], None]
-) -> None:
+def claimed(google: GoogleStore, folder: Path, change: Callable[[npt.NDArray[Any]], None]) -> None:
     """Replaces the header by one with other rows, as a hostile program would write it."""
     path = folder / "index.bin"
     path.write_bytes(google.objects["set/index.bin"].data)
-    header = SetHeader(str(path))
-    rows, names = header.rows(), [header.shard_name(number) for number in range(header.shards)]
-    change(rows)
-    with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.format.set_header._long_index", lambda rows, targets: None)
-        write_header(str(path), header.info, rows, names)
+    change_rows(path, change)
     google.put("set/index.bin", path.read_bytes())
 
 
@@ -50,14 +43,13 @@ def test_an_index_of_gigabytes_for_a_few_samples_is_refused(
     google: GoogleStore,
     url: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
 ) -> None:
-    def change(rows: npt.NDArray[np.void]) -> None:
+    def change(rows: npt.NDArray[Any]) -> None:
         rows["index_bytes"][0] = 0xFFFF_FFF0
 
-    claimed(google, tmp_path, monkeypatch, change)
+    claimed(google, tmp_path, change)
     assert cli.main(["inspect", url, *options]) == 1
     assert "shard 0 would have an index of 4,294,967,280 bytes for 4 samples" in capsys.readouterr().err
     assert fetched(google) == []
@@ -68,14 +60,13 @@ def test_no_more_is_fetched_of_an_index_than_there_is(
     google: GoogleStore,
     url: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
 ) -> None:
-    def change(rows: npt.NDArray[np.void]) -> None:
+    def change(rows: npt.NDArray[Any]) -> None:
         rows["index_bytes"][0] = 15 << 20
 
-    claimed(google, tmp_path, monkeypatch, change)
+    claimed(google, tmp_path, change)
     assert cli.main(["inspect", url, *options]) == 1
     assert "shard-000000.fidx" in capsys.readouterr().err
     # Asked for once, for its first 8 MiB, which it does not have.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bench.remote_runs.opening import ShardNames
@@ -23,6 +24,7 @@ from feeder.shard.format.sealed_head import read_head, sealed
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from tests.support.mirrors import StrictMirror
+from tests.support.shard_sets import change_rows
 
 INFO = SetInfo(("jpg", "cls"), ("cat", "dog"), (), 10, 1, False, "0" * 32)
 SIZES = (5, 3, 4, 4, 9, 2, 1)
@@ -235,18 +237,19 @@ def test_a_head_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None
     assert SetHeader(str(tmp_path / "index.bin")).info.classes == classes.classes
 
 
-def test_an_index_larger_than_its_samples_can_need_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_larger_than_its_samples_can_need_is_refused(tmp_path: Path) -> None:
+    def claim(rows: npt.NDArray[Any]) -> None:
+        rows["index_bytes"][1] = 20 << 20
+
     rows = np.zeros(3, ROW)
     rows["samples"], rows["size_bytes"], rows["index_bytes"] = 5, 1 << 20, 4000
     path = str(tmp_path / "index.bin")
     write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
     assert SetHeader(path).shard(1).index_bytes == 4000
-    rows["index_bytes"][1] = 20 << 20
+    claim(rows)
     with pytest.raises(FormatError, match=r"b\.tar: its index has 20,971,520 bytes for 5 samples"):
         write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
-    with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.format.set_header._long_index", lambda rows, targets: None)
-        write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
+    change_rows(path, claim)
     found = SetHeader(path)
     for read_it in (lambda: found.shard(0), found.rows, found.extent, lambda: found.file_sizes(np.array([2]))):
         with pytest.raises(FormatError, match=r"index\.bin: damaged: shard 1 would have an index of 20,971,520 bytes"):
