@@ -267,7 +267,7 @@ class Bench:
 
     def faults(self) -> dict[str, Any]:
         """Measures the question of this name."""
-        spoiled = Faults(dict.fromkeys(KINDS, FAULTS / len(KINDS)), only=f"{PREFIX}/")
+        spoiled = Faults(dict.fromkeys(KINDS, FAULTS / len(KINDS)), in_turn=True, only=f"{PREFIX}/")
         counts: dict[str, int] = {}
         with self.proxy() as proxy:
             found: dict[str, list[float]] = {"clean": [], "faults": []}
@@ -279,12 +279,16 @@ class Bench:
                     before = len(proxy.requests())
                     seconds.append(self.epoch(URL, proxy.endpoint)["seconds"])
                     requests += len(proxy.requests()) - before if name == "faults" else 0
-                counts = proxy.counts()
+                counts = dict.fromkeys(KINDS, 0) | proxy.counts()
+        missing = [kind for kind in KINDS if not counts[kind]]
+        if missing and not self._options.smoke:
+            raise SystemExit(f"of {requests:,} requests none failed by {', '.join(missing)}: {counts}")
         return {
             "seconds": {name: spread(values) for name, values in found.items()},
             "ratio": spread([sum(found["faults"]) / sum(found["clean"])]),
             "ratio_by_turn": spread(_ratios(found["faults"], found["clean"])),
             "faults": counts,
+            "kinds": sum(map(bool, counts.values())),
             "requests": requests,
             "goals": {"ratio": 1.1},
         }

@@ -1,17 +1,24 @@
-"""Measures the cost of a data set's size: time to the first batch, and memory of the trainer and its workers.
+"""Measures the cost of a data set's size: time to the first batch, memory of the trainer and its workers, and bytes of
+the index.
 
 The set lists a few tiny images again and again: for feeder in an index, for torch's DataLoader in a Python list of
 (path, label), as in torchvision's ImageFolder. Equal: the images' bytes, decoding by Pillow, batches, workers, the
 number of batches taken at random. Each run has its own process; runs take turns. torch's list is made before the clock
 starts, as the time to walk folders is another question.
 
-    python -m bench.size [--samples 1000,1000000] [--workers 0,4] [--batches 200] [--repeats 5] [--json OUT]
+The index's bytes are those of photos as seekable shards: of the header and the shards' indexes, less what the photos'
+paths take in them. Each photo is sharded once, and then also as several copies with other names, in one shard: the
+difference gives the bytes of a sample, and what is left is fixed.
+
+    python -m bench.size --images DIR [--samples 1000,1000000] [--workers 0,4] [--batches 200] [--repeats 5]
+        [--copies 8] [--json OUT]
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,7 +36,11 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.set_header import INDEX_SUFFIX
+from feeder.shard.format.shard_index import ShardIndex
+from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import HashedShard, index_path, write_set
+from feeder.shard.write.sharding import shard
 from feeder.system.process_usage import memory
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table
@@ -89,9 +100,9 @@ def prepare(folder: Path, counts: list[int]) -> None:
                 members=(),
             )
         sha256, blocks = file_sums(str(home / "shard-000000.tar"))
-        shard = HashedShard("shard-000000.tar", sum(map(len, bodies)), sha256)
-        builder.write(index_path(str(home), shard.name), blocks, shard.size_bytes)
-        write_set(str(home / INDEX_NAME), [shard], None)
+        hashed = HashedShard("shard-000000.tar", sum(map(len, bodies)), sha256)
+        builder.write(index_path(str(home), hashed.name), blocks, hashed.size_bytes)
+        write_set(str(home / INDEX_NAME), [hashed], None)
 
 
 def measure(job: dict[str, Any]) -> dict[str, float]:
@@ -119,14 +130,43 @@ def measure(job: dict[str, Any]) -> dict[str, float]:
     return {"first_batch_s": first, "peak_rss_mib": used.peak_rss, "pss_mib": used.pss}
 
 
+def index_bytes(images: Path, copies: int) -> dict[str, float]:
+    """Measures the index of photos as seekable shards, each photo once and again as several samples."""
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        source = Path(name, "images")
+        for copy in range(copies):
+            for path in images.rglob("*"):
+                if path.is_file():
+                    target = source / path.parent.relative_to(images) / f"{copy}-{path.name}"
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, target)
+            if copy in (0, copies - 1):
+                out = Path(name, str(copy))
+                samples = shard(str(source), str(out), ShardOptions(shard_size_bytes=1 << 40)).samples
+                found.append((samples, _index_bytes(out)))
+    (few, least), (samples, most) = found
+    each = (most - least) / (samples - few)
+    return {"index_bytes_a_sample": each, "index_fixed_bytes": most - each * samples, "index_samples": samples}
+
+
+def _index_bytes(folder: Path) -> int:
+    """Returns the size of a set's header and of its shards' indexes, less the paths of the samples."""
+    indexes = [ShardIndex(str(path)) for path in folder.glob(f"*{INDEX_SUFFIX}")]
+    files = [folder / INDEX_NAME, *(Path(index.path) for index in indexes)]
+    paths = sum(end - start for start, end, _ in (index.place("paths") for index in indexes))
+    return sum(path.stat().st_size for path in files) - paths
+
+
 def main() -> None:
-    options = arguments(
-        __doc__, "size", smoke={"samples": "2000", "workers": "1", "batches": 3, "repeats": 1},
-        samples="1000,1000000", workers="0,4", batches=200, repeats=5, child="",
-    )  # fmt: skip
-    if options.child:
-        print(json.dumps(measure(json.loads(options.child))))
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(measure(json.loads(sys.argv[2]))))
         return
+    options = arguments(
+        __doc__, "size", smoke={"samples": "2000", "workers": "1", "batches": 3, "repeats": 1, "copies": 2},
+        images=None, samples="1000,1000000", workers="0,4", batches=200, repeats=5, copies=8,
+    )  # fmt: skip
+    index = index_bytes(Path(options.images), options.copies)
     samples, workers = ([int(n) for n in text.split(",")] for text in (options.samples, options.workers))
     found: dict[str, dict[str, list[dict[str, float]]]] = {"feeder": {}, "torch": {}}
     with tempfile.TemporaryDirectory() as name:
@@ -155,7 +195,10 @@ def main() -> None:
             medians = [results[m][system][what]["median"] for m in ("first_batch_s", "pss_mib", "peak_rss_mib")]
             lines.append([f"{system}, {what}", f"{medians[0]:.3f}", f"{medians[1]:.0f}", f"{medians[2]:.0f}"])
     print(table(lines))
-    print(f"written to {save('size', {'batches': options.batches, **results}, options.json)}")
+    print(
+        "index: {index_bytes_a_sample:.1f} bytes a sample and its path, {index_fixed_bytes:.0f} fixed".format(**index)
+    )
+    print(f"written to {save('size', {'batches': options.batches, **results, **index}, options.json)}")
 
 
 if __name__ == "__main__":

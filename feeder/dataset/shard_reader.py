@@ -33,7 +33,7 @@ from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, 
 from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
 from feeder.errors import DecodeError, FormatError
-from feeder.order.shard_sizes import EqualSizes, ShardSizes
+from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.index import Index, Rows
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
@@ -386,8 +386,11 @@ class ShardReader(ShardFields):
 
     def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
-        counts = self.index.shard_counts()
-        return counts if isinstance(counts, EqualSizes) else counts[counts > 0]
+        counts = compact_sizes(self.index.shard_counts())
+        if isinstance(counts, EqualSizes) or counts.smallest:
+            return counts
+        sizes = np.asarray(counts)
+        return compact_sizes(sizes[sizes > 0])
 
     def read_bytes(self, i: int, offset: int, length: int) -> bytes:
         """See :meth:`ShardFields.read_bytes`."""

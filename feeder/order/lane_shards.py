@@ -13,11 +13,14 @@ import numpy.typing as npt
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.recent import Recent
-from feeder.order.shard_sizes import EqualSizes, ShardSizes
+from feeder.order.shard_sizes import CompactSizes, EqualSizes, UnequalSizes
 
 __all__ = ["EqualShards", "Int64s", "LaneShards", "UnequalShards", "Whole", "shards_in_lanes"]
 
 Int64s = npt.NDArray[np.int64]
+_RUN = 16  # shards of a lane
+_BLOCK = 64  # shards that a lane gives one after the other
+_CHUNK = 1 << 14  # shards that are looked at together
 
 
 class Whole(NamedTuple):
@@ -72,7 +75,7 @@ class LaneShards(Protocol):
         """Returns the lanes and offsets of samples, each int64 [N]: the inverse of :meth:`ids`."""
 
 
-def shards_in_lanes(sizes: ShardSizes, lanes: int) -> LaneShards:
+def shards_in_lanes(sizes: CompactSizes, lanes: int) -> LaneShards:
     """Returns the shards of each lane.
 
     Args:
@@ -147,10 +150,24 @@ class EqualShards:
 
 
 class _Turns(NamedTuple):
-    """A lane in an epoch's order, its rest among its whole shards; each int64 [whole shards + 1].
+    """A lane's order of an epoch.
 
     Attributes:
-        starts: Samples that the lane gives before each.
+        starts: int64 [blocks], samples that the lane's whole shards give before each block of turns.
+        keys: uint64 [1, FEISTEL_ROUNDS], the order of the whole shards.
+        before: Samples of whole shards that come before the rest.
+    """
+
+    starts: Int64s
+    keys: npt.NDArray[np.uint64]
+    before: int
+
+
+class _Block(NamedTuple):
+    """Whole shards that a lane gives one after the other; each int64 [shards].
+
+    Attributes:
+        starts: Samples that the lane's whole shards give before each.
         offsets: Offset of the first sample of each.
     """
 
@@ -159,29 +176,40 @@ class _Turns(NamedTuple):
 
 
 class UnequalShards:
-    """Shards of any sizes: 16 bytes for each shard of the set and, in each epoch, of the lanes in use.
+    """Shards of any sizes: beside the sizes half a byte a shard and, for each lane in use, 2 KiB and an eighth of a
+    byte for each of its shards.
 
     Args:
-        sizes: int64 [shards], number of samples in each shard.
+        sizes: The sizes of the shards.
         lanes: Number of lanes.
     """
 
-    def __init__(self, sizes: Int64s, lanes: int) -> None:
-        by_lane = np.argsort(np.arange(len(sizes)) % lanes, kind="stable")
-        self._stored = (np.cumsum(sizes) - sizes)[by_lane]
-        self._starts = np.zeros(len(sizes) + 1, np.int64)
-        np.cumsum(sizes[by_lane], out=self._starts[1:])
+    def __init__(self, sizes: UnequalSizes, lanes: int) -> None:
+        self._sizes, self._lanes = sizes, lanes
+        rounds = -(-len(sizes) // lanes)
+        self._runs = -(-rounds // _RUN)
         self._shards = (len(sizes) - np.arange(lanes) + lanes - 1) // lanes
-        self._first = np.cumsum(self._shards) - self._shards
-        self.samples: Int64s = self._starts[self._first + self._shards] - self._starts[self._first]
+        runs = np.empty((lanes, self._runs), np.int64)
+        step = max(1, _CHUNK // (lanes * _RUN))
+        for first in range(0, self._runs, step):
+            last = min(first + step, self._runs)
+            own = sizes.sizes(np.arange(first * _RUN * lanes, last * _RUN * lanes))
+            runs[:, first:last] = own.reshape(-1, _RUN, lanes).sum(1).T
+        # Of all lanes, one after the other.
+        self._starts = np.zeros(lanes * self._runs + 1, np.int64)
+        np.cumsum(runs, out=self._starts[1:])
+        self.samples: Int64s = np.diff(self._starts[:: self._runs])
         self._turns: Recent[_Turns] = Recent(lanes)
+        self._blocks: Recent[_Block] = Recent(2 * lanes)
 
     def whole(self, samples: Int64s) -> tuple[Int64s, Int64s]:
         """See :meth:`LaneShards.whole`."""
-        start = self._starts[self._first]
-        shards = np.searchsorted(self._starts, start + samples, side="right") - 1 - self._first
-        shards = np.minimum(shards, self._shards)
-        return shards, self._starts[self._first + shards] - start
+        first = np.arange(self._lanes) * self._runs
+        ends = self._starts[first] + samples
+        runs = np.minimum(np.searchsorted(self._starts, ends, side="right") - 1, first + self._runs - 1)
+        within = self._shards_of(runs)[1][:, 1:] + self._starts[runs][:, None] <= ends[:, None]
+        shards = np.minimum((runs - first) * _RUN + within.sum(1), self._shards)
+        return shards, self._offsets(np.arange(self._lanes), shards)
 
     def offsets(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, turns: Int64s) -> Int64s:
         """See :meth:`LaneShards.offsets`."""
@@ -189,26 +217,24 @@ class UnequalShards:
         by_lane = np.argsort(lanes, kind="stable")
         found, first = np.unique(lanes[by_lane], return_index=True)
         for lane, own in zip(found.tolist(), np.split(by_lane, first[1:]), strict=True):
-            table = self._turns.get((seed, epoch, lane), lambda lane=lane: self._in_turn(seed, epoch, whole, lane))  # type: ignore[misc]
-            turn = turns[own]
-            row = np.searchsorted(table.starts, turn, side="right") - 1
-            offsets[own] = table.offsets[row] + turn - table.starts[row]
+            order = self._in_turn(seed, epoch, whole, lane)
+            turn, rest = turns[own], int(whole.rest[lane])
+            is_later = turn >= order.before + rest
+            is_whole = is_later | (turn < order.before)
+            offsets[own] = whole.samples[lane] + turn - order.before
+            own, turn = own[is_whole], (turn - rest * is_later)[is_whole]
+            numbers = np.searchsorted(order.starts, turn, side="right") - 1
+            for number in np.unique(numbers).tolist():
+                inside = numbers == number
+                block = self._block(seed, epoch, whole, lane, number)
+                row = np.searchsorted(block.starts, turn[inside], side="right") - 1
+                offsets[own[inside]] = block.offsets[row] + turn[inside] - block.starts[row]
         return offsets
-
-    def _in_turn(self, seed: int, epoch: int, whole: Whole, lane: int) -> _Turns:
-        count, first = int(whole.shards[lane]), int(self._first[lane])
-        keys, gaps = _draw(seed, epoch, np.array([lane]), whole.shards[[lane]])
-        order = first + permute_each(np.arange(count), np.array([count]), keys, np.zeros(count, np.intp))
-        gap, rest = int(gaps[0]), int(whole.rest[lane])
-        sizes = np.insert(self._starts[order + 1] - self._starts[order], gap, rest)
-        offsets = np.insert(self._starts[order] - self._starts[first], gap, whole.samples[lane])
-        return _Turns(np.cumsum(sizes) - sizes, offsets)
 
     def ids(self, lanes: Int64s, offsets: Int64s) -> Int64s:
         """See :meth:`LaneShards.ids`."""
-        places = self._starts[self._first[lanes]] + offsets
-        shards = np.searchsorted(self._starts, places, side="right") - 1
-        ids: Int64s = self._stored[shards] + places - self._starts[shards]
+        shards, rows = self._find(lanes, offsets)
+        ids: Int64s = self._sizes.starts(shards) + rows
         return ids
 
     def turns(self, seed: int, epoch: int, whole: Whole, lanes: Int64s, offsets: Int64s) -> Int64s:
@@ -216,22 +242,86 @@ class UnequalShards:
         turns = np.empty_like(offsets)
         for lane in np.unique(lanes).tolist():
             own = np.flatnonzero(lanes == lane)
-            table = self._turns.get((seed, epoch, lane), lambda lane=lane: self._in_turn(seed, epoch, whole, lane))  # type: ignore[misc]
-            sizes = np.diff(table.starts, append=whole.samples[lane] + whole.rest[lane])
-            stored = np.lexsort((sizes, table.offsets))  # an empty shard before its neighbour
-            row = stored[np.searchsorted(table.offsets[stored], offsets[own], side="right") - 1]
-            turns[own] = table.starts[row] + offsets[own] - table.offsets[row]
+            order = self._in_turn(seed, epoch, whole, lane)
+            turns[own] = offsets[own] - whole.samples[lane] + order.before
+            own = own[offsets[own] < whole.samples[lane]]
+            shards, rows = self._find(lanes[own], offsets[own])
+            count = np.array([whole.shards[lane]])
+            place = permute_each(shards // self._lanes, count, order.keys, np.zeros(len(own), np.intp), inverse=True)
+            for number in np.unique(place // _BLOCK).tolist():
+                inside = place // _BLOCK == number
+                block = self._block(seed, epoch, whole, lane, number)
+                turn = block.starts[place[inside] - number * _BLOCK] + rows[inside]
+                turns[own[inside]] = np.where(turn < order.before, turn, turn + whole.rest[lane])
         return turns
 
     def places(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """See :meth:`LaneShards.places`."""
-        lanes = len(self._shards)
-        numbers = np.arange(len(self._stored))
-        rows = self._first[numbers % lanes] + numbers // lanes
-        starts = self._stored[rows]
-        shards = np.searchsorted(starts, ids, side="right") - 1
-        own = shards % lanes
-        return own, self._starts[rows[shards]] - self._starts[self._first[own]] + ids - starts[shards]
+        shards = self._sizes.shards_of(ids)
+        found, where = np.unique(shards, return_inverse=True)
+        offsets = self._offsets(found % self._lanes, found // self._lanes)
+        return shards % self._lanes, (offsets - self._sizes.starts(found))[where] + ids
+
+    def _in_turn(self, seed: int, epoch: int, whole: Whole, lane: int) -> _Turns:
+        """Returns a lane's order of an epoch."""
+        return self._turns.get((seed, epoch, lane), lambda: self._drawn(seed, epoch, whole, lane))
+
+    def _drawn(self, seed: int, epoch: int, whole: Whole, lane: int) -> _Turns:
+        count = int(whole.shards[lane])
+        keys, gaps = _draw(seed, epoch, np.array([lane]), whole.shards[[lane]])
+        gap, before = int(gaps[0]), 0
+        sums = [np.zeros(1, np.int64)]
+        for first in range(0, count, _CHUNK):
+            last = min(first + _CHUNK, count)
+            sizes = self._sizes.sizes(self._ordered(lane, count, keys, first, last))
+            sums.append(np.add.reduceat(sizes, np.arange(0, last - first, _BLOCK)))
+            before += int(sizes[: max(0, gap - first)].sum())
+        return _Turns(np.cumsum(np.concatenate(sums))[:-1], keys, before)
+
+    def _block(self, seed: int, epoch: int, whole: Whole, lane: int, number: int) -> _Block:
+        """Returns a block of a lane's whole shards in an epoch's order, by its number."""
+
+        def make() -> _Block:
+            order, count = self._in_turn(seed, epoch, whole, lane), int(whole.shards[lane])
+            first = number * _BLOCK
+            shards = self._ordered(lane, count, order.keys, first, min(first + _BLOCK, count))
+            sizes = self._sizes.sizes(shards)
+            offsets = self._offsets(np.full(len(shards), lane), shards // self._lanes)
+            return _Block(order.starts[number] + np.cumsum(sizes) - sizes, offsets)
+
+        return self._blocks.get((seed, epoch, lane, number), make)
+
+    def _ordered(self, lane: int, count: int, keys: npt.NDArray[np.uint64], first: int, last: int) -> Int64s:
+        """Returns some of a lane's whole shards in the order of an epoch, by their turns: numbers in the set."""
+        places = np.arange(first, last)
+        order = permute_each(places, np.array([count]), keys, np.zeros(len(places), np.intp))
+        return lane + order * self._lanes
+
+    def _shards_of(self, runs: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the shards of runs, int64 [N, _RUN], and samples of the run before each and in all, [N, _RUN + 1]."""
+        lanes = runs // self._runs
+        rows = (runs - lanes * self._runs)[:, None] * _RUN + np.arange(_RUN)
+        shards = lanes[:, None] + rows * self._lanes
+        starts = np.zeros((len(runs), _RUN + 1), np.int64)
+        np.cumsum(self._sizes.sizes(shards), axis=1, out=starts[:, 1:])
+        return shards, starts
+
+    def _find(self, lanes: Int64s, offsets: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the shards of samples, int64 [N], and their rows there, int64 [N]."""
+        places = self._starts[lanes * self._runs] + offsets
+        runs = np.unique(np.searchsorted(self._starts, places, side="right") - 1)
+        shards, within = self._shards_of(runs)
+        starts = (self._starts[runs][:, None] + within[:, :-1]).reshape(-1)
+        found = np.searchsorted(starts, places, side="right") - 1
+        return shards.reshape(-1)[found], places - starts[found]
+
+    def _offsets(self, lanes: Int64s, shards: Int64s) -> Int64s:
+        """Returns the samples of lanes before their shards, by the shards' numbers in the lanes, each int64 [N]."""
+        first = lanes * self._runs
+        runs = np.minimum(first + shards // _RUN, first + self._runs - 1)
+        within = self._shards_of(runs)[1][np.arange(len(runs)), shards - (runs - first) * _RUN]
+        offsets: Int64s = self._starts[runs] + within - self._starts[first]
+        return offsets
 
 
 def _draw(seed: int, epoch: int, lanes: Int64s, shards: Int64s) -> tuple[npt.NDArray[np.uint64], Int64s]:

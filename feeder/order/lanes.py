@@ -24,7 +24,7 @@ from feeder.errors import ArgumentError
 from feeder.order.lane_shards import Int64s, Whole, shards_in_lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute_each
 from feeder.order.random import Stream, philox
-from feeder.order.shard_sizes import EqualSizes, ShardSizes
+from feeder.order.shard_sizes import CompactSizes, EqualSizes
 
 __all__ = ["LaneOrder", "Lanes"]
 
@@ -37,6 +37,9 @@ class Lanes:
 
     That holds for world sizes that divide ``count`` and batches of ``block`` samples. With any others the order is the
     same, each sample comes once in an epoch, and ranks read from more shards.
+
+    The order takes no memory for shards of one size. For others it keeps about 3 bytes a shard: 13 MiB for 10**10
+    samples in shards of 2,000 to 2,800.
 
     Args:
         count: Number of lanes, 1 to 65,536. A smaller set has the largest divisor of it with which each lane has four
@@ -77,7 +80,7 @@ class LaneOrder:
         block: Number of consecutive positions that belong to one lane.
     """
 
-    def __init__(self, samples: int, seed: int, lanes: Lanes, sizes: ShardSizes) -> None:
+    def __init__(self, samples: int, seed: int, lanes: Lanes, sizes: CompactSizes) -> None:
         if lanes.block is None:
             raise ArgumentError("Lanes need a block here, the batch size: Lanes(block=256)")
         if not len(sizes):

@@ -20,7 +20,7 @@ from feeder.order.lanes import LaneOrder, Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute
 from feeder.order.random import Stream, check_range, philox
 from feeder.order.recent import Recent
-from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
+from feeder.order.shard_sizes import ShardSizes, compact_sizes
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -116,9 +116,8 @@ class Order:
     def __post_init__(self) -> None:
         check_range("seed", self.seed, 1 << 64)
         sizes = compact_sizes(self.shard_sizes)
-        total = sizes.samples if isinstance(sizes, EqualSizes) else int(sizes.sum())
-        if len(sizes) and total != self.samples:
-            raise ArgumentError(f"shard_sizes add up to {total}, expected {self.samples} samples")
+        if len(sizes) and sizes.samples != self.samples:
+            raise ArgumentError(f"shard_sizes add up to {sizes.samples}, expected {self.samples} samples")
         object.__setattr__(self, "shard_sizes", sizes)
         lanes = None
         if isinstance(self.shuffle, Lanes) and self.samples:

@@ -158,7 +158,7 @@ def _into_folder(out: str) -> Callable[[str, bytes], None]:
 
 def _into_store(out: str) -> Callable[[str, bytes], None]:
     """Returns a function that writes an object below a URL, by its name and bytes; for any thread."""
-    store = open_store(out)
+    store = open_store(out, writes=True)
     if next(store.list(), None) is not None:
         raise ShardError(f"{store.url}: is not empty; choose another --out")
 

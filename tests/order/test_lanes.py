@@ -19,6 +19,7 @@ from feeder.order.lanes import Lanes
 from feeder.order.permutation import FEISTEL_ROUNDS, permute, permute_each
 from feeder.order.random import Stream, philox
 from feeder.order.sample_order import Order
+from feeder.order.shard_sizes import UnequalSizes
 from feeder.order.split import Split
 
 _EQUAL = np.array([50] * 240 + [1])
@@ -121,7 +122,7 @@ def test_the_samples_that_a_lane_has_beside_whole_shards_come_at_any_time() -> N
 
 def test_equal_shards_have_the_order_of_unequal_ones() -> None:
     for sizes in (np.full(30, 7), np.array([7] * 30 + [3])):
-        equal, unequal = EqualShards(int(sizes.sum()), 7, 4), UnequalShards(sizes, 4)
+        equal, unequal = EqualShards(int(sizes.sum()), 7, 4), UnequalShards(UnequalSizes(sizes), 4)
         assert np.array_equal(equal.samples, unequal.samples)
         gives = equal.samples - np.array([0, 9, 3, 0])
         gives[3] += 5
@@ -137,6 +138,30 @@ def test_equal_shards_have_the_order_of_unequal_ones() -> None:
             assert np.array_equal(np.sort(offsets), turns)
             own = offsets[offsets < equal.samples[lane]]
             assert np.array_equal(equal.ids(lanes[: len(own)], own), unequal.ids(lanes[: len(own)], own))
+
+
+def test_many_unequal_shards_are_a_permutation_whose_positions_are_found_again() -> None:
+    sizes = np.random.default_rng(1).integers(0, 9, 2000)
+    for count, window in ((1, 20), (5, 300)):
+        order = _order(sizes, count, window, 7)
+        ids = _whole(order, 2)
+        assert np.array_equal(np.sort(ids), np.arange(order.samples))
+        assert np.array_equal(order.positions(2, ids), np.arange(order.samples))
+
+
+@pytest.mark.parametrize("largest", [9, 4000, 5000, 1 << 30])
+@pytest.mark.parametrize("count", [0, 1, 16, 17, 1 << 15])
+def test_the_sizes_of_unequal_shards_are_kept_in_few_bytes(count: int, largest: int) -> None:
+    sizes = np.random.default_rng(0).integers(0, largest, count)
+    kept = UnequalSizes(sizes)
+    assert (len(kept), kept.samples, kept.smallest) == (count, sizes.sum(), sizes.min(initial=largest if count else 0))
+    assert np.array_equal(np.asarray(kept), sizes)
+    assert len(pickle.dumps(kept)) < 5 * count * (1 if largest < 1 << 20 else 2) + 1000
+    ids = np.unique(np.linspace(0, max(0, kept.samples - 1), 50).astype(np.int64))[: kept.samples]
+    assert np.array_equal(kept.shards_of(ids), np.searchsorted(np.cumsum(sizes), ids, side="right"))
+    beyond = np.array([count, count + 1, count + 40])
+    assert kept.starts(beyond).tolist() == [kept.samples] * 3
+    assert kept.sizes(beyond).tolist() == [0] * 3
 
 
 def test_many_permutations_at_once_are_those_of_each() -> None:

@@ -368,6 +368,12 @@ def test_a_set_of_ten_billion_samples_opened_as_fast_as_the_documents_say() -> N
     assert f"opens in {seconds:.2f} s and {memory:.1f} MiB of memory" in (ROOT / "docs/remote.md").read_text()
 
 
+def test_the_committed_index_of_real_photos_takes_at_most_70_bytes_a_sample() -> None:
+    found = committed("size")
+    assert found["index_samples"] >= 2000
+    assert found["index_bytes_a_sample"] + found["index_fixed_bytes"] / found["index_samples"] <= 70
+
+
 def test_the_committed_campaigns_of_faults_lost_nothing() -> None:
     found = committed("service_campaign")
     worst = {kind: pauses["worst"] for kind, pauses in found["longest_pause_s"].items()}

@@ -122,6 +122,19 @@ def test_the_same_requests_have_the_same_faults(bucket: Bucket, url: str, fault_
     other.close()
 
 
+def test_kinds_in_turn_all_come_within_as_many_faults(url: str, fault_proxy: FaultProxy) -> None:
+    kinds = ("503", "reset", "cut", "flip", "429")
+    fault_proxy.set(Faults(dict.fromkeys(kinds, 0.1), seed=1, in_turn=True))
+    failed = 0
+    while failed < len(kinds):
+        try:
+            failed += _get(url) != _DATA
+        except (OSError, http.client.HTTPException):
+            failed += 1
+    assert fault_proxy.counts() == dict.fromkeys(kinds, 1)
+    assert len(fault_proxy.requests()) > len(kinds)
+
+
 def test_a_proxy_without_network_ends_connections_and_comes_back(
     bucket: Bucket, url: str, fault_proxy: FaultProxy
 ) -> None:

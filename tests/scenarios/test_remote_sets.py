@@ -267,6 +267,45 @@ def test_trainers_and_workers_import_no_client_of_stores(url: str, cache: Path) 
     subprocess.run([sys.executable, "-c", code, url, str(cache)], check=True, cwd=ROOT)
 
 
+_NOTES_FORKS = """
+import os, sys
+def note(event, arguments):
+    if event == "os.fork":
+        with open(os.environ["FORKS"], "a") as file:
+            print("feeder.shard.cache.fetcher" in sys.modules, "obstore" in sys.modules, file=file)
+sys.addaudithook(note)
+"""
+
+
+def test_no_process_forks_once_it_has_a_client_of_stores(url: str, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_NOTES_FORKS)
+    code = (
+        "import sys, feeder\n"
+        "for method in ('fork', 'forkserver'):\n"
+        "    data = feeder.ShardDataset(sys.argv[1], feeder.transforms.CenterCrop(32), cache_dir=sys.argv[2])\n"
+        "    loader = feeder.DataLoader(data, 8, num_workers=1, multiprocessing_context=method)\n"
+        "    assert len(list(loader)) == 8\n"
+        "    loader.close()"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "FORKS": str(tmp_path / "forks")}
+    subprocess.run([sys.executable, "-c", code, url, str(cache)], check=True, cwd=tmp_path, env=environment)
+    forks = (tmp_path / "forks").read_text().splitlines()
+    assert {"False False", "True False"} == {*forks}  # of the trainer, and of the fetcher before it has one
+
+
+def test_shards_come_before_the_first_batch_is_asked_for(url: str, cache: Path, fault_proxy: FaultProxy) -> None:
+    loads = loader(dataset(url, cache), num_workers=0)  # nobody else reads meanwhile
+
+    def shards_asked_for() -> int:
+        return len({request.target for request in fault_proxy.requests() if ".tar" in request.target})
+
+    assert not shards_asked_for()
+    iterator = iter(loads)
+    wait_until(lambda: shards_asked_for() >= 4)  # those of two batches
+    assert len(digests(iterator)) == 8
+    loads.close()
+
+
 def test_a_set_that_is_not_there_is_an_error_that_names_it(bucket: Bucket, cache: Path, tmp_path: Path) -> None:
     with end_fetchers(tmp_path), pytest.raises(StoreError, match=rf"{bucket.url}/none/index\.bin"):
         dataset(f"{bucket.url}/none", cache)

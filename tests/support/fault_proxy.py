@@ -38,6 +38,8 @@ class Faults:
             the connection, "drop" never answers, and an HTTP status such as "503" or "403" is the answer.
         seed: The same requests have the same faults: a request's is a function of the seed, of its method, target and
             range, and of the number of times that it was made before.
+        in_turn: True for faults at the same rate in all, of the kind that has come least so far in place of one drawn.
+            Then a request's fault depends on those before it.
         only: Requests whose target or authorization contains this may have faults.
         latency_s: Time before each answer.
         bandwidth: Bytes of answers a second, of all connections together; 0: no limit.
@@ -46,6 +48,7 @@ class Faults:
 
     rates: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    in_turn: bool = False
     only: str = ""
     latency_s: float = 0
     bandwidth: float = 0
@@ -252,7 +255,10 @@ class _Proxy:
         self._made[name] += 1
         rng = random.Random(f"{faults.seed} {made} {name}")
         drawn, place = rng.random(), rng.random()
-        for kind, rate in faults.rates.items() if faults.only in name[1] + authorization else ():
+        rates = faults.rates if faults.only in name[1] + authorization else {}
+        if faults.in_turn and drawn < sum(rates.values()):
+            return min(rates, key=self._counts.__getitem__), place
+        for kind, rate in rates.items():
             if drawn < rate:
                 return kind, place
             drawn -= rate

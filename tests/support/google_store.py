@@ -30,6 +30,7 @@ class GoogleStore(http.server.ThreadingHTTPServer):
     Attributes:
         objects: The objects, by "bucket/key".
         url: Its base URL.
+        requests: Method and target of each request that came, in order.
         has_weak_tags: True to give weak ETags, which no If-Match matches.
         knows_conditions: False to answer as if there were no If-Match.
     """
@@ -39,6 +40,7 @@ class GoogleStore(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.objects: dict[str, _Object] = {}
+        self.requests: list[tuple[str, str]] = []
         self.generation = 1
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}"
@@ -59,6 +61,12 @@ class GoogleStore(http.server.ThreadingHTTPServer):
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: GoogleStore
+
+    def parse_request(self) -> bool:
+        is_request = super().parse_request()
+        if is_request:
+            self.server.requests.append((self.command, self.path))
+        return is_request
 
     def _name(self) -> tuple[str, dict[str, str]]:
         path, _, query = self.path.partition("?")

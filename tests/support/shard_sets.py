@@ -9,16 +9,21 @@ import json
 import os
 import tarfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import COLUMNS, ShardEntry, write_index
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.sealed_head import read_head, sealed, short_hash
+from feeder.shard.format.set_header import ROW
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
@@ -32,6 +37,7 @@ from tests.support.images import encode, pixels
 __all__ = [
     "KEEP",
     "StopAtOnce",
+    "change_rows",
     "contents",
     "damage_row",
     "header_of",
@@ -168,6 +174,26 @@ def damage_row(path: str, column: str, row: int, value: int) -> None:
     start = entry["offset"] + row * size
     data[start : start + size] = value.to_bytes(size, "little")
     Path(path).write_bytes(with_header(bytes(data), header))
+
+
+def change_rows(path: Path | str, change: Callable[[npt.NDArray[Any]], None]) -> None:
+    """Changes the shards' rows in the header of a set, as someone would who knows its hashes.
+
+    Args:
+        path: The header.
+        change: Changes rows, :data:`ROW` [shards], in place.
+    """
+    data = bytearray(Path(path).read_bytes())
+    head, _, end = read_head(str(path), HEADER_MAGIC, memoryview(bytes(data)))
+    rows = np.frombuffer(data, ROW, head["shards"], end + head["pages"][0])
+    change(rows)
+    dtype = np.dtype([("first", "<u8"), ("hash", "V16")])
+    table = np.frombuffer(data, dtype, head["table"][1] // dtype.itemsize, end + head["table"][0])
+    for page in range(len(table)):
+        own = rows[page * head["page"] : (page + 1) * head["page"]]
+        table["hash"][page] = np.void(short_hash(own.tobytes()))
+    head["table"][2] = short_hash(table.tobytes()).hex()
+    Path(path).write_bytes(sealed(HEADER_MAGIC, head) + data[end:])
 
 
 def rejected(out: Path) -> dict[str, str]:

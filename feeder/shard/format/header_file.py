@@ -12,9 +12,12 @@ from feeder.system.files import open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["HEADER_MAGIC", "HeaderFile", "version_path"]
+__all__ = ["HEADER_BYTES", "HEADER_MAGIC", "HeaderFile", "version_path"]
 
 HEADER_MAGIC = b"FEEDERST"
+# Of the head, which names all classes: enough for four million of 13 bytes, as the largest sets of faces have. Parsed,
+# it takes several times as much memory, and nothing has shown yet that a set is what it claims to be.
+HEADER_BYTES = 64 << 20
 _FETCHES = 4  # of a range that comes spoilt from a store
 
 
@@ -113,9 +116,9 @@ class HeaderFile:
         for left in reversed(range(self._attempts)):
             end = PREFIX_BYTES
             try:
-                end = head_bytes(self.shown, HEADER_MAGIC, self._data)
+                end = head_bytes(self.shown, HEADER_MAGIC, self._data, most_bytes=HEADER_BYTES)
                 self.need((0, end))
-                return read_head(self.shown, HEADER_MAGIC, self._data)
+                return read_head(self.shown, HEADER_MAGIC, self._data, most_bytes=HEADER_BYTES)
             except FormatError:
                 if not left:
                     raise
@@ -137,7 +140,8 @@ class HeaderFile:
             self._name = os.path.basename(version_path(self._path, self.version))
             self._mirror.need([(self._name, 0, self.head_end)])
             self._map()
-            self._is_moved = read_head(self.shown, HEADER_MAGIC, self._data)[1] == self.hash
+            head = read_head(self.shown, HEADER_MAGIC, self._data, most_bytes=HEADER_BYTES)
+            self._is_moved = head[1] == self.hash
         except (FormatError, NotFoundError):  # there is none
             pass
         if not self._is_moved:

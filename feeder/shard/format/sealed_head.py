@@ -21,7 +21,9 @@ __all__ = ["HASH_BYTES", "PREFIX_BYTES", "damaged", "head_bytes", "read_head", "
 HASH_BYTES = 16
 PREFIX_BYTES = 32
 _ALIGN = 64
-_MAX_HEAD_BYTES = 1 << 28  # enough for millions of class names; a damaged file may claim gigabytes
+# Of a shard's index, whose head names fields, targets and groups: enough for 65,536 fields of 60 bytes each, the most
+# that it can number. A damaged or hostile file may claim gigabytes.
+_HEAD_BYTES = 4 << 20
 
 
 def short_hash(data: bytes | memoryview) -> bytes:
@@ -29,40 +31,60 @@ def short_hash(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()[:HASH_BYTES]
 
 
-def sealed(magic: bytes, head: dict[str, Any]) -> bytes:
-    """Returns the first bytes of a file, see Note [Sealed head]."""
+def sealed(magic: bytes, head: dict[str, Any], *, most_bytes: int = _HEAD_BYTES) -> bytes:
+    """Returns the first bytes of a file, see Note [Sealed head].
+
+    Args:
+        magic: Its magic.
+        head: Its head.
+        most_bytes: Size of the largest head that readers take.
+
+    Raises:
+        FormatError: if the head would be larger.
+    """
     text = json.dumps(head, separators=(",", ":")).encode()
+    if len(text) + _ALIGN > most_bytes:
+        raise FormatError(
+            f"the index would begin with {len(text):,} bytes of names, expected at most {most_bytes:,}: use fewer or "
+            "shorter names of classes, fields and targets"
+        )
     text = text.ljust(len(text) + -(PREFIX_BYTES + len(text)) % _ALIGN)
     return magic + len(text).to_bytes(8, "little") + short_hash(text) + text
 
 
-def head_bytes(path: str, magic: bytes, start: bytes | memoryview) -> int:
+def head_bytes(path: str, magic: bytes, start: bytes | memoryview, *, most_bytes: int = _HEAD_BYTES) -> int:
     """Returns the number of bytes up to the end of the head.
 
     Args:
         path: The file, for errors.
         magic: Its magic.
         start: Its first bytes, 32 or more.
+        most_bytes: Size of the largest head that such a file can need.
 
     Raises:
         FormatError: if it is another file, or its head can't be that long.
     """
     length = int.from_bytes(start[8:16], "little")
-    if len(start) < PREFIX_BYTES or start[:8] != magic or length > _MAX_HEAD_BYTES:
+    if len(start) < PREFIX_BYTES or start[:8] != magic:
         raise FormatError(
             f"{path}: expected a file that starts with {magic!r}, found {bytes(start[:8])!r}, or one that was cut off; "
             "restore it, rebuild it with `feeder index`, or shard the dataset again"
         )
+    if length > most_bytes:
+        raise damaged(path, f"its head would have {length:,} bytes, expected at most {most_bytes:,}")
     return PREFIX_BYTES + length
 
 
-def read_head(path: str, magic: bytes, data: memoryview) -> tuple[dict[str, Any], bytes, int]:
+def read_head(
+    path: str, magic: bytes, data: memoryview, *, most_bytes: int = _HEAD_BYTES
+) -> tuple[dict[str, Any], bytes, int]:
     """Reads the head of a file.
 
     Args:
         path: The file, for errors.
         magic: Its magic.
         data: Its bytes, at least to the end of the head.
+        most_bytes: See :func:`head_bytes`.
 
     Returns:
         The head, its hash, and the offset of its end.
@@ -70,7 +92,7 @@ def read_head(path: str, magic: bytes, data: memoryview) -> tuple[dict[str, Any]
     Raises:
         FormatError: if it is damaged.
     """
-    end = head_bytes(path, magic, data)
+    end = head_bytes(path, magic, data, most_bytes=most_bytes)
     text = data[PREFIX_BYTES:end]
     expected = bytes(data[PREFIX_BYTES - HASH_BYTES : PREFIX_BYTES])
     if len(data) < end or short_hash(text) != expected:

@@ -39,8 +39,8 @@ import numpy.typing as npt
 
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
-from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
-from feeder.shard.format.header_file import HEADER_MAGIC, HeaderFile
+from feeder.order.shard_sizes import CompactSizes, EqualSizes, compact_sizes
+from feeder.shard.format.header_file import HEADER_BYTES, HEADER_MAGIC, HeaderFile
 from feeder.shard.format.sealed_head import damaged, sealed, short_hash
 from feeder.shard.format.shard_index import IndexedShard
 from feeder.shard.store.mirror import Mirror
@@ -59,6 +59,9 @@ _FORMAT = 2
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL)
 _MAX_DIGITS = 20
 _MAX_SHARDS = 1 << 40
+# The most of the index of a shard: for head and codebooks, for a record, key and path of each sample, and for members,
+# of which each takes 512 bytes of the tar or more. A damaged or hostile header may claim 4 GiB for each shard.
+_INDEX_BYTES, _SAMPLE_BYTES, _MEMBER_SHARE = 16 << 20, 16 << 10, 16
 _KEPT_PAGES = 1024  # 56 MB; reading one again takes 0.1 ms
 
 _Page: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # rows, and the number of each shard's first sample
@@ -110,7 +113,16 @@ def write_header(
         rows: :data:`ROW` [shards].
         names: File names of the shards, relative to the folder of the file.
         page_shards: Number of shards in a page.
+
+    Raises:
+        FormatError: if the index of a shard, or the names of all classes, are larger than readers take.
     """
+    long = _long_index(rows, info.targets)
+    if long is not None:
+        raise FormatError(
+            f"{names[long]}: its index has {rows['index_bytes'][long]:,} bytes for {rows['samples'][long]:,} samples, "
+            "more than readers take: use shorter keys and paths"
+        )
     starts = np.concatenate([[0], np.cumsum(rows["samples"], dtype=np.int64)])
     sizes = compact_sizes(rows["samples"])
     pages = range(0, len(rows), page_shards)
@@ -155,7 +167,7 @@ def write_header(
     if info.taken_down:
         head["taken_down"] = info.taken_down
     with atomic_file(path) as file:
-        file.write(sealed(HEADER_MAGIC, head))
+        file.write(sealed(HEADER_MAGIC, head, most_bytes=HEADER_BYTES))
         file.write(table.tobytes())
         for start in pages:
             file.write(rows[start : start + page_shards].tobytes())
@@ -262,14 +274,14 @@ class SetHeader:
         """All shards, :data:`ROW` [shards]."""
         return np.concatenate([np.zeros(0, ROW), *self._each_page()])
 
-    def shard_sizes(self) -> ShardSizes:
+    def shard_sizes(self) -> CompactSizes:
         """Number of samples in each shard; reads all of the header unless they are equal."""
         if self.equal and self.samples:
             return EqualSizes(self.samples, self.equal)
-        sizes = np.empty(self.shards, np.int64)
+        sizes = np.empty(self.shards, ROW["samples"])
         for page, rows in enumerate(self._each_page()):
             sizes[page * self.page_shards :][: len(rows)] = rows["samples"]
-        return sizes
+        return compact_sizes(sizes)
 
     def extent(self) -> tuple[int, int]:
         """Size of all shards' indexes, bytes, and that of the largest shard; reads all of the header."""
@@ -385,6 +397,14 @@ class SetHeader:
         rows = np.frombuffer(data, ROW)
         first = int(self._first[page])
         last = int(self._first[page + 1]) if page + 1 < len(self._first) else self.samples
+        long = _long_index(rows, self.info.targets)
+        if long is not None:
+            row = rows[long]
+            raise damaged(
+                self._shown,
+                f"shard {page * self.page_shards + long} would have an index of {row['index_bytes']:,} bytes for "
+                f"{row['samples']:,} samples",
+            )
         sizes = rows["samples"].astype(np.int64)
         ends = first + np.cumsum(sizes)
         if ends[-1] != last or (self.equal and (sizes[:-1] != self.equal).any()):
@@ -420,6 +440,13 @@ class SetHeader:
             raise ValueError(f"{size} bytes at byte {start} of {self._file.size_bytes} for {count} pages")
         self._file.need((start, start + size))
         return np.frombuffer(self._file.hashed(start, start + size, expected, "a table of its pages"), dtype)
+
+
+def _long_index(rows: npt.NDArray[Any], targets: Sequence[str]) -> int | None:
+    """Returns the first of some shards whose index is larger than it can be, by its number among these."""
+    most = _INDEX_BYTES + rows["samples"] * np.float64(_SAMPLE_BYTES + 4 * len(targets))
+    found = np.flatnonzero(rows["index_bytes"] > most + rows["size_bytes"] / _MEMBER_SHARE)
+    return int(found[0]) if len(found) else None
 
 
 def _is_encodable(name: str) -> bool:

@@ -100,10 +100,10 @@ class RemoteSource(Source):
         data = self._get(entry.key, start, end, entry)
         return [(part.field or None, data[part.offset - start :][: part.length]) for part in parts]
 
-    def _read_part(self, part: StoredField) -> bytes:
+    def read_part(self, part: StoredField) -> bytes:
         entry = self._entry(part.container)
         if entry is None:
-            return super()._read_part(part)
+            return super().read_part(part)
         self._check_part(part)
         return self._get(entry.key, part.offset, part.offset + part.length, entry)
 

@@ -232,7 +232,7 @@ class Source:
         if self.table.has_file(i):
             file_bytes = self.table.size(i) - sum(part.length for part in parts)
             fields.append((None, self._read_file(self.table.path(i), file_bytes)))
-        fields += [(part.field or None, self._read_part(part)) for part in parts]
+        fields += [(part.field or None, self.read_part(part)) for part in parts]
         return fields
 
     def close(self) -> None:
@@ -248,7 +248,8 @@ class Source:
             raise _changed(full, f"{size} bytes", f"{len(data)} bytes")
         return data
 
-    def _read_part(self, part: StoredField) -> bytes:
+    def read_part(self, part: StoredField) -> bytes:
+        """Reads one of the fields that the table has of a sample; raises what :meth:`read` raises."""
         if part.container == OWN_FILE:
             try:
                 return self._read_file(self.table.file(part.offset), part.length)

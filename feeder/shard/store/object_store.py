@@ -18,7 +18,7 @@ from obstore.exceptions import BaseError
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
 from feeder.shard.store.client import make_client
 from feeder.shard.store.fault import Fault, Kind, fault_of
-from feeder.shard.store.store import PIECE_BYTES, RANGE_BYTES, TIMEOUT_S, Bytes, Entry, allows_http
+from feeder.shard.store.store import PIECE_BYTES, RANGE_BYTES, TIMEOUT_S, Bytes, Entry, allows_http, refuse_web_server
 from feeder.shard.store.url import Url, check_key
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ class ObjectStore:
         self, key: str, data: Bytes | os.PathLike[str], *, if_absent: bool = False, if_match: Entry | None = None
     ) -> Entry:
         self._check(key)
-        if self.url.scheme in ("http", "https"):
-            raise StoreError(f"{self.url.object(key)}: a web server is only read; write to s3://, gs:// or az://")
+        refuse_web_server(self.url)
         if not if_absent and if_match is None:
             source: Any = Path(data) if isinstance(data, os.PathLike) else data
             self._call(key, lambda: obstore.put(self._client(True), key, source, chunk_size=_PART_BYTES))
@@ -166,6 +165,7 @@ class ObjectStore:
 
     def delete(self, key: str) -> None:
         self._check(key)
+        refuse_web_server(self.url)
         with contextlib.suppress(NotFoundError):
             self._call(key, lambda: obstore.delete(self._client(False), key))
 

@@ -20,6 +20,7 @@ __all__ = [
     "allows_http",
     "download",
     "open_store",
+    "refuse_web_server",
 ]
 
 RANGE_BYTES = 8 << 20  # the most of one request: where connections are cut often, larger ones never come to an end
@@ -198,7 +199,19 @@ def allows_http(url: Url, asked: bool | None) -> bool:
     return allowed
 
 
-def open_store(url: Url | str, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> Store:
+def refuse_web_server(url: Url) -> None:
+    """Returns if a store can be written.
+
+    Raises:
+        StoreError: if it is a web server.
+    """
+    if url.scheme in ("http", "https"):
+        raise StoreError(f"{url}: a web server is only read; write to s3://, gs:// or az://")
+
+
+def open_store(
+    url: Url | str, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S, writes: bool = False
+) -> Store:
     """Opens a store. Nothing is sent yet.
 
     obstore, which it uses, hangs in a process that was forked after its use: open stores only in processes that fork
@@ -208,9 +221,11 @@ def open_store(url: Url | str, *, allow_http: bool | None = None, timeout: float
         url: Its URL.
         allow_http: True to talk to it without encryption; None takes ``AWS_ALLOW_HTTP`` from the environment.
         timeout: Seconds that each call goes on trying without an answer.
+        writes: True for a store that will be written.
 
     Raises:
-        StoreError: if obstore is not installed, or the URL is without encryption and that is not allowed.
+        StoreError: if obstore is not installed, the URL is without encryption and that is not allowed, or a web server
+            is to be written.
         ArgumentError: as :meth:`Url.parse`.
     """
     try:
@@ -222,4 +237,7 @@ def open_store(url: Url | str, *, allow_http: bool | None = None, timeout: float
             f"{url if isinstance(url, Url) else Url.parse(url)}: object stores need the package obstore: "
             "pip install 'feeder-data[remote]'"
         ) from None
-    return ObjectStore(Url.parse(url) if isinstance(url, str) else url, allow_http=allow_http, timeout=timeout)
+    url = Url.parse(url) if isinstance(url, str) else url
+    if writes:
+        refuse_web_server(url)
+    return ObjectStore(url, allow_http=allow_http, timeout=timeout)

@@ -21,6 +21,7 @@ from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path, shown_place
+from feeder.shard.write.column_types import refuse_other_types
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
@@ -58,7 +59,8 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
         The result; its totals are those of the whole set.
 
     Raises:
-        SourceError: if the source can't be read as a whole, or its labels do not fit the set's.
+        SourceError: if the source can't be read as a whole, or its labels or the types of its columns do not fit those
+            of the set.
         ShardError: if the folder has no finished set, or can't be written.
         FormatError: if the set is damaged, or its index is of version 1.
     """
@@ -117,6 +119,7 @@ class _Append:
             raise no_image(source, source.rejected)
         first_digest = source.digest()  # before its labels are the set's
         classes = self._join_classes()
+        refuse_other_types(self._folder, self._index, source)
         run = Run(
             *(self._folder, source, self._options, self._progress, self._started),
             first_shard=len(manifest.shards),

@@ -18,10 +18,11 @@ from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import INDEX_SUFFIX
 from feeder.shard.source.open import source_kind
-from feeder.shard.source.remote import RemoteSource, list_objects, named_objects
+from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import TAR_SUFFIXES, open_stored_tars, open_tars
+from feeder.shard.store.store import refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import HashedShard, index_path, write_set
@@ -74,6 +75,7 @@ def index_tars(
     """
     progress = progress or Progress()
     if is_remote(pattern):
+        refuse_web_server(Url.parse(split_url(pattern)[0].partition("{")[0].partition("*")[0]))
         with tempfile.TemporaryDirectory(prefix="feeder-tars-") as copies:
             stored = _stored_tars(pattern, image_field, columns, copies)
             place = stored.store.url.joined(INDEX_NAME) if out is None else Url.parse(out)

@@ -105,6 +105,26 @@ class OutputFolder:
         """Returns True if the set has a file of a name."""
         return os.path.exists(self.file(name))
 
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Returns a range of one of the set's files.
+
+        Raises:
+            OSError: if it can't be read.
+            StoreError: if the store can't be read.
+        """
+        with open(self.file(name), "rb", opener=open_regular) as file:
+            return os.pread(file.fileno(), end - start, start)
+
+    @contextlib.contextmanager
+    def borrowed(self, name: str, size_bytes: int) -> Iterator[str]:
+        """Returns the path of the first bytes of one of the set's files, for the duration of the context.
+
+        Args:
+            name: The file.
+            size_bytes: Number of the bytes; there may be more.
+        """
+        yield self.file(name)
+
     def part(self, name: str) -> str:
         """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)

@@ -15,6 +15,7 @@ from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.sealed_head import damaged
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
 from feeder.shard.store.store import RANGE_BYTES, Store, download, open_store
 from feeder.shard.store.url import Url, is_remote, local_path
@@ -24,6 +25,9 @@ from feeder.system.files import exclusive_lock
 __all__ = ["SetCopy"]
 
 _REQUESTS = 16  # at once
+# The most of an index's whole size beside its core, which has 26 bytes a sample or more: the steps of an image of
+# 65,535 rows take 16 KiB.
+_WHOLE_TIMES = 1024
 
 
 class SetCopy:
@@ -95,7 +99,7 @@ class SetCopy:
             with exclusive_lock(os.path.join(folder, ".lock")):
                 yield cls(folder, place)
             return
-        store = open_store(place)
+        store = open_store(place, writes=True)
         with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, StoreLock.held(store) as lock:
             copy = cls(folder, str(store.url), store, lock)
             with copy._shown_in_errors():
@@ -209,7 +213,11 @@ class _StoreMirror:
     def _fetch(self, name: str, size_bytes: int) -> _Descriptor:
         with tempfile.TemporaryFile(dir=self._folder) as file:
             if self._whole:
-                size_bytes = self._store.size(name).size_bytes
+                found = self._store.size(name).size_bytes
+                if not size_bytes <= found <= _WHOLE_TIMES * size_bytes:
+                    reason = f"it has {found:,} bytes, expected {size_bytes:,} before its optional groups"
+                    raise damaged(self._store.url.object(name), reason)
+                size_bytes = found
             for start in range(0, size_bytes, RANGE_BYTES):
                 file.write(self._store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
             file.flush()

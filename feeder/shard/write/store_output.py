@@ -47,7 +47,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
             yield folder
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
-        output = StoreOutput(open_store(out), scratch, force=force)
+        output = StoreOutput(open_store(out, writes=True), scratch, force=force)
         if appends:
             output.refuse_unfinished()
         else:
@@ -69,7 +69,7 @@ def previewed_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]
         yield OutputFolder(local_path(out), force=force)
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
-        output = StoreOutput(open_store(out), scratch, force=force)
+        output = StoreOutput(open_store(out, writes=True), scratch, force=force)
         output.fetch(with_parts=False)
         yield output
 
@@ -125,6 +125,16 @@ class StoreOutput(OutputFolder):
 
     def has(self, name: str) -> bool:
         return self._entry(name) is not None
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        return bytes(self.store.get(name, start, end))
+
+    @contextlib.contextmanager
+    def borrowed(self, name: str, size_bytes: int) -> Iterator[str]:
+        with tempfile.NamedTemporaryFile(prefix="feeder-index-") as file:
+            file.write(self.read(name, 0, size_bytes))
+            file.flush()
+            yield file.name
 
     def publish(self, *paths: str) -> None:
         """Puts finished files into the store, in this order."""

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from bench.remote_runs.opening import ShardNames
 from feeder.errors import FormatError
-from feeder.order.shard_sizes import EqualSizes
+from feeder.order.lanes import Lanes
+from feeder.order.sample_order import Order
+from feeder.order.shard_sizes import EqualSizes, compact_sizes
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.open_index import open_index
@@ -21,6 +24,7 @@ from feeder.shard.format.sealed_head import read_head, sealed
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from tests.support.mirrors import StrictMirror
+from tests.support.shard_sets import change_rows
 
 INFO = SetInfo(("jpg", "cls"), ("cat", "dog"), (), 10, 1, False, "0" * 32)
 SIZES = (5, 3, 4, 4, 9, 2, 1)
@@ -133,7 +137,7 @@ def test_a_hostile_head_is_refused(tmp_path: Path, change: dict[str, Any]) -> No
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("is_equal", [True, False])
+@pytest.mark.parametrize("is_equal", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path, is_equal: bool) -> None:
     size, shards = 2400, 4_166_667
     builder = IndexBuilder()
@@ -165,11 +169,15 @@ def test_ten_billion_samples_open_at_once_in_little_memory(tmp_path: Path, is_eq
         assert found.shard_ids(shards - 1)[-1] == samples - 1
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
         mirror.calls.clear()
-        counts = found.shard_counts()
+        before = tracemalloc.get_traced_memory()[0]
+        counts = compact_sizes(found.shard_counts())
         assert isinstance(counts, EqualSizes) == is_equal
-        assert (counts.samples if isinstance(counts, EqualSizes) else counts.sum()) == samples
+        assert counts.samples == samples
         assert len(mirror.calls) == (0 if is_equal else 1)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        order = Order(samples, 0, Lanes(block=256), counts)
+        assert len(np.unique(order.ids(1, np.arange(1 << 17)))) == 1 << 17  # of all lanes
+        assert tracemalloc.get_traced_memory()[0] - before < (1 if is_equal else 14) << 20
     finally:
         tracemalloc.stop()
     (tmp_path / "index.bin").unlink()
@@ -198,3 +206,51 @@ def test_a_mirror_is_asked_once_for_what_is_read_of_many_pages(tmp_path: Path, e
     assert np.asarray(found.shard_sizes()).tolist() == rows["samples"].tolist()
     found.locate(np.arange(found.samples))  # more pages than are kept
     assert found.locate(np.array([0, found.samples - 1]))[0].tolist() == [0 if equal else 1, 2999]
+
+
+@pytest.mark.parametrize(
+    ("name", "magic", "claimed"), [("index.bin", HEADER_MAGIC, 65 << 20), ("a.fidx", b"FEEDERFX", 5 << 20)]
+)
+def test_a_head_that_claims_more_than_it_can_need_is_not_read(
+    tmp_path: Path, name: str, magic: bytes, claimed: int
+) -> None:
+    path = tmp_path / name
+    with open(path, "wb") as file:
+        file.write(magic + claimed.to_bytes(8, "little") + bytes(16))
+        file.truncate(1 << 28)
+    mirror = StrictMirror(tmp_path, tmp_path / "mirror")
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match=rf"{name}: damaged: its head would have {claimed:,} bytes"):
+            SetHeader(mirror.index, mirror) if name == "index.bin" else ShardIndex(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert max((end for call in mirror.calls for _, _, end in call), default=0) <= 32
+
+
+def test_a_head_that_no_reader_would_take_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"4,.* bytes of names, expected at most 4,194,304: use fewer or shorter"):
+        sealed(b"FEEDERFX", {"fields": ["x" * 61] * (1 << 16)})
+    classes = dataclasses.replace(INFO, classes=tuple(f"class {k}" for k in range(300_000)))
+    write_header(str(tmp_path / "index.bin"), classes, np.zeros(1, ROW), ["a.tar"])
+    assert SetHeader(str(tmp_path / "index.bin")).info.classes == classes.classes
+
+
+def test_an_index_larger_than_its_samples_can_need_is_refused(tmp_path: Path) -> None:
+    def claim(rows: npt.NDArray[Any]) -> None:
+        rows["index_bytes"][1] = 20 << 20
+
+    rows = np.zeros(3, ROW)
+    rows["samples"], rows["size_bytes"], rows["index_bytes"] = 5, 1 << 20, 4000
+    path = str(tmp_path / "index.bin")
+    write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
+    assert SetHeader(path).shard(1).index_bytes == 4000
+    claim(rows)
+    with pytest.raises(FormatError, match=r"b\.tar: its index has 20,971,520 bytes for 5 samples"):
+        write_header(path, INFO, rows, ["a.tar", "b.tar", "c.tar"])
+    change_rows(path, claim)
+    found = SetHeader(path)
+    for read_it in (lambda: found.shard(0), found.rows, found.extent, lambda: found.file_sizes(np.array([2]))):
+        with pytest.raises(FormatError, match=r"index\.bin: damaged: shard 1 would have an index of 20,971,520 bytes"):
+            read_it()
