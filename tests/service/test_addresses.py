@@ -12,7 +12,6 @@ from feeder.service.server_options import node_address
 from tests.support.gil import need
 from tests.support.service import ServiceServer
 
-
 PRIVATE = ("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.9", "169.254.7.7", "100.64.0.1", "::ffff:10.1.2.3")
 
 
