@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from feeder.service import scheduler as scheduler_module
+from feeder.service.client import Client
 from feeder.service.frames import Kind
 from feeder.service.makers import Answer
 from feeder.service.part_queue import Task
@@ -86,10 +87,11 @@ class Trial:
 
     def ask(self, scheduler: Scheduler) -> None:
         """Asks for the next parts."""
-        credit = scheduler.credit(self)["credit"]  # type: ignore[arg-type]
+        client = cast(Client, self)
+        credit = scheduler.credit(client)["credit"]
         while self._next < EPOCH and self.owed < credit:
             numbers = np.array([self._next, self._next, 0], np.int64).tobytes()
-            scheduler.take_part(self, {"number": self._next, "epoch": 0}, numbers)  # type: ignore[arg-type]
+            scheduler.take_part(client, {"number": self._next, "epoch": 0}, numbers)
             self._next += 1
 
 
@@ -105,18 +107,18 @@ class Simulation:
         monkeypatch.setattr(scheduler_module, "Makers", OneTick)
         options = ServerOptions(("/",), CORES, "token", window_bytes=WINDOW * PART_BYTES)
         self._scheduler = Scheduler(options, selectors.DefaultSelector())
-        self._makers: Any = self._scheduler.makers
+        self._makers = cast(OneTick, self._scheduler.makers)
         self._trials: list[Trial] = []
-        self.made: Counter[str] = self._makers.made
+        self.made = self._makers.made
         self.after_tick: Callable[[], object] = lambda: None
 
     def add(self, job: str, work: bytes = b"the trials'") -> Trial:
         """Adds a trial."""
-        trial: Any = Trial(job)
-        self._scheduler.add(trial)
-        self._scheduler.take_work(trial, work)
+        trial = Trial(job)
+        self._scheduler.add(cast(Client, trial))
+        self._scheduler.take_work(cast(Client, trial), work)
         self._trials.append(trial)
-        return trial  # type: ignore[no-any-return]
+        return trial
 
     def tick(self) -> None:
         for trial in self._trials:

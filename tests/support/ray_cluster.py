@@ -74,6 +74,11 @@ class RayCluster:
         self._ask("kill", node)
         self.nodes.remove(node)
 
+    def kill_nodes(self) -> None:
+        """Kills all nodes."""
+        for node in list(self.nodes):
+            self.kill_node(node)
+
     def wait_for_nodes(self) -> None:
         """Returns once the cluster knows which nodes were killed."""
         self._ask("wait")
