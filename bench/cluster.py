@@ -71,7 +71,7 @@ def timed(arguments: list[str], out: Path) -> float:
 
 def main() -> None:
     options = arguments(
-        __doc__, "cluster", smoke={"kills": 1, "shards": 8, "gigabytes": 0.0, "repeats": 1},
+        __doc__, "cluster", smoke={"kills": 3, "shards": 8, "gigabytes": 0.0, "repeats": 1},
         images=None, kills=50, shards=40, gigabytes=2.0, repeats=5, seed=0, scratch="",
     )  # fmt: skip
     images = Path(options.images).resolve()

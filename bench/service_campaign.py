@@ -9,10 +9,16 @@ server killed, server stalled   by SIGKILL and SIGSTOP
 process killed                  that makes parts
 link vanished                   a connection over which nothing comes any more, and which nobody has ended
 relay killed                    the loader's process that talks to servers
+combined link, server, relay    the link vanishes, and then server and relay are killed, in one epoch
 helper killed, node killed      in a Ray cluster of two nodes; the loader has no worker of its own
-head killed                     with one; epochs go on for --head-seconds. 0: nothing of Ray
+combined helper, node           both are killed in one epoch
+head killed                     with a worker; epochs go on for --head-seconds. 0: nothing of Ray
+combined head, servers          all nodes are killed after the head: epochs go on by the local worker alone
 
-It fails if a pause after the loss of a node is longer than 2 s, but with --smoke.
+After the last of them a loader with service_only=True must end in the error that names the service. The fuzz test sends
+--messages messages, most of them malformed, to a server.
+
+It fails if a pause after the loss of a node is longer than 2 s, but with --smoke, which takes two minutes.
 
     python -m bench.service_campaign --shards SHARDS [--size 224] [--batch 64] [--seconds 10] [--repeats 5]
         [--head-seconds 180] [--messages 1000000] [--json OUT]
@@ -46,7 +52,24 @@ from tests.support.service import ServiceServer
 
 _EPOCHS = 3
 _LOST_NODE_S = 2.0  # the longest pause that the loss of a node may take
-_LOSSES = ("server killed", "server stalled", "link vanished", "node killed")
+_WITHOUT_RAY = (
+    "server killed",
+    "server stalled",
+    "process killed",
+    "link vanished",
+    "relay killed",
+    "combined link, server, relay",
+)
+_LOSSES = (
+    "server killed",
+    "server stalled",
+    "link vanished",
+    "combined link, server, relay",
+    "node killed",
+    "combined helper, node",
+    "combined head, servers",
+)
+_ALONE_S = 10.0  # that a loader without local parts waits for a server
 _FUZZ = "tests/service/test_server.py::test_random_messages_cost_connections_and_never_a_server"
 
 
@@ -108,39 +131,76 @@ def server_pause(options: Any, folder: Path, expected: list[str], kind: str) -> 
         while not server.parts():  # it has opened the set, and the loader knows it
             epoch(one, number)
             number += 1
+
+        def kill_relay() -> None:
+            os.kill(one.worker_pids()[-1], signal.SIGKILL)
+
+        def end_all() -> None:
+            proxy.swallow()
+            server.kill()
+            kill_relay()
+
         faults: dict[str, Callable[[], object]] = {
             "server killed": server.kill,
             "server stalled": lambda: server.signal(signal.SIGSTOP),
             "process killed": lambda: os.kill(process_tree(server.process.pid)[-1], signal.SIGKILL),
             "link vanished": proxy.swallow,
-            "relay killed": lambda: os.kill(one.worker_pids()[-1], signal.SIGKILL),
+            "relay killed": kill_relay,
+            "combined link, server, relay": end_all,
         }
         return longest_pause(one, expected, faults[kind], options.seconds)
 
 
-def ray_pauses(options: Any, expected: list[str]) -> dict[str, float]:
-    """Returns the longest pauses after the ends of the helper, a node and the head."""
+def ray_pauses(options: Any, expected: list[str]) -> tuple[dict[str, float], float]:
+    """Returns the longest pauses after the ends of the helper, a node and the head, also in combination, and the time
+    after which a loader that makes no part locally ends in its error."""
     found: dict[str, float] = {}
     cluster = RayCluster()
     try:
-        nodes = [cluster.add_node() for _ in range(2)]
+        for _ in range(2):
+            cluster.add_node()
         _serve(cluster, "--root", str(Path(options.shards).parent), "--cpus", "1")
-        alone: dict[str, Any] = {"num_workers": 0, "service_only": True}
-        with contextlib.closing(loader(options, service=f"feeder@{cluster.address}", **alone)) as one:
-            _run_until_served(one, cluster, len(nodes))
+        service = f"feeder@{cluster.address}"
+        alone = loader(options, 0, service=service, service_only=True, timeout=_ALONE_S)
+        with contextlib.closing(loader(options, 0, service=service, service_only=True)) as one:
+            _run_until_served(one, cluster, 2)
 
             def kill_helper() -> None:
                 (helper,) = process_tree(one.worker_pids()[-1])[1:2]
                 os.kill(helper, signal.SIGKILL)
 
+            def kill_node() -> None:
+                cluster.kill_node(cluster.nodes[0])
+
+            def kill_both() -> None:
+                kill_helper()
+                kill_node()
+
             found["helper killed"] = longest_pause(one, expected, kill_helper, options.seconds)
-            found["node killed"] = longest_pause(one, expected, lambda: cluster.kill_node(nodes[0]), options.seconds)
-        with contextlib.closing(loader(options, service=f"feeder@{cluster.address}")) as one:
-            _run_until_served(one, cluster, 1)
+            found["node killed"] = longest_pause(one, expected, kill_node, options.seconds)
+            cluster.add_node()
+            _run_until_served(one, cluster, 2)
+            found["combined helper, node"] = longest_pause(one, expected, kill_both, options.seconds)
+        with contextlib.closing(loader(options, service=service)) as one, contextlib.closing(alone):
+            for each in (one, alone):
+                _run_until_served(each, cluster, 1)
             found["head killed"] = longest_pause(one, expected, cluster.kill_head, options.head_seconds)
-        return found
+            found["combined head, servers"] = longest_pause(one, expected, cluster.kill_nodes, options.seconds)
+            return found, _named_error_s(alone)
     finally:
         cluster.close()
+
+
+def _named_error_s(alone: Any) -> float:
+    """Returns the time in which an epoch without any server ends in the error that says so."""
+    began_s = time.monotonic()
+    try:
+        epoch(alone, 0)
+    except feeder.ServiceError as error:
+        if f"was there for {_ALONE_S:g} s" not in str(error):
+            raise
+        return time.monotonic() - began_s
+    raise SystemExit("an epoch ended that no server has made, with service_only=True")
 
 
 def _serve(cluster: RayCluster, *options: str) -> str:
@@ -169,7 +229,7 @@ def main() -> None:
     options = arguments(
         __doc__,
         "service_campaign",
-        smoke={"size": 32, "batch": 8, "seconds": 1.0, "repeats": 1, "head_seconds": 1.0, "messages": 500},
+        smoke={"size": 32, "batch": 8, "seconds": 2.0, "repeats": 2, "head_seconds": 1.0, "messages": 50_000},
         shards=None,
         size=224,
         batch=64,
@@ -181,24 +241,26 @@ def main() -> None:
     options.shards = os.path.abspath(options.shards)
     with contextlib.closing(loader(options)) as local:
         expected = [epoch(local, number) for number in range(_EPOCHS)]
-    kinds = ("server killed", "server stalled", "process killed", "link vanished", "relay killed")
-    pauses: dict[str, list[float]] = {kind: [] for kind in kinds}
+    pauses: dict[str, list[float]] = {kind: [] for kind in _WITHOUT_RAY}
     with tempfile.TemporaryDirectory() as name:
         for _ in range(options.repeats):
-            for kind in kinds:
+            for kind in _WITHOUT_RAY:
                 pauses[kind].append(server_pause(options, Path(name), expected, kind))
+    results: dict[str, Any] = {}
     if options.head_seconds and importlib.util.find_spec("ray") is not None:
-        pauses |= {kind: [value] for kind, value in ray_pauses(options, expected).items()}
+        found, error_s = ray_pauses(options, expected)
+        pauses |= {kind: [value] for kind, value in found.items()}
+        results["named_error_s"] = spread([error_s])
     fuzz = [sys.executable, "-m", "pytest", "-q", "-o", "timeout=0", _FUZZ]
     environment = {**os.environ, "FEEDER_FUZZ_MESSAGES": str(options.messages)}
     subprocess.run(fuzz, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
-    results = {
+    results |= {
         "longest_pause_s": {kind: spread(values) | {"worst": max(values)} for kind, values in pauses.items()},
         "fuzz_messages": options.messages,
         "options": {"size": options.size, "batch": options.batch, "head_seconds": options.head_seconds},
     }
     for kind, values in pauses.items():
-        print(f"{kind:16} longest pause {max(values):.2f} s")
+        print(f"{kind:28} longest pause {max(values):.2f} s")
     print(f"{options.messages} messages of a fuzz test cost connections only")
     print(f"written to {save('service_campaign', results, options.json)}")
     slow = [kind for kind in _LOSSES if max(pauses.get(kind, [0.0])) > _LOST_NODE_S]

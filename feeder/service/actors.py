@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from feeder.service.metrics import serve_metrics
 from feeder.service.server import Server
-from feeder.service.server_options import ServerOptions, is_any_address
+from feeder.service.server_options import ServerOptions, is_any_address, node_address
 
 __all__ = ["NAMESPACE", "Registry", "registry_name", "server_name"]
 
@@ -165,7 +165,7 @@ class NodeServer:
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
         node_host = ray.util.get_node_ip_address()
-        host = options["host"] or node_host
+        host = options["host"] or node_address(node_host)
         fixed = {key: options[key] for key in ("cores", "window_bytes", "job_cores", "cache_dir", "tcp_only")}
         self._server = Server(
             ServerOptions(

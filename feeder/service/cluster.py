@@ -81,7 +81,8 @@ def start(
         nodes: Largest number of nodes; None: all that have so many cores. One whose cores others use for half a
             minute is left out, and tried again later.
         address: The cluster, as ``ray.init`` takes it. A process that has joined one stays there.
-        host: The address that servers listen on; None: the node's in the cluster.
+        host: The address that servers listen on; None: the node's in the cluster, where that is no public one. With
+            "0.0.0.0" they listen on all addresses of a node.
         window_bytes: Memory of each node for finished parts that other trials may want, too.
         job_cores: Most cores of a node that one job gets at a time; None: all that the others leave.
         cache_dir: Cache of remote sets on each node; None: the default.

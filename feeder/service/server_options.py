@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
-__all__ = ["ServerOptions", "is_any_address"]
+from feeder.errors import ArgumentError
+
+__all__ = ["ServerOptions", "is_any_address", "node_address"]
 
 
 def is_any_address(host: str) -> bool:
@@ -14,6 +16,28 @@ def is_any_address(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name
         return False
+
+
+def node_address(address: str) -> str:
+    """Returns the address that a node's server listens on unless another one is named: the node's in the cluster.
+
+    Args:
+        address: The node's address there: private, link-local, the machine's own, or one of a carrier's NAT.
+
+    Raises:
+        ArgumentError: for a public one.
+    """
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:  # a name
+        return address
+    mapped = getattr(found, "ipv4_mapped", None)
+    if (mapped or found).is_global:
+        raise ArgumentError(
+            f"its address in the cluster, {address}, is public, and pixels travel unencrypted: give it a private one "
+            "(ray start --node-ip-address), or say where to listen (--host, host=; 0.0.0.0: at all of its addresses)"
+        )
+    return address
 
 
 @dataclass(frozen=True)

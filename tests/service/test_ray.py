@@ -185,6 +185,21 @@ def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
     assert "images/s" in serve(cluster, "--status")
 
 
+def test_the_token_is_in_no_log_and_no_output(root: Path, cluster: RayCluster) -> None:
+    one = loader(root, cluster, service_only=True)
+    copied_epoch(one)
+    one.close()
+    code = (
+        f"from feeder.service import cluster\nprint(cluster.directory('feeder', address={cluster.address!r})['token'])"
+    )
+    token = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert len(token.strip()) == 64
+    shown = serve(cluster, "--status") + serve(cluster, "--status", "--json")
+    logs = [path.read_bytes() for path in Path(cluster.folder).rglob("*") if path.is_file()]
+    assert sum(map(len, logs)) > 10_000
+    assert not any(token.strip().encode() in text for text in (shown.encode(), *logs))
+
+
 def test_a_node_the_helper_and_the_relay_fail_together(
     root: Path, cluster: RayCluster, expected: list[list[Any]]
 ) -> None:

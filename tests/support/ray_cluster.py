@@ -36,15 +36,16 @@ class RayCluster:
 
     Attributes:
         address: Its address.
+        folder: Its folder, with all logs.
         nodes: Ids of the nodes that were added and not killed.
     """
 
     def __init__(self) -> None:
         need("ray")
-        self._folder = tempfile.mkdtemp(prefix="feeder-ray-", dir="/tmp")  # paths of sockets must be short
-        with open(os.path.join(self._folder, "log"), "wb") as log:
+        self.folder = tempfile.mkdtemp(prefix="feeder-ray-", dir="/tmp")  # paths of sockets must be short
+        with open(os.path.join(self.folder, "log"), "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.ray_cluster", self._folder],
+                [sys.executable, "-m", "tests.support.ray_cluster", self.folder],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -73,6 +74,11 @@ class RayCluster:
         self._ask("kill", node)
         self.nodes.remove(node)
 
+    def kill_nodes(self) -> None:
+        """Kills all nodes."""
+        for node in list(self.nodes):
+            self.kill_node(node)
+
     def wait_for_nodes(self) -> None:
         """Returns once the cluster knows which nodes were killed."""
         self._ask("wait")
@@ -88,7 +94,7 @@ class RayCluster:
         self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ask(self, *command: Any) -> Any:
         assert self._process.stdin is not None
@@ -100,7 +106,7 @@ class RayCluster:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            with open(os.path.join(self._folder, "log"), errors="replace") as log:
+            with open(os.path.join(self.folder, "log"), errors="replace") as log:
                 raise RuntimeError(f"the cluster has ended: {log.read()[-4000:]}")
         return json.loads(line)
 

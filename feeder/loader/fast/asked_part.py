@@ -11,7 +11,6 @@ from feeder.loader.slots.image_slots import SlotView
 
 __all__ = ["AskedPart", "PartRequest", "answer_limit_s"]
 
-_FIRST_LIMIT_S = 1.0  # for an answer, before any is known
 _LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
 
 
@@ -57,10 +56,18 @@ class PartRequest:
     arrays: Arrays = field(default_factory=list)
 
 
-def answer_limit_s(link: ServerLink[PartRequest]) -> float:
-    """Returns the time after which a server's answer to a part is late: three times its usual time, at most a second
-    more than that."""
-    usual_s = link.usual_s
+def answer_limit_s(usual_s: float, *, is_worker_free: bool) -> float:
+    """Returns the time after which a server's answer to a part is late, and the part is made elsewhere, too.
+
+    Args:
+        usual_s: The time that its answers take, lately; 0 before the first one.
+        is_worker_free: True if somebody here has nothing else to make.
+
+    Returns:
+        Three times the usual time, at most a second. If nobody is free, at most a second more than the usual time: a
+        local worker would make the part in place of another one, and servers of slow parts would be of no use.
+    """
     if not usual_s:
-        return _FIRST_LIMIT_S
-    return max(_LEAST_LIMIT_S, min(_LATE * usual_s, usual_s + _MOST_LATE_S))
+        return _MOST_LATE_S
+    most_s = _MOST_LATE_S if is_worker_free else usual_s + _MOST_LATE_S
+    return max(_LEAST_LIMIT_S, min(_LATE * usual_s, most_s))

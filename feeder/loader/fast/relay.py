@@ -191,7 +191,7 @@ class _Relay:
         numbers = [memoryview(each.view("uint8")) for each in asked.view.samples]  # type: ignore[arg-type]
         asked.requests.append((link, link.ask(request, asked.part.epoch, numbers, asked.view.image_size)))
         asked.since_s = time.monotonic()
-        self._late_s = min(self._late_s, asked.since_s + answer_limit_s(link))
+        self._late_s = min(self._late_s, asked.since_s + answer_limit_s(link.usual_s, is_worker_free=True))
 
     def _cancel(self, asked: AskedPart) -> None:
         """Takes back all requests for a part."""
@@ -274,14 +274,20 @@ class _Relay:
 
     def _is_late(self, asked: AskedPart, now: float) -> bool:
         """Returns True for a part that is unanswered for too long, whose server gets no others until it answers
-        something; else notes when it will be."""
+        something; else notes when it may be."""
         link, _ = asked.requests[-1]
-        limit_s = answer_limit_s(link)
+        limit_s = answer_limit_s(link.usual_s, is_worker_free=True)
+        if now - asked.since_s >= limit_s and not self._is_worker_free():
+            limit_s = answer_limit_s(link.usual_s, is_worker_free=False)
         if now - asked.since_s < limit_s:
             self._late_s = min(self._late_s, asked.since_s + limit_s)
             return False
         link.is_late = True
         return True
+
+    def _is_worker_free(self) -> bool:
+        """Returns True if there is a local worker for another part than those that were handed back."""
+        return not self._options.only and self._claims.free_workers() > len(self._returned)
 
     def _ask_further(self, asked: AskedPart, now: float) -> None:
         """Asks a server for a part that has none, or another one for a late part."""

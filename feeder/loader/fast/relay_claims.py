@@ -37,6 +37,10 @@ class Claims:
                     os.eventfd_write(self._board.event, 1)
         return part
 
+    def free_workers(self) -> int:
+        """Returns the number of the local workers that would make another part now."""
+        return self._board.idle(self._local_workers) - self._board.fresh()[1]
+
     def _are_left_to_local_workers(self) -> bool:
         """Returns True if idle local workers are about to take all parts that wait."""
         if not self._local_workers:

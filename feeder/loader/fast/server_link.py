@@ -198,6 +198,8 @@ class ServerLink(Generic[R]):
         if self._is_connected and not self.lost and self._sender.unsent_bytes:
             try:
                 self._sender.flush()
+            except ConnectionError:
+                pass  # which is found by the next read, after what the server has said last, such as a refusal
             except OSError as error:
                 self.lost = f"is gone: {error}"
 

@@ -75,7 +75,11 @@ def add(commands: Any) -> None:
         help="resource of Ray that each server takes from its node, such as memory=8GiB; may be given several times",
     )
     command.add_argument(
-        "--host", default=None, metavar="ADDRESS", help="address to listen on (default: the node's in the cluster)"
+        "--host",
+        default=None,
+        metavar="ADDRESS",
+        help="address to listen on (default: the node's in the cluster unless it is public, 127.0.0.1 with --file); "
+        "0.0.0.0 for all of a node's",
     )
     command.add_argument(
         "--file",
