@@ -1,9 +1,11 @@
 """Clients of obstore: options, certificates and credentials, as other tools take them from the environment.
 
 Note [Redirects]
-obstore follows redirects. On the way to another host it drops the signature, but not a session's token, and nothing
-can tell it to stop. So stores with credentials get a proxy at an address where nobody listens, for all hosts but their
-own: a redirect to any other host fails there. Where the environment names a proxy for the store, that one is kept.
+obstore follows redirects. On the way to another host it drops the signature, but not a session's token of S3, nor a
+signature of Azure, which is part of the URL that referred there; and nothing can tell it to stop. So stores with such
+credentials get a proxy at an address where nobody listens, for all hosts but their own and those that give credentials:
+a redirect to any other host fails there. Where the environment names a proxy for the store, that one is kept, and it
+may pass a redirect on.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import datetime
 import os
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from obstore.store import AzureStore, GCSStore, HTTPStore, S3Store
@@ -31,8 +34,11 @@ _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
 _REQUEST_S = 60
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
-# Give credentials to the containers of ECS, and to instances.
-_CONTAINERS, _INSTANCES = "169.254.170.2", "http://169.254.169.254"
+# Give credentials to the containers of ECS, to instances, and to users of Azure.
+_CONTAINERS, _INSTANCES = "http://169.254.170.2", "http://169.254.169.254"
+_AUTHORITY = "https://login.microsoftonline.com"
+_AUTHORITIES = ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_AUTHORITY_HOST", "AZURE_IDENTITY_ENDPOINT", "AZURE_MSI_ENDPOINT",
+                "IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FABRIC_TOKEN_SERVICE_URL")  # fmt: skip
 
 
 def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
@@ -73,6 +79,9 @@ def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
         return GCSStore(url.place, prefix=prefix, **base, **common)  # type: ignore[arg-type]
     if url.scheme == "az":
         endpoint = {"endpoint": url.endpoint} if url.endpoint else {}
+        if url.service:  # else it is an emulator
+            fabric = url.service.replace("core.windows.net", "fabric.microsoft.com")
+            options.update(_guard(url.service, [fabric, _AUTHORITY, *map(os.environ.get, _AUTHORITIES)]))
         return AzureStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
     config: dict[str, Any] = {}
     if url.service:  # obstore knows not all of the names that boto3 has for it
@@ -81,7 +90,10 @@ def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
     region = url.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or region
     if region:
         config["region"] = region
-    options.update(_guard(url, region or "us-east-1"))
+    region = region or "us-east-1"
+    sts = os.environ.get("AWS_STS_ENDPOINT") or f"https://sts.{region}.amazonaws.com"
+    givers = [sts, _CONTAINERS, *map(os.environ.get, ("AWS_METADATA_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))]
+    options.update(_guard(url.service or f"https://s3.{region}.amazonaws.com", givers))
     return S3Store(url.place, prefix=prefix, credential_provider=provider, **config, **common)
 
 
@@ -116,16 +128,16 @@ def _profile(url: Url) -> tuple[Any, str]:
         raise StoreError(f"{url}: {asked} can't be used: {error}") from None
 
 
-def _guard(url: Url, region: str) -> dict[str, str]:
-    """Returns the options that keep redirects from other hosts; see Note [Redirects]."""
-    host = urllib.parse.urlsplit(url.service).hostname or f"s3.{region}.amazonaws.com"
+def _guard(service: str, givers: Iterable[str | None]) -> dict[str, str]:
+    """Returns the options that keep redirects from other hosts; see Note [Redirects].
+
+    Args:
+        service: Base URL of the store.
+        givers: Base URLs of what gives credentials, beside the metadata of an instance.
+    """
+    host = urllib.parse.urlsplit(service).hostname or ""
     proxies = urllib.request.getproxies_environment()
     if (proxies.get("https") or proxies.get("http") or proxies.get("all")) and not urllib.request.proxy_bypass(host):
         return {}
-    providers = [
-        os.environ.get("AWS_STS_ENDPOINT") or f"https://sts.{region}.amazonaws.com",
-        os.environ.get("AWS_METADATA_ENDPOINT") or _INSTANCES,
-        os.environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", ""),
-    ]
-    own = [host, _CONTAINERS, *filter(None, (urllib.parse.urlsplit(each).hostname for each in providers))]
-    return {"proxy_url": f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(own)}
+    own = [host, *(urllib.parse.urlsplit(each).hostname for each in (_INSTANCES, *givers) if each)]
+    return {"proxy_url": f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(filter(None, own))}

@@ -113,6 +113,21 @@ def test_credentials_do_not_follow_a_redirect_to_another_host(
     assert second.headers == []
 
 
+def test_a_signature_of_azure_does_not_follow_a_redirect_to_another_host(
+    servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is part of the URL that referred there."""
+    first, second = servers
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", "sv=2023-01-03&sig=SIGNATURE")
+    store = open_store(f"az://container/set?endpoint=http://127.0.0.1:{first.server_port}", allow_http=True)
+    with pytest.raises(StoreError, match="redirects to another host, which must not get the credentials"):
+        store.get("x", 0, 1)
+    assert (len(first.headers), second.headers) == (1, [])
+
+
 def test_a_web_server_may_redirect_and_gets_no_credentials(
     servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
