@@ -132,13 +132,16 @@ def test_a_search_over_a_service_has_the_results_of_one_without(
     )
     assert len(found) == 3
     assert found.keys() == expected.keys()
+    compared = 0
     for lr, (width, epochs) in found.items():
         assert width == expected[lr][0]
         assert lr[:5] in out
-        # ASHA stops trials by those that came before. A trial that went on has no earlier epochs in Ray's file.
+        # ASHA stops trials by those that came before. A trial that went on has no earlier epochs in Ray's file, so that
+        # it has none in common with one that was stopped before them.
         common = epochs.keys() & expected[lr][1].keys()
-        assert common
         assert all(epochs[epoch] == expected[lr][1][epoch] for epoch in common)
+        compared += bool(common)
+    assert compared >= 2
     before = table(tmp_path / "without")
     run("ray_tune.py", *options, "--name", "without")
     assert table(tmp_path / "without") == before  # of trials that are finished already

@@ -440,11 +440,13 @@ def test_slow_ranges_are_asked_for_twice_within_a_hundredth_of_all_bytes(places:
         held.append(fault(places.set, name, "hold"))
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(fetcher.need, [(name, 0, SHARD) for name in slow])
-        wait_until(lambda: fetcher.stats()["hedges"] >= 10 and set(places.store.held) == set(slow))
-        assert fetcher.stats()["hedges"] == 10
-        assert fetcher.stats()["hedged_bytes"] == 0  # they are only on their way
-        for hold in held:
-            hold.unlink()
+        try:
+            wait_until(lambda: fetcher.stats()["hedges"] >= 10 and set(places.store.held) == set(slow))
+            assert fetcher.stats()["hedges"] == 10
+            assert fetcher.stats()["hedged_bytes"] == 0  # they are only on their way
+        finally:
+            for hold in held:
+                hold.unlink()
         waiting.result()
     assert fetcher.stats()["hedged_bytes"] > 0
 
