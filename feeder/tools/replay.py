@@ -20,7 +20,7 @@ from feeder.order.buckets import Buckets
 from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
-from feeder.transforms.recipe_json import recipe_from_json
+from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
 __all__ = ["as_pixels", "batch_pixels", "loader_of", "read_state", "save_images"]
 
@@ -73,7 +73,8 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
     recipe.
 
     Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
-    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off.
+    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. A state of an
+    older version does not say if the run had a ``mix``, and is taken as without one.
 
     Args:
         path: The set, or a folder of images.
@@ -92,6 +93,8 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
         raise ArgumentError(
             f"the recipe of this run calls a function (Lambda), which a state does not have: {_BY_HAND}"
         )
+    if "mix" in state and state["mix"] is None:
+        raise ArgumentError(f"this run mixed batches by an op of its own, which a state does not have: {_BY_HAND}")
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
@@ -110,6 +113,7 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
         dataset,
         buckets=None if buckets is None else Buckets(sizes=buckets),
         pad=PadToBatch(group_by_aspect=is_grouped) if is_grouped or has_own_sizes else None,
+        mix=mix_from_json(state["mix"]) if "mix" in state else None,
         shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
         backend=state["backend"],

@@ -32,7 +32,7 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.transforms import BUCKET, RandomCrop, Views
+from feeder.transforms import BUCKET, MixUp, RandomCrop, Views
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import to_version_1, write_tar
 
@@ -570,6 +570,16 @@ def test_batches_of_a_saved_state(shards: Path) -> None:
     shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
     assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
     assert "RandomCrop" in page.get("/batch").text
+
+
+def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
+    loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9, mix=MixUp(num_classes=3))
+    batches = list(loader)
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
+    shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
+    assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
 
 
 def test_batches_of_each_rank_of_a_saved_state(shards: Path) -> None:

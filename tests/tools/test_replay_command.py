@@ -153,6 +153,8 @@ VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
     "by epoch": ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))], {}),
     "padded": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77)}),
     "grouped": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77, group_by_aspect=True)}),
+    "mixed": ([T.RandomResizedCrop(8)], {"mix": T.MixUp(alpha=np.float32(0.4))}),
+    "cut": ([T.RandomResizedCrop(8)], {"mix": [T.CutMix(num_classes=1), T.MixUp(num_classes=1)]}),
 }
 
 
@@ -188,6 +190,17 @@ def test_images_of_runs_with_several_sizes_are_written(
             assert np.array_equal(written, image[:, :height, :width])
 
 
+def test_batches_that_an_op_of_the_users_own_mixed_are_not_made_again(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class OwnMixUp(T.MixUp):
+        pass
+
+    (tmp_path / "state.json").write_text(json.dumps(run_of(tree, mix=OwnMixUp()).state_dict()))
+    assert main(["replay", str(tree), "--state", str(tmp_path / "state.json"), "--step", "0"]) == 2
+    assert "mixed batches by an op of its own" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "key", "says"),
     [
@@ -199,13 +212,15 @@ def test_images_of_runs_with_several_sizes_are_written(
         ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
         ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
         ({"consumed": None}, [], "older version of feeder"),
+        ({"mix": None}, [], "mixed batches by an op of its own"),
+        ({"mix": [{"CenterCrop": {"size": [5, 5]}}]}, [], "expected an op of feeder.transforms"),
     ],
 )
 def test_what_a_state_does_not_have_is_named(
     content: Any, key: list[str], says: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = run_of(tree).state_dict()
-    if {"recipe", "spans", "consumed", "fingerprint"} & set(content):
+    if {"recipe", "spans", "consumed", "fingerprint", "mix"} & set(content):
         content = {name: value for name, value in (state | content).items() if name != "consumed" or value is not None}
     else:
         content = {name: value if value == 3 else state for name, value in content.items()}
