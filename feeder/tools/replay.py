@@ -95,6 +95,8 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
         )
     if "mix" in state and state["mix"] is None:
         raise ArgumentError(f"this run mixed batches by an op of its own, which a state does not have: {_BY_HAND}")
+    if "decoded_on" in state:
+        raise ArgumentError(f"this run decoded on a GPU, whose pixels are not those that are made here: {_BY_HAND}")
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")

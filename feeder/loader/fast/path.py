@@ -317,6 +317,8 @@ class FastPath:
         found = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
         if mix := check_mix(self._fixed.mix):
             found["mix"] = _json_of(mix_to_json, mix)
+        if self.decoder is not None and self.decoder.device.type != "cpu":
+            found["decoded_on"] = self.decoder.device.type
         return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
