@@ -68,7 +68,7 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
     return dict(next(iter(inner.values())))
 
 
-def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "apply") -> DataLoader[Any]:
+def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None = None) -> DataLoader[Any]:
     """Returns a loader over a set, in the version that a state is of, which stands at the state, with its order and its
     recipe.
 
@@ -79,7 +79,7 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
     Args:
         path: The set, or a folder of images.
         state: The state.
-        exif_orientation: As the dataset had it.
+        exif_orientation: As the dataset had it, for a state of an older version, which does not say it; None: "apply".
 
     Raises:
         ArgumentError: if the state is of another set, or does not have all that batches were made by.
@@ -103,7 +103,10 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
     recipe = recipe_from_json(state["recipe"])
     if any(view.draws_from_boxes for view in recipe.views):
         raise ArgumentError(f"the recipe of this run draws from boxes, which a state does not name: {_BY_HAND}")
-    dataset = open_dataset(path, recipe, exif_orientation, set_version(state))
+    recorded = state.get("exif_orientation")
+    if recorded is not None and exif_orientation not in (None, recorded):
+        raise ArgumentError(f"this run had exif_orientation={recorded!r}: leave --exif-orientation out")
+    dataset = open_dataset(path, recipe, recorded or exif_orientation or "apply", set_version(state))
     if state["fingerprint"] != dataset.reader.fingerprint():
         raise ArgumentError(
             f"{path}: this state is of another set; or of a Subset, of several sets, or of one opened with labels=, "

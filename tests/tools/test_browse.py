@@ -572,6 +572,21 @@ def test_batches_of_a_saved_state(shards: Path) -> None:
     assert "RandomCrop" in page.get("/batch").text
 
 
+@pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
+def test_batches_and_crops_of_a_saved_state_with_turned_photos(exif_orientation: str, tmp_path: Path) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(4):
+        photo = encode(pixels(seed, 40, 30), orientation=5 + seed % 4)
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(photo)
+    dataset = feeder.FolderDataset(tmp_path / "images", [RandomCrop(16)], exif_orientation=exif_orientation)
+    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9)
+    page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
+    for row in range(4):
+        for place in (f"/step-image?row={row}&step=0&batch_size=4", f"/crop/{row}?"):
+            shown = picture(page.get(f"{place}&seed=9&epoch=0").content).transpose(2, 0, 1)
+            assert np.array_equal(shown, images[row])
+
+
 def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
     loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9, mix=MixUp(num_classes=3))

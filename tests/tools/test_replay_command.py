@@ -148,6 +148,41 @@ def test_a_state_from_before_an_append_is_replayed_with_its_version(
     assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == expected[1]
 
 
+@pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_turned_photos_are_written_as_the_run_saw_them(
+    exif_orientation: str, is_old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(4):
+        photo = encode(pixels(seed, 40, 30), orientation=5 + seed % 4)
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(photo)
+    data = feeder.FolderDataset(tmp_path / "images", T.RandomCrop(16), exif_orientation=exif_orientation)
+    ((images, _),) = run = feeder.DataLoader(data, 4, seed=5)
+    state = run.state_dict()
+    if is_old:
+        del state["exif_orientation"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    command = [
+        "replay",
+        str(tmp_path / "images"),
+        "--state",
+        str(tmp_path / "state.json"),
+        "--epoch",
+        "0",
+        "--step",
+        "0",
+    ]
+    given = ["--exif-orientation", exif_orientation] if is_old else []
+    assert main([*command, *given, "--out", str(tmp_path / "out")]) == 0
+    for row, image in enumerate(images.numpy()):
+        written = np.asarray(Image.open(tmp_path / f"out/{row:04d}.png")).transpose(2, 0, 1)
+        assert np.array_equal(written, image)
+    other = {"apply": "ignore", "ignore": "apply"}[exif_orientation]
+    assert main([*command, "--exif-orientation", other]) == (0 if is_old else 2)
+    assert is_old or "leave --exif-orientation out" in capsys.readouterr().err
+
+
 VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
     "buckets": ([T.RandomResizedCrop(T.BUCKET)], {"buckets": feeder.Buckets(sizes=[(8, 16), (12, 12), (16, 8)])}),
     "by epoch": ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))], {}),

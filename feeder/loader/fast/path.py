@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.reader import Reader
+from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.decoder import TrainerDecoder
@@ -315,6 +317,8 @@ class FastPath:
         """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
         for what JSON can't hold."""
         found = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
+        if isinstance(self.dataset.reader, (FolderReader, ShardReader)):
+            found["exif_orientation"] = "apply" if self.dataset.reader.exif else "ignore"
         if mix := check_mix(self._fixed.mix):
             found["mix"] = _json_of(mix_to_json, mix)
         if self.decoder is not None and self.decoder.device.type != "cpu":

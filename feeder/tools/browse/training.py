@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder._gpu.tensors import as_tensor
 from feeder.dataset.base import FeederDataset
-from feeder.decoders.images import decode
+from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView
@@ -117,21 +118,26 @@ class Training:
         if view >= len(self.recipe.views):
             raise ArgumentError(f"view must be 0 to {len(self.recipe.views) - 1}, got {view}")
         with self._view.lock:
-            found = self._view.reader.read(np.array([i]))
-            if found.errors[0] is not None:
-                raise found.errors[0]
-            data, recipe = bytes(found.buffers[0]), self._recipe_of(i, epoch, view)
-        key = i + view * len(self.dataset)  # as the loader draws
-        image = decode([data], recipe, ids=[key], seed=seed, epoch=epoch, backend=backend)
-        pixels: npt.NDArray[np.uint8] = as_pixels(image, recipe)[0][0]
+            found = self.dataset.reader.read(np.array([i]))
+            recipe = self._recipe_of(i, epoch, view)
+            key = i + view * len(self.dataset)  # as the loader draws
+            draws = recipe.draw(seed, epoch, np.array([key]), found.sizes)
+            out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+            error = found.errors[0]
+            if error is None:
+                decoder = get_decoder(backend, recipe)
+                error = decoder.decode(found.buffers, found.orientations, recipe, draws, out)[0]
+        if error is not None:
+            raise self.dataset.reader.at(error, i)
+        pixels: npt.NDArray[np.uint8] = as_pixels(as_tensor(out, recipe.output_dtype), recipe)[0][0]
         return pixels
 
     def _recipe_of(self, i: int, epoch: int, view: int) -> Recipe:
-        """Returns the recipe of a view of a sample; with buckets that of the sample's own one."""
+        """Returns the recipe of a view of a sample at an epoch; with buckets that of the sample's own one."""
         recipe: Recipe = self.recipe.views[view]
         buckets = None if self._saved is None else self._saved.buckets
         if buckets is None:
-            return recipe
+            return recipe.at(None, epoch)
         known = self.dataset.reader.stored(np.array([i]))
         assert known is not None  # the loader has measured them
         return recipe.at(buckets.sizes[int(buckets.nearest(known[1])[0])], epoch)

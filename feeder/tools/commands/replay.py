@@ -37,8 +37,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--exif-orientation",
         choices=("apply", "ignore"),
-        default="apply",
-        help="as the dataset had it (default: apply)",
+        help="as the dataset had it, for a state of an older version, which does not say it (default: apply)",
     )
     add_output(command)
     command.set_defaults(run=run)
