@@ -32,7 +32,7 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.transforms import BUCKET, MixUp, RandomCrop, Views
+from feeder.transforms import BUCKET, MixUp, RandomCrop, RandomResizedCrop, Views
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import to_version_1, write_tar
 
@@ -585,6 +585,32 @@ def test_batches_and_crops_of_a_saved_state_with_turned_photos(exif_orientation:
         for place in (f"/step-image?row={row}&step=0&batch_size=4", f"/crop/{row}?"):
             shown = picture(page.get(f"{place}&seed=9&epoch=0").content).transpose(2, 0, 1)
             assert np.array_equal(shown, images[row])
+
+
+@pytest.mark.parametrize(
+    ("options", "backends"),
+    [
+        ({"backend": "cpu", "fidelity": "exact"}, ("cpu", "pillow")),
+        ({"backend": "cpu", "fidelity": "draft"}, ("cpu", "pillow")),
+        ({"backend": "pillow"}, ("pillow", "cpu")),
+    ],
+)
+def test_crops_of_a_saved_state_are_those_of_its_batches(
+    options: dict, backends: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(4):
+        pixels(seed, 120, 100).save(tmp_path / f"images/a/{seed}.jpg", quality=95)
+    dataset = feeder.FolderDataset(tmp_path / "images", [RandomResizedCrop(16, (0.8, 1))])
+    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **options)
+    page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
+    batch, sample = (unescape(page.get(place).text) for place in ("/batch?epoch=0&compared=on", "/sample/0?epoch=0"))
+    for row in range(4):
+        pair = [f"/compared/{row}?seed=9&epoch=0&view=0&backend={each}" for each in backends]
+        own = picture(page.get(pair[0]).content).transpose(2, 0, 1)
+        assert np.array_equal(own, images[row])
+        assert np.array_equal(picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1), own)
+        assert all(place in batch and (place in sample) == (row == 0) for place in pair)
 
 
 def test_mixed_batches_of_a_saved_state(shards: Path) -> None:

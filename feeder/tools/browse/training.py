@@ -85,6 +85,12 @@ class Training:
         """The most ranks of the run, as far as its state knows."""
         return 1 if self.state is None else max(span["world_size"] for span in self.state["spans"])
 
+    @property
+    def backends(self) -> tuple[str, str]:
+        """The run's backend, and one to compare it with."""
+        own = "cpu" if self.state is None else str(self.state["backend"])
+        return own, "cpu" if own == "pillow" else "pillow"
+
     def batch(self, step: Step) -> Batch:
         """Makes a batch. Without a saved state, bad samples are replaced as with ``on_error="skip"``.
 
@@ -107,8 +113,10 @@ class Training:
             except FeederError:
                 return None
 
-    def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str = "cpu") -> npt.NDArray[np.uint8]:
+    def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str | None = None) -> npt.NDArray[np.uint8]:
         """Returns a view of a sample in an epoch as a backend makes it, uint8 [H, W, 3].
+
+        The run's own backend (None) makes it in the run's fidelity, any other in "fast".
 
         Raises:
             ArgumentError: if the recipe has no such view.
@@ -125,7 +133,10 @@ class Training:
             out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
             error = found.errors[0]
             if error is None:
-                decoder = get_decoder(backend, recipe)
+                own, fidelity = self.backends[0], "fast"
+                if self._saved is not None and backend in (None, own):
+                    fidelity = self._saved.fidelity
+                decoder = get_decoder(backend or own, recipe, fidelity=fidelity)
                 error = decoder.decode(found.buffers, found.orientations, recipe, draws, out)[0]
         if error is not None:
             raise self.dataset.reader.at(error, i)
