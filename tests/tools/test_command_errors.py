@@ -11,6 +11,7 @@ import pytest
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.commands import command_names
+from tests.support.images import encode, make_tree, pixels
 
 CALLS = {
     "shard": "shard nothing",
@@ -54,6 +55,19 @@ def test_a_wrong_option_has_three_lines_at_most_and_names_the_help(
         assert len(terminal_lines(said)) <= 3
         assert "\x1b" not in said
         assert f"see `feeder {command} --help`" in said
+
+
+def test_a_file_that_holds_no_keys_is_refused_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_tree(tmp_path / "images")
+    assert cli.main(["shard", "images", "-q"]) == 0
+    (tmp_path / "wrong").write_bytes(b"\xff\xd8\n".join([encode(pixels(seed)) for seed in range(9)]))
+    said = error_of(["takedown", "images-shards", "--from", "wrong"], capsys)
+    assert len(terminal_lines(said)) <= 3
+    assert "has no sample with" in said
+    assert "nothing was changed" in said
 
 
 def test_a_wrong_command_has_three_lines_at_most_and_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
