@@ -60,6 +60,11 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
         return dict(found)
     inner = {name: each for name, each in found.items() if _is_state(each)} if isinstance(found, Mapping) else {}
     if not inner:
+        if any(_is_torchs(each) for each in (found, *(found.values() if isinstance(found, Mapping) else ()))):
+            raise ArgumentError(
+                f"{path}: has the state of a loader on torch's path, of a dataset that is not feeder's: it does not say "
+                "which samples a step had"
+            )
         raise ArgumentError(
             f"{path}: has no state of feeder's loader{f' at {key!r}' if key else ''}; name it with --key"
         )
@@ -180,3 +185,8 @@ def as_pixels(images: Any, recipe: Recipe | Views) -> list[npt.NDArray[np.uint8]
 
 def _is_state(value: Any) -> bool:
     return isinstance(value, Mapping) and {"version", "epoch", "seed", "fingerprint"} <= set(value)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Returns True for a state in the form of torchdata's StatefulDataLoader."""
+    return isinstance(value, Mapping) and "_iterator_finished" in value

@@ -236,6 +236,19 @@ def test_batches_that_an_op_of_the_users_own_mixed_are_not_made_again(
     assert "mixed batches by an op of its own" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("key", [[], ["--key", "loader"]])
+def test_the_state_of_a_dataset_that_is_not_feeders_is_told_as_such(
+    workers: int, key: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = feeder.DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), 2, num_workers=workers)
+    torch.save({"loader": loader.state_dict(), "model": {}}, tmp_path / "run.pt")
+    assert main(["replay", str(tmp_path), "--state", str(tmp_path / "run.pt"), "--step", "0", *key]) == 2
+    assert "run.pt: has the state of a loader on torch's path, of a dataset that is not feeder's" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "key", "says"),
     [
