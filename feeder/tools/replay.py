@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
-__all__ = ["as_pixels", "batch_pixels", "loader_of", "read_state", "save_images"]
+__all__ = ["as_pixels", "batch_pixels", "loader_of", "naming", "read_state", "save_images"]
 
 _BY_HAND = "make the loader as the run did, load the state, and call its replay()"
 
@@ -62,8 +63,8 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
     if not inner:
         if any(_is_torchs(each) for each in (found, *(found.values() if isinstance(found, Mapping) else ()))):
             raise ArgumentError(
-                f"{path}: has the state of a loader on torch's path, of a dataset that is not feeder's: it does not say "
-                "which samples a step had"
+                f"{path}: has the state of a loader on torch's path, of a dataset that is not feeder's, which does not "
+                "say which samples a step had"
             )
         raise ArgumentError(
             f"{path}: has no state of feeder's loader{f' at {key!r}' if key else ''}; name it with --key"
@@ -71,6 +72,15 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
     if len(inner) > 1:
         raise ArgumentError(f"{path}: has {len(inner)} states; name one with --key: {', '.join(map(str, inner))}")
     return dict(next(iter(inner.values())))
+
+
+@contextlib.contextmanager
+def naming(path: str | None) -> Iterator[None]:
+    """Names the file of a state in errors about it; None: there is none."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise error if path is None else ArgumentError(f"{path}: {error}") from error
 
 
 def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None = None) -> DataLoader[Any]:
@@ -114,11 +124,12 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None 
     dataset = open_dataset(path, recipe, recorded or exif_orientation or "apply", set_version(state))
     if state["fingerprint"] != dataset.reader.fingerprint():
         raise ArgumentError(
-            f"{path}: this state is of another set; or of a Subset, of several sets, or of one opened with labels=, "
-            f"classes=, target_transform= or image_field=: {_BY_HAND}"
+            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes=, "
+            f"target_transform= or image_field=: {_BY_HAND}"
         )
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
+    decoding: dict[str, Any] = {name: state.get(name) for name in ("backend", "fidelity")}  # None is refused
     loader: DataLoader[Any] = DataLoader(
         dataset,
         buckets=None if buckets is None else Buckets(sizes=buckets),
@@ -126,8 +137,7 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None 
         mix=mix_from_json(state["mix"]) if "mix" in state else None,
         shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
-        backend=state["backend"],
-        fidelity=state["fidelity"],
+        **decoding,
         on_error="skip",
     )
     loader.load_state_dict(dict(state))

@@ -512,6 +512,13 @@ def test_a_batch_before_a_saved_state_leads_to_no_other(shards: Path) -> None:
     assert 'rel="' not in text[text.index("<main") :]
 
 
+def test_the_state_of_a_loader_that_has_begun_no_epoch_is_shown_without_batches(shards: Path) -> None:
+    loader = feeder.DataLoader(feeder.ShardDataset(shards, [RandomCrop(16)]), batch_size=4, shuffle=True)
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    assert "no batch was taken yet" in page.get("/batch").text
+    assert page.get("/sample/0").status_code == 200
+
+
 def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClient) -> None:
     dataset = open_dataset(str(shards), preset("train", "uint8", 32))
     loader = feeder.DataLoader(dataset, batch_size=30, shuffle=True, seed=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,11 @@ def test_the_state_of_a_dataset_that_is_not_feeders_is_told_as_such(
         ({"loader": 3}, ["--key", "data"], "has no 'data'; there are: loader"),
         ({"a": {}, "b": {}}, [], "has 2 states; name one with --key: a, b"),
         ({"recipe": None}, [], "calls a function"),
+        ({"recipe": 3}, [], "expected a recipe as a list of ops, got 3"),
+        ({"spans": [{"epoch": 0}] * 99}, [], "this state is damaged: its spans are [{'epoch': 0}, {'epoch': 0}"),
+        ({"epoch": "last"}, [], "this state is damaged: expected an epoch of 0 to 2**32-1, got 'last'"),
+        ({"seed": "x"}, [], "seed must be an integer, 0 to 2**64-1, got 'x'"),
+        ({"backend": None}, [], "backend must be 'auto' or one of"),
         ({"spans": [], "buckets": "8x8"}, [], "sizes must be a list of 1 to 1,024 sizes"),
         ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
         ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
@@ -269,13 +275,21 @@ def test_what_a_state_does_not_have_is_named(
     content: Any, key: list[str], says: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = run_of(tree).state_dict()
-    if {"recipe", "spans", "consumed", "fingerprint", "mix", "decoded_on"} & set(content):
+    if not set(content) & {"loader", "a"}:
         content = {name: value for name, value in (state | content).items() if name != "consumed" or value is not None}
     else:
         content = {name: value if value == 3 else state for name, value in content.items()}
     (tmp_path / "state.json").write_text(json.dumps(content))
     assert main(["replay", str(tree), "--state", str(tmp_path / "state.json"), "--step", "0", *key]) == 2
-    assert says in capsys.readouterr().err
+    assert re.search(rf"/state\.json: .*{re.escape(says)}", capsys.readouterr().err)
+
+
+def test_a_set_that_is_not_there_is_told_as_such(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state.json").write_text(json.dumps(run_of(tree).state_dict()))
+    assert main(["replay", str(tmp_path / "gone"), "--state", str(tmp_path / "state.json"), "--step", "0"]) == 1
+    assert f"{tmp_path / 'gone'}: there is no such path; give a shard set, its URL" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_would_run_code_is_not_loaded(

@@ -78,12 +78,13 @@ class Training:
         """The step to begin with."""
         if self.state is None:
             return Step()
-        return Step(self.state["seed"], self.state["epoch"], 0, self.state["spans"][-1]["batch_size"])
+        seed, epoch, spans = (self.state[name] for name in ("seed", "epoch", "spans"))
+        return Step(seed, epoch, 0, spans[-1]["batch_size"]) if spans else Step(seed, epoch)
 
     @property
     def ranks(self) -> int:
         """The most ranks of the run, as far as its state knows."""
-        return 1 if self.state is None else max(span["world_size"] for span in self.state["spans"])
+        return 1 if self.state is None else max((span["world_size"] for span in self.state["spans"]), default=1)
 
     @property
     def backends(self) -> tuple[str, str]:
