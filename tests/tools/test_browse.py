@@ -630,6 +630,8 @@ def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
     at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
     shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
     assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
+    assert "before the batch is mixed" in page.get("/batch", params={**at, "compared": "on"}).text
+    assert "Before it is mixed with others" in page.get("/sample/0").text
 
 
 def test_batches_of_each_rank_of_a_saved_state(shards: Path) -> None:

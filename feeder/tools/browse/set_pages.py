@@ -220,6 +220,7 @@ class SetPages:
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
             backends=self._training.backends,
+            is_mixed=self._training.is_mixed,
         )
 
     def batch(self, request: Request) -> Response:
@@ -242,6 +243,7 @@ class SetPages:
             is_saved=self._training.state is not None,
             is_compared="compared" in request.query_params,
             backends=self._training.backends,
+            is_mixed=self._training.is_mixed,
             recipe=str(self._training.recipe),
         )
 

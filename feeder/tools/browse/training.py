@@ -87,6 +87,11 @@ class Training:
         return 1 if self.state is None else max((span["world_size"] for span in self.state["spans"]), default=1)
 
     @property
+    def is_mixed(self) -> bool:
+        """True if the run mixes the samples of its batches, which crops do not show."""
+        return self._saved is not None and self._saved.mix is not None
+
+    @property
     def backends(self) -> tuple[str, str]:
         """The run's backend, and one to compare it with."""
         own = "cpu" if self.state is None else str(self.state["backend"])
