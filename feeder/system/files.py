@@ -203,8 +203,7 @@ def exclusive_lock(path: str) -> Iterator[None]:
                 raise FileNotFoundError  # its holder has just removed it, and another process may have locked a new one
         except OSError:
             raise LockedError(
-                f"{os.path.dirname(path)}: another feeder process is writing this folder; wait until it is done, or "
-                "choose another --out"
+                f"{os.path.dirname(path)}: another feeder process is writing this folder; wait until it is done"
             ) from None
         yield
     finally:

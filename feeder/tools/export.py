@@ -62,7 +62,7 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
 
     Raises:
         ShardError: if the folder holds something, or a sample has no name of its own inside it. Then nothing is
-            written.
+            written. Also if a file can't be written.
         FormatError: if there is no index, or it is damaged.
         DecodeError: for an image that can't be read or unpacked, or whose bytes changed.
         StoreError: if a store can't be read or written.
@@ -149,9 +149,12 @@ def _into_folder(out: str) -> Callable[[str, bytes], None]:
         target = os.path.join(out, name)
         if os.path.lexists(target):
             raise ShardError(f"{target}: is there already; nothing is overwritten")
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        with atomic_file(target) as file:
-            file.write(data)
+        try:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            with atomic_file(target) as file:
+                file.write(data)
+        except OSError as error:
+            raise ShardError(f"{target}: can't be written: {error.strerror}; choose another --out") from error
 
     return write
 

@@ -9,7 +9,7 @@ from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import ArgumentError
+from feeder.errors import ArgumentError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import is_remote
 
@@ -87,6 +87,11 @@ def open_dataset(
         ArgumentError: if there is no such version.
         FormatError, SourceError: if it can't be opened.
     """
+    if not is_remote(path) and not os.path.lexists(path):
+        raise SourceError(
+            f"{path}: there is no such path; give a shard set, its URL, or a folder with a folder of images for each "
+            "class"
+        )
     if not is_shards(path):
         if version not in (None, 1):
             raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")

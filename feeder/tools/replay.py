@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,9 @@ from feeder.order.buckets import Buckets
 from feeder.tools.presets import open_dataset
 from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
-from feeder.transforms.recipe_json import recipe_from_json
+from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
-__all__ = ["as_pixels", "batch_pixels", "loader_of", "read_state", "save_images"]
+__all__ = ["as_pixels", "batch_pixels", "loader_of", "naming", "read_state", "save_images"]
 
 _BY_HAND = "make the loader as the run did, load the state, and call its replay()"
 
@@ -60,6 +61,11 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
         return dict(found)
     inner = {name: each for name, each in found.items() if _is_state(each)} if isinstance(found, Mapping) else {}
     if not inner:
+        if any(_is_torchs(each) for each in (found, *(found.values() if isinstance(found, Mapping) else ()))):
+            raise ArgumentError(
+                f"{path}: has the state of a loader on torch's path, of a dataset that is not feeder's, which does not "
+                "say which samples a step had"
+            )
         raise ArgumentError(
             f"{path}: has no state of feeder's loader{f' at {key!r}' if key else ''}; name it with --key"
         )
@@ -68,17 +74,27 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
     return dict(next(iter(inner.values())))
 
 
-def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "apply") -> DataLoader[Any]:
+@contextlib.contextmanager
+def naming(path: str | None) -> Iterator[None]:
+    """Names the file of a state in errors about it; None: there is none."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise error if path is None else ArgumentError(f"{path}: {error}") from error
+
+
+def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None = None) -> DataLoader[Any]:
     """Returns a loader over a set, in the version that a state is of, which stands at the state, with its order and its
     recipe.
 
     Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
-    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off.
+    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. A state of an
+    older version does not say if the run had a ``mix``, and is taken as without one.
 
     Args:
         path: The set, or a folder of images.
         state: The state.
-        exif_orientation: As the dataset had it.
+        exif_orientation: As the dataset had it, for a state of an older version, which does not say it; None: "apply".
 
     Raises:
         ArgumentError: if the state is of another set, or does not have all that batches were made by.
@@ -92,28 +108,36 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str = "appl
         raise ArgumentError(
             f"the recipe of this run calls a function (Lambda), which a state does not have: {_BY_HAND}"
         )
+    if "mix" in state and state["mix"] is None:
+        raise ArgumentError(f"this run mixed batches by an op of its own, which a state does not have: {_BY_HAND}")
+    if "decoded_on" in state:
+        raise ArgumentError(f"this run decoded on a GPU, whose pixels are not those that are made here: {_BY_HAND}")
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
     recipe = recipe_from_json(state["recipe"])
     if any(view.draws_from_boxes for view in recipe.views):
         raise ArgumentError(f"the recipe of this run draws from boxes, which a state does not name: {_BY_HAND}")
-    dataset = open_dataset(path, recipe, exif_orientation, set_version(state))
+    recorded = state.get("exif_orientation")
+    if recorded is not None and exif_orientation not in (None, recorded):
+        raise ArgumentError(f"this run had exif_orientation={recorded!r}: leave --exif-orientation out")
+    dataset = open_dataset(path, recipe, recorded or exif_orientation or "apply", set_version(state))
     if state["fingerprint"] != dataset.reader.fingerprint():
         raise ArgumentError(
-            f"{path}: this state is of another set; or of a Subset, of several sets, or of one opened with labels=, "
-            f"classes=, target_transform= or image_field=: {_BY_HAND}"
+            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes=, "
+            f"target_transform= or image_field=: {_BY_HAND}"
         )
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
+    decoding: dict[str, Any] = {name: state.get(name) for name in ("backend", "fidelity")}  # None is refused
     loader: DataLoader[Any] = DataLoader(
         dataset,
         buckets=None if buckets is None else Buckets(sizes=buckets),
         pad=PadToBatch(group_by_aspect=is_grouped) if is_grouped or has_own_sizes else None,
+        mix=mix_from_json(state["mix"]) if "mix" in state else None,
         shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
-        backend=state["backend"],
-        fidelity=state["fidelity"],
+        **decoding,
         on_error="skip",
     )
     loader.load_state_dict(dict(state))
@@ -171,3 +195,8 @@ def as_pixels(images: Any, recipe: Recipe | Views) -> list[npt.NDArray[np.uint8]
 
 def _is_state(value: Any) -> bool:
     return isinstance(value, Mapping) and {"version", "epoch", "seed", "fingerprint"} <= set(value)
+
+
+def _is_torchs(value: Any) -> bool:
+    """Returns True for a state in the form of torchdata's StatefulDataLoader."""
+    return isinstance(value, Mapping) and "_iterator_finished" in value

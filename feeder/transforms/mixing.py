@@ -77,6 +77,7 @@ class BatchOp(ABC):
     def __post_init__(self) -> None:
         if not self.alpha > 0.0:
             raise ArgumentError(f"alpha must be positive, got {self.alpha}")
+        object.__setattr__(self, "alpha", float(self.alpha))  # of numpy's, too: states are JSON
         if self.num_classes is not None and (not isinstance(self.num_classes, int) or self.num_classes < 1):
             raise ArgumentError(f"num_classes must be a positive int or None, got {self.num_classes!r}")
 

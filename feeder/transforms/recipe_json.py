@@ -1,27 +1,29 @@
-"""Recipes as JSON: for states, which say by what their images were made, and for other processes."""
+"""Recipes and mixing ops as JSON: for states, which say by what their images were made, and for other processes."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import feeder.transforms as transforms
 from feeder.errors import ArgumentError
 from feeder.system.named_functions import function_name
 from feeder.transforms.function import Lambda
+from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.views import Views
 
-__all__ = ["recipe_from_json", "recipe_to_json"]
+__all__ = ["mix_from_json", "mix_to_json", "recipe_from_json", "recipe_to_json"]
 
 _BUCKET, _BY_EPOCH, _VIEWS, _LAMBDA = "BUCKET", "ByEpoch", "Views", "Lambda"
 
 Function = Callable[..., Any]
 NameOf = Callable[[Function], str]
 FunctionOf = Callable[[Any], Function]
+_OpT = TypeVar("_OpT", Op, BatchOp)
 
 
 def recipe_to_json(recipe: Recipe | Views, name_of: NameOf | None = None) -> Any:
@@ -55,6 +57,29 @@ def recipe_from_json(value: Any, function_of: FunctionOf | None = None) -> Recip
     return _recipe(value, function_of)
 
 
+def mix_to_json(ops: Sequence[BatchOp]) -> list[Any]:
+    """Returns the ops of a loader's ``mix`` as JSON takes them, each ``{name: {argument: value}}``.
+
+    Raises:
+        ArgumentError: for an op of a class that is not feeder's.
+    """
+    for op in ops:
+        if getattr(transforms, type(op).__name__, None) is not type(op):
+            raise ArgumentError(f"{type(op).__name__} is no op of feeder.transforms, and can't be written down")
+    return [_encoded(op) for op in ops]
+
+
+def mix_from_json(value: Any) -> list[BatchOp]:
+    """Returns the ops that :func:`mix_to_json` has written.
+
+    Raises:
+        ArgumentError: for anything else.
+    """
+    if not isinstance(value, list):
+        raise ArgumentError(f"expected the ops of mix as a list, got {value!r}")
+    return [_made(each, BatchOp) for each in value]  # type: ignore[type-abstract]
+
+
 def _recipe(value: Any, function_of: FunctionOf | None) -> Recipe:
     if not isinstance(value, list):
         raise ArgumentError(f"expected a recipe as a list of ops, got {value!r}")
@@ -73,7 +98,7 @@ def _encoded(value: Any, name_of: NameOf | None = None) -> Any:
         return _BUCKET
     if isinstance(value, ByEpoch):
         return {_BY_EPOCH: [[epoch, _encoded(size)] for epoch, size in value.sizes]}
-    if isinstance(value, Op):
+    if isinstance(value, (Op, BatchOp)):
         return {type(value).__name__: {name: _encoded(each, name_of) for name, each in vars(value).items()}}
     return [_encoded(each, name_of) for each in value] if isinstance(value, tuple) else value
 
@@ -81,9 +106,14 @@ def _encoded(value: Any, name_of: NameOf | None = None) -> Any:
 def _op(value: Any, function_of: FunctionOf | None) -> Op:
     if isinstance(value, Mapping) and set(value) == {_LAMBDA} and function_of is not None:
         return Lambda(function_of(value[_LAMBDA]))
+    return _made(value, Op, function_of)
+
+
+def _made(value: Any, base: type[_OpT], function_of: FunctionOf | None = None) -> _OpT:
+    """Returns an op of a class that derives from ``base``."""
     name, arguments = next(iter(value.items())) if isinstance(value, Mapping) and len(value) == 1 else ("", None)
     kind = getattr(transforms, name, None) if name in transforms.__all__ else None
-    if not inspect.isclass(kind) or not issubclass(kind, Op) or not isinstance(arguments, Mapping):
+    if not inspect.isclass(kind) or not issubclass(kind, base) or not isinstance(arguments, Mapping):
         raise ArgumentError(f"expected an op of feeder.transforms as {{name: arguments}}, got {value!r}")
     taken = set(inspect.signature(kind).parameters)
     try:

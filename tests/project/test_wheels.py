@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 import re
 import shutil
 import struct
@@ -191,3 +193,13 @@ def test_kernels_ask_the_cpu_and_not_the_compilers_runtime_for_its_features() ->
     sources = [*(ROOT / "kernels").rglob("*.cc"), *(ROOT / "kernels").rglob("*.h")]
     assert len(sources) > 50
     assert [path.name for path in sources if "__builtin_cpu_supports(" in path.read_text()] == []
+
+
+def test_the_times_of_a_bare_machine_name_the_checkouts_commit(tmp_path: Path) -> None:
+    text = (ROOT / "scripts/bare.sh").read_text()
+    (script,) = (each for each in re.findall(r"python - <<'END'\n(.*?)\nEND\n", text, re.S) if "times.json" in each)
+    assert re.search(r'env -i COMMIT="\$2" .* - "\$bare" "\$commit" ', text)
+    environment = {"PYTHONPATH": str(ROOT), "SECONDS_TAKEN": " install_s=1500000", "COMMIT": "0123abcd+changes"}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ | environment, check=True)
+    found = json.loads((tmp_path / "times.json").read_text())
+    assert (found["machine"]["commit"], found["seconds"]["all"]) == ("0123abcd+changes", 1.5)

@@ -303,6 +303,21 @@ print(len(next(iterator)[1]), len(next(iterator)[1]))
     assert (result.returncode, result.stdout, result.stderr) == (0, "10 10\n", "")
 
 
+def test_a_state_says_that_the_run_decodes_on_a_gpu(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dali_backend.DaliDecoder] = []
+    init = dali_backend.DaliDecoder.__init__
+
+    def noted(self: dali_backend.DaliDecoder, **options: Any) -> None:
+        init(self, **options)
+        made.append(self)
+
+    monkeypatch.setattr(dali_backend.DaliDecoder, "__init__", noted)
+    loader = DataLoader(ShardDataset(shards, RECIPE), batch_size=8, backend="dali")
+    assert "decoded_on" not in loader.state_dict()
+    made[-1].device = torch.device("cuda", 0)
+    assert loader.state_dict()["decoded_on"] == "cuda"
+
+
 def test_what_dali_cant_run_is_refused_when_the_loader_is_built(shards: Path) -> None:
     for op, reason in ((Lambda(abs), "it is a function"), (RandomRotation(9, expand=True), "with expand=True")):
         recipe = Compose([RandomResizedCrop(16), op, CenterCrop(16)])

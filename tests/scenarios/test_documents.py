@@ -48,6 +48,7 @@ ELSEWHERE = {
     ("docs/performance.md", "throughput"): (
         "project/test_ground.py::test_the_documented_bench_session_is_the_committed_one"
     ),
+    ("docs/operations.md", "--live 9090"): "tools/test_browse.py::test_the_live_pages_of_the_docs_are_served",
     ("docs/transforms.md", "T.RandomIoUCrop"): "loader/test_targets.py::test_the_example_of_the_docs_runs",
     ("docs/transforms.md", "T.Image(draws"): "loader/test_image_pairs.py::test_the_example_of_the_docs_runs",
 }
@@ -64,14 +65,16 @@ NOT_IN_CI = {
 }
 NOT_RUN = {
     ("README.md", "pip install feeder-data"): "the name is not published yet",
-    ("README.md", "apt-get install"): "it changes the machine; scripts/system.sh and scripts/env.sh do it for make",
+    (
+        "README.md",
+        "apt-get install",
+    ): "changes the machine, and fetches torch; scripts/system.sh and env.sh do it for make",
     ("bench/README.md", "docker run"): "needs Docker and a GPU",
     ("bench/README.md", "pip wheel"): "needs a GPU",
     ("bench/README.md", "--only data"): "needs a GPU",
     ("docs/architecture.md", "once, offline"): "a picture of folders",
     ("docs/architecture.md", "fast/batch_queue"): "a picture of modules",
     ("docs/operations.md", "pillow-simd=="): "scripts/env.sh does it for make",
-    ("docs/operations.md", "--live 9090"): "ends with Ctrl-C; tests/tools/test_browse_live.py looks at the page",
     ("docs/operations.md", "decode_wheel"): "takes many minutes; bench.smoke runs bench.decode_builds",
     ("docs/operations.md", "decode_abi"): "compiles twice, and takes many minutes",
     ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",

@@ -272,7 +272,7 @@ def test_nothing_is_changed_where_a_takedown_is_refused(folder: Path, tmp_path: 
     with pytest.raises(ShardError, match="run the same `feeder append` again"):
         takedown(str(folder), keys[:1])
     shutil.rmtree(folder / ".work")
-    with exclusive_lock(str(folder / ".lock")), pytest.raises(LockedError):
+    with exclusive_lock(str(folder / ".lock")), pytest.raises(LockedError, match=r"wait until it is done$"):
         takedown(str(folder), keys[:1])
     data = bytearray((folder / "shard-000000.tar").read_bytes())
     data[700] ^= 1

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -32,7 +33,8 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.transforms import BUCKET, RandomCrop, Views
+from feeder.transforms import BUCKET, MixUp, RandomCrop, RandomResizedCrop, Views
+from tests.support.documents import blocks, smaller
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import to_version_1, write_tar
 
@@ -510,6 +512,13 @@ def test_a_batch_before_a_saved_state_leads_to_no_other(shards: Path) -> None:
     assert 'rel="' not in text[text.index("<main") :]
 
 
+def test_the_state_of_a_loader_that_has_begun_no_epoch_is_shown_without_batches(shards: Path) -> None:
+    loader = feeder.DataLoader(feeder.ShardDataset(shards, [RandomCrop(16)]), batch_size=4, shuffle=True)
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    assert "no batch was taken yet" in page.get("/batch").text
+    assert page.get("/sample/0").status_code == 200
+
+
 def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClient) -> None:
     dataset = open_dataset(str(shards), preset("train", "uint8", 32))
     loader = feeder.DataLoader(dataset, batch_size=30, shuffle=True, seed=3)
@@ -570,6 +579,59 @@ def test_batches_of_a_saved_state(shards: Path) -> None:
     shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
     assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
     assert "RandomCrop" in page.get("/batch").text
+
+
+@pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
+def test_batches_and_crops_of_a_saved_state_with_turned_photos(exif_orientation: str, tmp_path: Path) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(4):
+        photo = encode(pixels(seed, 40, 30), orientation=5 + seed % 4)
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(photo)
+    dataset = feeder.FolderDataset(tmp_path / "images", [RandomCrop(16)], exif_orientation=exif_orientation)
+    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9)
+    page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
+    for row in range(4):
+        for place in (f"/step-image?row={row}&step=0&batch_size=4", f"/crop/{row}?"):
+            shown = picture(page.get(f"{place}&seed=9&epoch=0").content).transpose(2, 0, 1)
+            assert np.array_equal(shown, images[row])
+
+
+@pytest.mark.parametrize(
+    ("options", "backends"),
+    [
+        ({"backend": "cpu", "fidelity": "exact"}, ("cpu", "pillow")),
+        ({"backend": "cpu", "fidelity": "draft"}, ("cpu", "pillow")),
+        ({"backend": "pillow"}, ("pillow", "cpu")),
+    ],
+)
+def test_crops_of_a_saved_state_are_those_of_its_batches(
+    options: dict, backends: tuple[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(4):
+        pixels(seed, 120, 100).save(tmp_path / f"images/a/{seed}.jpg", quality=95)
+    dataset = feeder.FolderDataset(tmp_path / "images", [RandomResizedCrop(16, (0.8, 1))])
+    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **options)
+    page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
+    batch, sample = (unescape(page.get(place).text) for place in ("/batch?epoch=0&compared=on", "/sample/0?epoch=0"))
+    for row in range(4):
+        pair = [f"/compared/{row}?seed=9&epoch=0&view=0&backend={each}" for each in backends]
+        own = picture(page.get(pair[0]).content).transpose(2, 0, 1)
+        assert np.array_equal(own, images[row])
+        assert np.array_equal(picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1), own)
+        assert all(place in batch and (place in sample) == (row == 0) for place in pair)
+
+
+def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
+    dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
+    loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9, mix=MixUp(num_classes=3))
+    batches = list(loader)
+    page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
+    at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
+    shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
+    assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
+    assert "before the batch is mixed" in page.get("/batch", params={**at, "compared": "on"}).text
+    assert "Before it is mixed with others" in page.get("/sample/0").text
 
 
 def test_batches_of_each_rank_of_a_saved_state(shards: Path) -> None:
@@ -743,6 +805,24 @@ def test_command_serves_on_an_address_of_ipv6(shards: Path) -> None:
         assert url.startswith("http://[::1]:")
         with opener().open(url) as answer:
             assert b"class-1" in answer.read()
+
+
+@pytest.mark.slow
+def test_the_live_pages_of_the_docs_are_served(shards: Path) -> None:
+    (block,) = (each for each in blocks("docs/operations.md", "sh") if "--live 9090" in each.text)
+    loaders = [feeder.DataLoader(feeder.ShardDataset(shards, [RandomCrop(16)]), metrics_port=0) for _ in range(2)]
+    with contextlib.closing(loaders[0]), contextlib.closing(loaders[1]):
+        first, second = (str(loader.metrics_url) for loader in loaders)
+        here = {"node1:9090": first, "node2:9090": second, " 9090": f" {first.split(':')[2].split('/')[0]}"}
+        for line, urls in zip(block.text.splitlines(), ([first], [first, second]), strict=True):
+            _, _, *arguments = shlex.split(smaller(line, here), comments=True)
+            with served(*arguments) as (process, url):
+                with opener().open(url) as answer:
+                    assert answer.url.endswith("/live")
+                    text = answer.read().decode()
+                assert all(each.removesuffix("/metrics") in text for each in urls)
+                process.send_signal(signal.SIGINT)
+                assert process.wait(60) == 130
 
 
 def test_an_earlier_version_is_shown_by_name_and_with_its_states(

@@ -11,6 +11,7 @@ import pytest
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.commands import command_names
+from tests.support.images import encode, make_tree, pixels
 
 CALLS = {
     "shard": "shard nothing",
@@ -45,6 +46,34 @@ def test_an_error_has_three_lines_at_most_and_names_what_is_missing(
     assert "nothing" in said or "nowhere" in said
 
 
+@pytest.mark.parametrize("command", ["browse", "bench", "tune"])
+def test_a_set_that_is_not_there_is_told_as_such(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "nothing: there is no such path; give a shard set" in error_of([command, "nothing"], capsys)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--host", "9.9.9.9"), ("--port", "70000")])
+def test_a_place_where_a_page_cant_be_served_is_refused_by_its_option(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tree(tmp_path / "images")
+    assert f"choose another {option}\n" in error_of(["browse", str(tmp_path / "images"), option, value], capsys)
+
+
+def test_a_place_that_nothing_can_be_exported_to_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_tree(tmp_path / "images")
+    assert cli.main(["shard", "images", "-q"]) == 0
+    (tmp_path / "file").touch()
+    assert "can't be written: Not a directory; choose another --out" in (
+        error_of(["export", "images-shards", "--out", "file/out"], capsys)
+    )
+
+
 @pytest.mark.parametrize("command", CALLS)
 def test_a_wrong_option_has_three_lines_at_most_and_names_the_help(
     command: str, capsys: pytest.CaptureFixture[str]
@@ -54,6 +83,19 @@ def test_a_wrong_option_has_three_lines_at_most_and_names_the_help(
         assert len(terminal_lines(said)) <= 3
         assert "\x1b" not in said
         assert f"see `feeder {command} --help`" in said
+
+
+def test_a_file_that_holds_no_keys_is_refused_in_three_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_tree(tmp_path / "images")
+    assert cli.main(["shard", "images", "-q"]) == 0
+    (tmp_path / "wrong").write_bytes(b"\xff\xd8\n".join([encode(pixels(seed)) for seed in range(9)]))
+    said = error_of(["takedown", "images-shards", "--from", "wrong"], capsys)
+    assert len(terminal_lines(said)) <= 3
+    assert "has no sample with" in said
+    assert "nothing was changed" in said
 
 
 def test_a_wrong_command_has_three_lines_at_most_and_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,48 @@ def test_a_state_from_before_an_append_is_replayed_with_its_version(
     assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == expected[1]
 
 
+@pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
+@pytest.mark.parametrize("is_old", [False, True])
+def test_turned_photos_are_written_as_the_run_saw_them(
+    exif_orientation: str, is_old: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "images/a").mkdir(parents=True)
+    for seed in range(4):
+        photo = encode(pixels(seed, 40, 30), orientation=5 + seed % 4)
+        (tmp_path / f"images/a/{seed}.jpg").write_bytes(photo)
+    data = feeder.FolderDataset(tmp_path / "images", T.RandomCrop(16), exif_orientation=exif_orientation)
+    ((images, _),) = run = feeder.DataLoader(data, 4, seed=5)
+    state = run.state_dict()
+    if is_old:
+        del state["exif_orientation"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    command = [
+        "replay",
+        str(tmp_path / "images"),
+        "--state",
+        str(tmp_path / "state.json"),
+        "--epoch",
+        "0",
+        "--step",
+        "0",
+    ]
+    given = ["--exif-orientation", exif_orientation] if is_old else []
+    assert main([*command, *given, "--out", str(tmp_path / "out")]) == 0
+    for row, image in enumerate(images.numpy()):
+        written = np.asarray(Image.open(tmp_path / f"out/{row:04d}.png")).transpose(2, 0, 1)
+        assert np.array_equal(written, image)
+    other = {"apply": "ignore", "ignore": "apply"}[exif_orientation]
+    assert main([*command, "--exif-orientation", other]) == (0 if is_old else 2)
+    assert is_old or "leave --exif-orientation out" in capsys.readouterr().err
+
+
 VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
     "buckets": ([T.RandomResizedCrop(T.BUCKET)], {"buckets": feeder.Buckets(sizes=[(8, 16), (12, 12), (16, 8)])}),
     "by epoch": ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))], {}),
     "padded": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77)}),
     "grouped": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77, group_by_aspect=True)}),
+    "mixed": ([T.RandomResizedCrop(8)], {"mix": T.MixUp(alpha=np.float32(0.4))}),
+    "cut": ([T.RandomResizedCrop(8)], {"mix": [T.CutMix(num_classes=1), T.MixUp(num_classes=1)]}),
 }
 
 
@@ -188,6 +226,30 @@ def test_images_of_runs_with_several_sizes_are_written(
             assert np.array_equal(written, image[:, :height, :width])
 
 
+def test_batches_that_an_op_of_the_users_own_mixed_are_not_made_again(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class OwnMixUp(T.MixUp):
+        pass
+
+    (tmp_path / "state.json").write_text(json.dumps(run_of(tree, mix=OwnMixUp()).state_dict()))
+    assert main(["replay", str(tree), "--state", str(tmp_path / "state.json"), "--step", "0"]) == 2
+    assert "mixed batches by an op of its own" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("key", [[], ["--key", "loader"]])
+def test_the_state_of_a_dataset_that_is_not_feeders_is_told_as_such(
+    workers: int, key: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = feeder.DataLoader(torch.utils.data.TensorDataset(torch.arange(8)), 2, num_workers=workers)
+    torch.save({"loader": loader.state_dict(), "model": {}}, tmp_path / "run.pt")
+    assert main(["replay", str(tmp_path), "--state", str(tmp_path / "run.pt"), "--step", "0", *key]) == 2
+    assert "run.pt: has the state of a loader on torch's path, of a dataset that is not feeder's" in (
+        capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("content", "key", "says"),
     [
@@ -195,23 +257,39 @@ def test_images_of_runs_with_several_sizes_are_written(
         ({"loader": 3}, ["--key", "data"], "has no 'data'; there are: loader"),
         ({"a": {}, "b": {}}, [], "has 2 states; name one with --key: a, b"),
         ({"recipe": None}, [], "calls a function"),
+        ({"recipe": 3}, [], "expected a recipe as a list of ops, got 3"),
+        ({"spans": [{"epoch": 0}] * 99}, [], "this state is damaged: its spans are [{'epoch': 0}, {'epoch': 0}"),
+        ({"epoch": "last"}, [], "this state is damaged: expected an epoch of 0 to 2**32-1, got 'last'"),
+        ({"seed": "x"}, [], "seed must be an integer, 0 to 2**64-1, got 'x'"),
+        ({"backend": None}, [], "backend must be 'auto' or one of"),
         ({"spans": [], "buckets": "8x8"}, [], "sizes must be a list of 1 to 1,024 sizes"),
         ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
         ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
         ({"consumed": None}, [], "older version of feeder"),
+        ({"decoded_on": "cuda"}, [], "decoded on a GPU"),
+        ({"mix": None}, [], "mixed batches by an op of its own"),
+        ({"mix": [{"CenterCrop": {"size": [5, 5]}}]}, [], "expected an op of feeder.transforms"),
     ],
 )
 def test_what_a_state_does_not_have_is_named(
     content: Any, key: list[str], says: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = run_of(tree).state_dict()
-    if {"recipe", "spans", "consumed", "fingerprint"} & set(content):
+    if not set(content) & {"loader", "a"}:
         content = {name: value for name, value in (state | content).items() if name != "consumed" or value is not None}
     else:
         content = {name: value if value == 3 else state for name, value in content.items()}
     (tmp_path / "state.json").write_text(json.dumps(content))
     assert main(["replay", str(tree), "--state", str(tmp_path / "state.json"), "--step", "0", *key]) == 2
-    assert says in capsys.readouterr().err
+    assert re.search(rf"/state\.json: .*{re.escape(says)}", capsys.readouterr().err)
+
+
+def test_a_set_that_is_not_there_is_told_as_such(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state.json").write_text(json.dumps(run_of(tree).state_dict()))
+    assert main(["replay", str(tmp_path / "gone"), "--state", str(tmp_path / "state.json"), "--step", "0"]) == 1
+    assert f"{tmp_path / 'gone'}: there is no such path; give a shard set, its URL" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_would_run_code_is_not_loaded(

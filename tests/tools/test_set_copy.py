@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import gc
 import json
 import os
 from pathlib import Path
@@ -54,6 +55,16 @@ def test_indexes_come_in_ranges(
     assert (max(sizes, default=0), len(sizes) > 0) == ((100, True) if list(folder.glob("*.fidx")) else (0, False))
 
 
+def _open_copies() -> set[str]:
+    """Paths of the copies that this process has open or mapped, also of earlier tests."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # another thread has closed it
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    return {line.partition("/")[2] for line in [*links, *mapped] if "feeder-set-" in line}
+
+
 def test_of_many_indexes_few_are_here_at_a_time(
     bucket: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
@@ -62,15 +73,11 @@ def test_of_many_indexes_few_are_here_at_a_time(
     bucket.upload(tmp_path / "set", "one")
     monkeypatch.setattr("feeder.shard.format.set_index.ASKED_INDEXES", 3)
     monkeypatch.setattr("feeder.shard.write.set_copy.ASKED_INDEXES", 3)
-    get, here = ObjectStore.get, list[int]()
+    gc.collect()
+    get, here, before = ObjectStore.get, list[int](), _open_copies()
 
     def counting_get(self: ObjectStore, key: str, *arguments: Any, **options: Any) -> Any:
-        links = []
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # another thread has closed it
-                links.append(os.readlink(f"/proc/self/fd/{number}"))
-        mapped = Path("/proc/self/maps").read_text().splitlines()
-        here.append(len({line.partition("/")[2] for line in [*links, *mapped] if "feeder-set-" in line}))
+        here.append(len(_open_copies() - before))
         return get(self, key, *arguments, **options)
 
     monkeypatch.setattr(ObjectStore, "get", counting_get)

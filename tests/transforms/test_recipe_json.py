@@ -10,7 +10,7 @@ import pytest
 
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from feeder.transforms.recipe_json import recipe_from_json, recipe_to_json
+from feeder.transforms.recipe_json import mix_from_json, mix_to_json, recipe_from_json, recipe_to_json
 
 _OPS = [
     T.AugMix(4, 2, 3, 0.5, all_ops=False, interpolation="nearest", fill=(1, 2, 3)),
@@ -71,6 +71,17 @@ def test_every_op_is_among_those_tested() -> None:
 def test_views_come_back_equal() -> None:
     views = T.Views([T.RandomResizedCrop(32)] * 2 + [T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])])
     assert through_json(views) == views
+
+
+def test_mixing_ops_come_back_equal() -> None:
+    ops = [T.MixUp(alpha=0.2), T.CutMix(num_classes=7)]
+    assert mix_from_json(json.loads(json.dumps(mix_to_json(ops)))) == ops
+
+
+@pytest.mark.parametrize("value", [None, {"MixUp": {}}, [{"BatchOp": {}}], [{"CenterCrop": {"size": [5, 5]}}], [3]])
+def test_other_mixing_ops_are_refused(value: Any) -> None:
+    with pytest.raises(ArgumentError):
+        mix_from_json(value)
 
 
 def test_a_function_is_refused() -> None:

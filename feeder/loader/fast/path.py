@@ -6,15 +6,17 @@ import dataclasses
 import functools
 import operator
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.reader import Reader
+from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.decoder import TrainerDecoder
@@ -47,9 +49,8 @@ from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
 from feeder.order.split import Split
 from feeder.system.warning import warn
-from feeder.transforms import Recipe, Views
 from feeder.transforms.mixing import check_mix
-from feeder.transforms.recipe_json import recipe_to_json
+from feeder.transforms.recipe_json import mix_to_json, recipe_to_json
 
 __all__ = ["FastPath"]
 
@@ -293,13 +294,12 @@ class FastPath:
         place = progress.now() if progress is not None and goes_on else self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
-            recipe = _json_of(self.dataset.recipe)
             spans = self._spans.state()
             if skip := self._options.skip:
                 state["skip"] = skip.state()
             if "skip" in state or any("skip" in span for span in spans):
                 state["version"] = _WITH_SKIP
-            return state | place.consumed(self.order) | {"recipe": recipe, "spans": spans}
+            return state | place.consumed(self.order) | self._made_by() | {"spans": spans}
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -312,6 +312,18 @@ class FastPath:
             replay = self._replay(place)
         assert replay is not None
         return state | {"batches": place.start, "sampler": replay.state()}
+
+    def _made_by(self) -> dict[str, Any]:
+        """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
+        for what JSON can't hold."""
+        found = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
+        if isinstance(self.dataset.reader, (FolderReader, ShardReader)):
+            found["exif_orientation"] = "apply" if self.dataset.reader.exif else "ignore"
+        if mix := check_mix(self._fixed.mix):
+            found["mix"] = _json_of(mix_to_json, mix)
+        if self.decoder is not None and self.decoder.device.type != "cpu":
+            found["decoded_on"] = self.decoder.device.type
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
@@ -528,10 +540,10 @@ def _sizes_of(sizes: BatchSizes, work: Work, epoch: int, split: Split | None, st
     return work.image_sizes(epoch, sizes.of(epoch, split, step, samples))
 
 
-def _json_of(recipe: Recipe | Views) -> Any:
-    """Returns a recipe as JSON; None if it calls a function."""
+def _json_of(encode: Callable[[Any], Any], value: Any) -> Any:
+    """Returns a value as ``encode`` writes it; None if it refuses that."""
     try:
-        return recipe_to_json(recipe)
+        return encode(value)
     except ArgumentError:
         return None
 

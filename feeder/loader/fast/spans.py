@@ -71,7 +71,7 @@ class Spans:
         try:
             return cls([_span(**each) for each in state.get("spans", [])])
         except (ArgumentError, TypeError, ValueError) as error:
-            raise ArgumentError(f"this state is damaged: its spans are {state['spans']!r}") from error
+            raise ArgumentError(f"this state is damaged: its spans are {str(state['spans'])[:60]}") from error
 
     def state(self) -> list[dict[str, Any]]:
         """Returns them as JSON takes them."""

@@ -156,9 +156,7 @@ def _is_left_behind(text: bytes | bytearray | memoryview) -> bool:
     if machine != _this_process()["machine"]:
         return False
     if _started(pid) == started:
-        raise LockedError(
-            f"another feeder process (pid {pid}) is writing there; wait until it is done, or choose another --out"
-        )
+        raise LockedError(f"another feeder process (pid {pid}) is writing there; wait until it is done")
     return True
 
 
@@ -179,6 +177,4 @@ def _started(pid: int) -> str:
 
 
 def _locked(store: Store, what: str) -> LockedError:
-    return LockedError(
-        f"{store.url.object(LOCK_NAME)}: another feeder process {what}; wait until it is done, or choose another --out"
-    )
+    return LockedError(f"{store.url.object(LOCK_NAME)}: another feeder process {what}; wait until it is done")

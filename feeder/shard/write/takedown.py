@@ -40,11 +40,11 @@ from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
-from feeder.system.text import count, printable
+from feeder.system.text import count
 
 __all__ = ["TakedownSummary", "takedown"]
 
-_SHOWN = 3
+_SHOWN, _SHOWN_CHARS = 2, 40
 _REQUESTS = 16  # at once
 
 
@@ -180,10 +180,10 @@ class _Takedown:
                     )
         missing = [key for text, key in wanted.items() if text not in found | gone]
         if missing:
-            named = ", ".join(map(repr, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
+            named = ", ".join(map(_short, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
             raise ArgumentError(
                 f"{self._copy.shown}: has no sample with {count(len(missing), 'of these keys', 'of these keys')}: "
-                f"{printable(named)}; nothing was changed. `feeder browse` finds samples and their keys"
+                f"{named}; nothing was changed. `feeder browse` finds samples and their keys"
             )
         return plan, len(gone - found), self._twins(plan, sums)
 
@@ -309,6 +309,12 @@ class _Takedown:
         for path in glob.glob(os.path.join(glob.escape(self._copy.path), f"{stem}.*{extension}")):
             if re.fullmatch(rf"{stem}\..+{re.escape(extension)}", os.path.basename(path)):
                 self._copy.remove(os.path.basename(path))
+
+
+def _short(key: str) -> str:
+    """Returns a key in quotes, cut if it is long, as any line of a wrong file may be."""
+    shown = repr(key)
+    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
 
 
 def _out_of_reach(*, is_store: bool) -> list[str]:

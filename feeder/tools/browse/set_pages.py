@@ -30,7 +30,6 @@ _EPOCHS = 8  # of which crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32
 CLASSES_AT_ONCE = 500
 _MOST_BATCH = 1024
-_BACKENDS = ("cpu", "pillow")
 _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
     '<text x="96" y="100" text-anchor="middle" font-family="sans-serif" fill="#fff">not readable</text></svg>'
@@ -220,7 +219,8 @@ class SetPages:
             views=len(self._training.recipe.views),
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
-            backends=_BACKENDS,
+            backends=self._training.backends,
+            is_mixed=self._training.is_mixed,
         )
 
     def batch(self, request: Request) -> Response:
@@ -242,7 +242,8 @@ class SetPages:
             error=error,
             is_saved=self._training.state is not None,
             is_compared="compared" in request.query_params,
-            backends=_BACKENDS,
+            backends=self._training.backends,
+            is_mixed=self._training.is_mixed,
             recipe=str(self._training.recipe),
         )
 
@@ -278,8 +279,8 @@ class SetPages:
             images = [self._training.crop(*drawn, backend) for backend in backends]
             return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
 
-        if not 1 <= len(backends) <= 2 or set(backends) - set(_BACKENDS):
-            raise ArgumentError(f"backend must be one or two of {', '.join(_BACKENDS)}")
+        if not 1 <= len(backends) <= 2 or set(backends) - set(self._training.backends):
+            raise ArgumentError(f"backend must be one or two of {', '.join(self._training.backends)}")
         return _picture(picture)
 
     def step_image(self, request: Request) -> Response:

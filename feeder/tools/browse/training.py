@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder._gpu.tensors import as_tensor
 from feeder.dataset.base import FeederDataset
-from feeder.decoders.images import decode
+from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView
@@ -77,12 +78,24 @@ class Training:
         """The step to begin with."""
         if self.state is None:
             return Step()
-        return Step(self.state["seed"], self.state["epoch"], 0, self.state["spans"][-1]["batch_size"])
+        seed, epoch, spans = (self.state[name] for name in ("seed", "epoch", "spans"))
+        return Step(seed, epoch, 0, spans[-1]["batch_size"]) if spans else Step(seed, epoch)
 
     @property
     def ranks(self) -> int:
         """The most ranks of the run, as far as its state knows."""
-        return 1 if self.state is None else max(span["world_size"] for span in self.state["spans"])
+        return 1 if self.state is None else max((span["world_size"] for span in self.state["spans"]), default=1)
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if the run mixes the samples of its batches, which crops do not show."""
+        return self._saved is not None and self._saved.mix is not None
+
+    @property
+    def backends(self) -> tuple[str, str]:
+        """The run's backend, and one to compare it with."""
+        own = "cpu" if self.state is None else str(self.state["backend"])
+        return own, "cpu" if own == "pillow" else "pillow"
 
     def batch(self, step: Step) -> Batch:
         """Makes a batch. Without a saved state, bad samples are replaced as with ``on_error="skip"``.
@@ -106,8 +119,10 @@ class Training:
             except FeederError:
                 return None
 
-    def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str = "cpu") -> npt.NDArray[np.uint8]:
+    def crop(self, i: int, seed: int, epoch: int, view: int = 0, backend: str | None = None) -> npt.NDArray[np.uint8]:
         """Returns a view of a sample in an epoch as a backend makes it, uint8 [H, W, 3].
+
+        The run's own backend (None) makes it in the run's fidelity, any other in "fast".
 
         Raises:
             ArgumentError: if the recipe has no such view.
@@ -117,21 +132,29 @@ class Training:
         if view >= len(self.recipe.views):
             raise ArgumentError(f"view must be 0 to {len(self.recipe.views) - 1}, got {view}")
         with self._view.lock:
-            found = self._view.reader.read(np.array([i]))
-            if found.errors[0] is not None:
-                raise found.errors[0]
-            data, recipe = bytes(found.buffers[0]), self._recipe_of(i, epoch, view)
-        key = i + view * len(self.dataset)  # as the loader draws
-        image = decode([data], recipe, ids=[key], seed=seed, epoch=epoch, backend=backend)
-        pixels: npt.NDArray[np.uint8] = as_pixels(image, recipe)[0][0]
+            found = self.dataset.reader.read(np.array([i]))
+            recipe = self._recipe_of(i, epoch, view)
+            key = i + view * len(self.dataset)  # as the loader draws
+            draws = recipe.draw(seed, epoch, np.array([key]), found.sizes)
+            out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+            error = found.errors[0]
+            if error is None:
+                own, fidelity = self.backends[0], "fast"
+                if self._saved is not None and backend in (None, own):
+                    fidelity = self._saved.fidelity
+                decoder = get_decoder(backend or own, recipe, fidelity=fidelity)
+                error = decoder.decode(found.buffers, found.orientations, recipe, draws, out)[0]
+        if error is not None:
+            raise self.dataset.reader.at(error, i)
+        pixels: npt.NDArray[np.uint8] = as_pixels(as_tensor(out, recipe.output_dtype), recipe)[0][0]
         return pixels
 
     def _recipe_of(self, i: int, epoch: int, view: int) -> Recipe:
-        """Returns the recipe of a view of a sample; with buckets that of the sample's own one."""
+        """Returns the recipe of a view of a sample at an epoch; with buckets that of the sample's own one."""
         recipe: Recipe = self.recipe.views[view]
         buckets = None if self._saved is None else self._saved.buckets
         if buckets is None:
-            return recipe
+            return recipe.at(None, epoch)
         known = self.dataset.reader.stored(np.array([i]))
         assert known is not None  # the loader has measured them
         return recipe.at(buckets.sizes[int(buckets.nearest(known[1])[0])], epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import socket
 from typing import Any
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.browse.server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
-    from feeder.tools.replay import read_state
+    from feeder.tools.replay import naming, read_state
 
     endpoints = Endpoints(arguments.live) if arguments.live else None
     view = training = None
@@ -87,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.set_version not in (None, version):
                 raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
         view = SetView(arguments.set, version=version)
-        training = Training(view, arguments.image_size, state)
+        with naming(arguments.state):
+            training = Training(view, arguments.image_size, state)
     hosts = Hosts(arguments.host)
     app = make_app(view, training, hosts=hosts, endpoints=endpoints)
     with _listening(arguments.host, arguments.port) as listening:
@@ -113,5 +115,6 @@ def _listening(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or error
-        raise ArgumentError(f"{host}:{port}: can't listen there: {reason}; choose another --port") from error
+        other = "--port" if getattr(error, "errno", None) in (None, errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise ArgumentError(f"{host}:{port}: can't listen there: {reason}; choose another {other}") from error
     return listening

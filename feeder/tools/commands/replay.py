@@ -37,18 +37,18 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--exif-orientation",
         choices=("apply", "ignore"),
-        default="apply",
-        help="as the dataset had it (default: apply)",
+        help="as the dataset had it, for a state of an older version, which does not say it (default: apply)",
     )
     add_output(command)
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.tools.replay import batch_pixels, loader_of, read_state, save_images
+    from feeder.tools.replay import batch_pixels, loader_of, naming, read_state, save_images
 
     state = read_state(arguments.state, arguments.key)
-    loader = loader_of(arguments.set, state, arguments.exif_orientation)
+    with naming(arguments.state):
+        loader = loader_of(arguments.set, state, arguments.exif_orientation)
     epoch = state["epoch"] if arguments.epoch is None else arguments.epoch
     batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
     if arguments.out is not None:
