@@ -258,6 +258,7 @@ class Server:
         token, versions, job = message.get("token"), message.get("versions"), message.get("job")
         if kind != Kind.HELLO or not isinstance(token, str) or not isinstance(job, str) or not job:
             raise ProtocolError("no HELLO")
+        job.encode()  # or a ValueError: counts by job go out as UTF-8
         if not hmac.compare_digest(token.encode(), self.options.token.encode()):
             self._scheduler.refuse(client, "the token is not that of this service")
             return

@@ -247,6 +247,14 @@ def test_a_malformed_frame_costs_its_connection(server: ServiceServer, root: Pat
     assert len(check_serves(server, work_of(root / "set"), numbers_of(4))) == 4 * (8 + 3 * 16 * 16)
 
 
+@pytest.mark.parametrize("job", ["", None, 1, ["a"], "\ud800", "a job \udcff"])
+def test_a_name_of_a_job_that_is_none_costs_its_connection(server: ServiceServer, root: Path, job: Any) -> None:
+    peer = Peer(server)
+    peer.hello(job=job)
+    assert peer.next() is None
+    check_serves(server, work_of(root / "set"), numbers_of(4))
+
+
 @pytest.mark.parametrize(
     ("message", "numbers"),
     [
@@ -512,6 +520,9 @@ def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
         port = free.getsockname()[1]
     one = ServiceServer(tmp_path, root, "--metrics-port", str(port))
     check_serves(one, work_of(root / "set"), numbers_of(4))
+    nameless = Peer(one)
+    nameless.hello(job="\ud800")
+    assert nameless.next() is None
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     one.close()
