@@ -264,17 +264,20 @@ def test_a_set_in_a_store_is_read_with_the_servers_own_credentials(
     bucket: Bucket, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.upload(root / "set", "sets/set")
-    bucket.upload(root / "set", "others/set")
+    outside = ("others/set", "sets-of-others/set")
+    for key in outside:
+        bucket.upload(root / "set", key)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nodes"))
     server = ServiceServer(tmp_path, f"{bucket.url}/sets")
     try:
         mine: dict[str, Any] = {"cache_dir": tmp_path / "client"}
         remote = feeder.ShardDataset(f"{bucket.url}/sets/set", CROP, fields=["key", "json"], **mine)
         check_equal(remote, server, shuffle=feeder.Lanes())
-        outside = feeder.ShardDataset(f"{bucket.url}/others/set", CROP, **mine)
-        one = feeder.DataLoader(outside, batch_size=8, service=server.service, service_only=True, timeout=2)
-        with pytest.raises(feeder.ServiceError, match="lies below no URL"):
-            list(one)
+        for key in outside:
+            dataset = feeder.ShardDataset(f"{bucket.url}/{key}", CROP, **mine)
+            one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True, timeout=2)
+            with pytest.raises(feeder.ServiceError, match="lies below no URL"):
+                list(one)
         with monkeypatch.context() as without:
             for name in [name for name in os.environ if name.startswith("AWS_")]:
                 without.delenv(name)
