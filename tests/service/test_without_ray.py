@@ -47,5 +47,7 @@ def test_without_ray_a_service_on_a_cluster_is_refused_by_the_packages_name(
     message = r"an input service needs the package ray: pip install 'feeder-data\[ray\]'"
     with pytest.raises(feeder.ArgumentError, match=message):
         feeder.service.start(roots=[root], cpus=1)
+    with pytest.raises(feeder.ArgumentError, match=message):
+        feeder.service.status()
     assert main(["serve", "--root", str(root), "--cpus", "1"]) != 0
     assert "needs the package ray" in capsys.readouterr().err
