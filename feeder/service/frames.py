@@ -18,6 +18,8 @@ Note [Same host]
     has places in it where it has bytes otherwise. The memory stays as it is until the client says TAKEN, or its
     connection ends; a client that was slow looks at its connection after it has copied. Where the socket is out of
     reach, as from another network namespace, TCP remains.
+    Over TCP sendmsg sends from the mapped memory. sendfile of its memfd saves the copy at the sender, but was measured
+    to cost more CPU time at both ends together.
 """
 
 from __future__ import annotations
