@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--name", default="ray-tune", help="of the search, in that folder")
     parser.add_argument("--address", help="of the Ray cluster; without one Ray looks for it, or starts one here")
     parser.add_argument("--service", help="name of an input service; without one each trial decodes for itself")
+    parser.add_argument("--service-only", action="store_true", help="leave all decoding to the service")
     parser.add_argument("--own-order", action="store_true", help="another order for each trial")
     parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--at-once", type=int, help="trials at a time; by default as many as there are cores")
@@ -67,6 +68,7 @@ def make_loader(args: dict[str, Any], training: bool) -> DataLoader[Any]:
         rank=0,  # each trial has all samples
         world_size=1,
         service=args["service"],
+        service_only=args["service_only"],
     )
 
 
@@ -120,7 +122,7 @@ def search(args: argparse.Namespace) -> Any:
     trainable = tune.with_resources(trial, resources)
     if tune.Tuner.can_restore(str(place)):
         return tune.Tuner.restore(str(place), trainable, resume_unfinished=True, resume_errored=True).fit()
-    names = ("batch_size", "epochs", "loader_workers", "seed", "service", "size", "train", "val")
+    names = ("batch_size", "epochs", "loader_workers", "seed", "service", "service_only", "size", "train", "val")
     space = {
         "lr": tune.loguniform(1e-3, 1.0),
         "weight_decay": tune.loguniform(1e-6, 1e-2),

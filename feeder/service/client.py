@@ -8,7 +8,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any
 
-from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, Sender
+from feeder.service.frames import STRANGER_LIMITS, Kind, Receiver, Sender
 
 if TYPE_CHECKING:
     from feeder.service.part_memory import Memory, MemoryPiece
@@ -46,7 +46,7 @@ class Client:
         if not is_local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection, self.address, self.is_local = connection, address, is_local
-        self.receiver, self.sender = Receiver(connection, CLIENT_LIMITS), Sender(connection)
+        self.receiver, self.sender = Receiver(connection, STRANGER_LIMITS), Sender(connection)
         self.job, self.digest, self.wanted = "", "", ""
         self.parts: dict[int, Task] = {}
         self.is_refused = self.is_closed = False

@@ -12,7 +12,7 @@ from typing import Any
 
 from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
-from feeder.service.status import service_status
+from feeder.service.server_status import service_status
 from feeder.system.quiet_ray import quiet_ray
 from feeder.system.ray_address import check_ray_address
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.service.client import Client
-from feeder.service.frames import BEAT_S, Frame, Kind, ProtocolError, peer_versions
+from feeder.service.frames import BEAT_S, CLIENT_LIMITS, Frame, Kind, ProtocolError, peer_versions
 from feeder.service.roots import Roots
 from feeder.service.scheduler import Scheduler, whole
 from feeder.service.server_options import ServerOptions
@@ -258,6 +258,7 @@ class Server:
         token, versions, job = message.get("token"), message.get("versions"), message.get("job")
         if kind != Kind.HELLO or not isinstance(token, str) or not isinstance(job, str) or not job:
             raise ProtocolError("no HELLO")
+        job.encode()  # or a ValueError: counts by job go out as UTF-8
         if not hmac.compare_digest(token.encode(), self.options.token.encode()):
             self._scheduler.refuse(client, "the token is not that of this service")
             return
@@ -272,6 +273,7 @@ class Server:
             self._scheduler.refuse(client, f"it has {', '.join(found)}; install the same versions on all nodes")
             return
         client.job = job[:200]
+        client.receiver.limits = CLIENT_LIMITS
         self._strangers.pop(client, None)
         self._scheduler.add(client)
         welcome = {"cores": self.options.cores, "local": self._local}

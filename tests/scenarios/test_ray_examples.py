@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
 SMALL = ["--size", "24", "--batch-size", "20", "--epochs", "2", "--loader-workers", "1"]
+EPOCH_PARTS = 9 + 4  # full batches to train on, and batches to validate with
 
 # Runs an example whose function for workers ends its process by SIGKILL at a step, the first time that it comes there.
 _KILLED = """
@@ -110,6 +112,15 @@ def service(data: list[str], cluster: RayCluster) -> str:
     return "feeder"
 
 
+def served(cluster: RayCluster) -> dict[str, Any]:
+    """The state of the service's one server."""
+    command = [sys.executable, "-m", "feeder", "serve", "--address", cluster.address, "--status", "--json"]
+    out = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
+    found: dict[str, Any]
+    (found,) = json.loads(out)["servers"]
+    return found
+
+
 def table(out: Path) -> list[dict[str, str]]:
     with open(out / "trials.csv", newline="") as file:
         return list(csv.DictReader(file))
@@ -119,12 +130,18 @@ def table(out: Path) -> list[dict[str, str]]:
 def test_a_search_over_a_service_has_the_results_of_one_without(
     data: list[str], cluster: RayCluster, service: str, tmp_path: Path, order: list[str]
 ) -> None:
-    """One of the trials dies, and goes on from its checkpoint."""
+    """One of the trials dies, and goes on from its checkpoint. The service makes all that trials read."""
     options = [*data, "--address", cluster.address, "--out", str(tmp_path), *SMALL, "--trials", "3", *order]
     options += ["--at-once", "2"]
-    mark = tmp_path / "mark"
-    out = run("ray_tune.py", *options, "--name", "with", "--service", service, killed=("trial", mark, 12))
+    mark, idle = tmp_path / "mark", served(cluster)
+    served_by = ["--service", service, "--service-only"]
+    out = run("ray_tune.py", *options, "--name", "with", *served_by, killed=("trial", mark, 12))
     assert mark.exists()
+    after = served(cluster)
+    jobs = [job for name, job in after["jobs"].items() if name not in idle["jobs"]]
+    assert len([job for job in jobs if job["parts"]]) >= 3
+    if not order:  # more than the trial that went on has asked for a second time
+        assert after["shared"] - idle["shared"] > EPOCH_PARTS
     run("ray_tune.py", *options, "--name", "without")
     found, expected = (
         {row["lr"]: (row["width"], results(tmp_path / name, row["lr"])) for row in table(tmp_path / name)}

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,13 @@ def serve(cluster: RayCluster, *options: str) -> str:
 
 def status(cluster: RayCluster) -> list[dict[str, Any]]:
     """The state of the servers that answer."""
+    return [each for each in whole_status(cluster) if "problem" not in each]
+
+
+def whole_status(cluster: RayCluster) -> list[dict[str, Any]]:
+    """The state of all servers, also of those that are lost."""
     found: list[dict[str, Any]] = json.loads(serve(cluster, "--status", "--json"))["servers"]
-    return [each for each in found if "problem" not in each]
+    return found
 
 
 def helpers(cluster: RayCluster) -> set[int]:
@@ -185,6 +191,15 @@ def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
     assert "images/s" in serve(cluster, "--status")
 
 
+def test_a_node_that_was_lost_is_shown(cluster: RayCluster) -> None:
+    wait_until(lambda: len(status(cluster)) == 2)
+    lost = [{"address": each["address"], "problem": "it is lost"} for each in status(cluster)]
+    cluster.kill_node(cluster.nodes[0])
+    wait_until(lambda: any(each in lost for each in whole_status(cluster)))
+    assert sum(each in lost for each in whole_status(cluster)) == 1
+    cluster.add_node()
+
+
 def test_the_token_is_in_no_log_and_no_output(root: Path, cluster: RayCluster) -> None:
     one = loader(root, cluster, service_only=True)
     copied_epoch(one)
@@ -226,8 +241,13 @@ def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_name
         ended = subprocess.run([sys.executable, "-m", "feeder", *command], capture_output=True, text=True, cwd=ROOT)
         assert ended.returncode
         assert "none: expected a folder below which the service may read sets (--root)" in ended.stderr
-        serve(made, "--root", str(root), "--cpus", "1", "--label", f"ray.io/node-id={nodes[1]}")
-        assert len(status(made)) == 1
+        with socket.create_server(("", 0)) as free:
+            port = str(free.getsockname()[1])
+        options = ["--label", f"ray.io/node-id={nodes[1]}", "--metrics-port", port]
+        serve(made, "--root", str(root), "--cpus", "1", *options)
+        (one,) = status(made)
+        with urllib.request.urlopen(f"http://{one['address'].rpartition(':')[0]}:{port}/metrics", timeout=30) as answer:
+            assert "feeder_service_cores 1.0" in answer.read().decode()
         serve(made, "--stop")
         options = ["--resource", "memory=64MiB", "--host", "0.0.0.0"]
         serve(made, "--root", str(root), "--cpus", "1", *options)  # on both: the cores are free again

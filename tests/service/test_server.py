@@ -26,7 +26,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import set_to_json
 from feeder.loader.fast.work_json import work_from_json, work_to_json
 from feeder.service.client import Client
-from feeder.service.frames import HEAD, Kind, pack_frame
+from feeder.service.frames import CLIENT_LIMITS, HEAD, Kind, ProtocolError, pack_frame, peer_versions
 from feeder.service.part_memory import Memory
 from feeder.service.roots import Roots
 from feeder.tools.cli import main
@@ -110,6 +110,25 @@ def test_nothing_is_done_before_the_token(server: ServiceServer) -> None:
         peer = Peer(server)
         peer.send(kind, {"work": {}, "number": 1, "epoch": 0})
         assert peer.next() is None
+
+
+@pytest.mark.parametrize("kind", [Kind.WORK, Kind.PART, Kind.STATUS])
+def test_the_head_of_what_may_not_come_before_the_token_ends_a_connection_at_once(kind: Kind) -> None:
+    here, there = socket.socketpair()
+    with contextlib.closing(Memory(1 << 20)) as memory, there:
+        there.sendall(HEAD.pack(b"fd", kind, 2, CLIENT_LIMITS[kind][1]))
+        stranger = Client(here, "a peer", memory, is_local=True)
+        with contextlib.closing(stranger), pytest.raises(ProtocolError, match=f"a frame of kind {kind:d}"):
+            list(stranger.receiver.frames())
+
+
+def test_work_may_follow_the_token_without_a_wait(server: ServiceServer, root: Path) -> None:
+    peer = Peer(server)
+    work = json.dumps(work_of(root / "set")).encode()
+    hello = {"token": server.token, "versions": peer_versions(), "job": "test"}
+    peer.connection.sendall(pack_frame(Kind.HELLO, hello) + pack_frame(Kind.WORK, {}, len(work)) + work)
+    assert [answer.kind for answer in (peer.next(), peer.next()) if answer] == [Kind.WELCOME, Kind.ACCEPTED]
+    peer.close()
 
 
 def test_sets_outside_of_the_roots_are_refused(server: ServiceServer, root: Path, tmp_path: Path) -> None:
@@ -218,6 +237,7 @@ def test_a_subset_of_samples_that_there_are_not_is_refused(
         HEAD.pack(b"fd", Kind.HELLO, 2, 0) + b"}{",
         HEAD.pack(b"fd", Kind.HELLO, 4000, 0) + b"[" * 4000,
         HEAD.pack(b"fd", Kind.HELLO, 0, 0),
+        HEAD.pack(b"fd", Kind.WORK, 2, 32 << 20) + b"{}",
     ],
 )
 def test_a_malformed_frame_costs_its_connection(server: ServiceServer, root: Path, data: bytes) -> None:
@@ -225,6 +245,14 @@ def test_a_malformed_frame_costs_its_connection(server: ServiceServer, root: Pat
     peer.connection.sendall(data)
     assert peer.next() is None
     assert len(check_serves(server, work_of(root / "set"), numbers_of(4))) == 4 * (8 + 3 * 16 * 16)
+
+
+@pytest.mark.parametrize("job", ["", None, 1, ["a"], "\ud800", "a job \udcff"])
+def test_a_name_of_a_job_that_is_none_costs_its_connection(server: ServiceServer, root: Path, job: Any) -> None:
+    peer = Peer(server)
+    peer.hello(job=job)
+    assert peer.next() is None
+    check_serves(server, work_of(root / "set"), numbers_of(4))
 
 
 @pytest.mark.parametrize(
@@ -363,6 +391,11 @@ def test_silent_peers_do_not_keep_others_out(server: ServiceServer, root: Path) 
     assert server.status()["dropped"] > before
 
 
+def test_few_are_kept_who_have_not_said_the_token(server: ServiceServer) -> None:
+    silent = [Peer(server) for _ in range(192)]
+    assert server.status()["connections"] < len(silent) / 2
+
+
 def test_no_more_is_taken_from_who_does_not_read_what_it_is_answered() -> None:
     here, there = socket.socketpair()
     with contextlib.closing(Memory(1 << 20)) as memory, there:
@@ -487,6 +520,9 @@ def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
         port = free.getsockname()[1]
     one = ServiceServer(tmp_path, root, "--metrics-port", str(port))
     check_serves(one, work_of(root / "set"), numbers_of(4))
+    nameless = Peer(one)
+    nameless.hello(job="\ud800")
+    assert nameless.next() is None
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     one.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ import feeder
 from feeder import fields as F
 from feeder import transforms as T
 from feeder.dataset.subset_reader import PartReader
+from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import set_from_json, set_to_json
+from feeder.loader.fast.work_json import work_to_json
 from feeder.service.roots import Roots
 from tests.support import named_functions
 from tests.support.batches import copied_epoch
@@ -27,7 +31,7 @@ from tests.support.field_sets import members_set, npy
 from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards, write_tree
 from tests.support.remote import Bucket
-from tests.support.service import ServiceServer
+from tests.support.service import Peer, ServiceServer
 from tests.support.target_data import TARGETS, write_target_shards
 
 FLOAT = [T.ToDtype(torch.float32, scale=True), T.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]
@@ -264,17 +268,20 @@ def test_a_set_in_a_store_is_read_with_the_servers_own_credentials(
     bucket: Bucket, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.upload(root / "set", "sets/set")
-    bucket.upload(root / "set", "others/set")
+    outside = ("others/set", "sets-of-others/set")
+    for key in outside:
+        bucket.upload(root / "set", key)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nodes"))
     server = ServiceServer(tmp_path, f"{bucket.url}/sets")
     try:
         mine: dict[str, Any] = {"cache_dir": tmp_path / "client"}
         remote = feeder.ShardDataset(f"{bucket.url}/sets/set", CROP, fields=["key", "json"], **mine)
         check_equal(remote, server, shuffle=feeder.Lanes())
-        outside = feeder.ShardDataset(f"{bucket.url}/others/set", CROP, **mine)
-        one = feeder.DataLoader(outside, batch_size=8, service=server.service, service_only=True, timeout=2)
-        with pytest.raises(feeder.ServiceError, match="lies below no URL"):
-            list(one)
+        for key in outside:
+            dataset = feeder.ShardDataset(f"{bucket.url}/{key}", CROP, **mine)
+            one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True, timeout=2)
+            with pytest.raises(feeder.ServiceError, match="lies below no URL"):
+                list(one)
         with monkeypatch.context() as without:
             for name in [name for name in os.environ if name.startswith("AWS_")]:
                 without.delenv(name)
@@ -283,3 +290,21 @@ def test_a_set_in_a_store_is_read_with_the_servers_own_credentials(
             one.close()
     finally:
         server.close()
+
+
+def test_an_endpoint_of_a_client_is_never_asked(
+    bucket: Bucket, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket.upload(root / "set", "sets/set")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nodes"))
+    remote = feeder.ShardDataset(f"{bucket.url}/sets/set", CROP, cache_dir=tmp_path / "client")
+    work = work_to_json(Work(remote.reader, remote.recipe, "cpu"))
+    server = ServiceServer(tmp_path, bucket.url)
+    with contextlib.closing(server), socket.create_server(("127.0.0.1", 0)) as elsewhere:
+        elsewhere.setblocking(False)
+        work["set"]["path"] += f"?endpoint=http://127.0.0.1:{elsewhere.getsockname()[1]}"
+        peer = Peer(server)
+        peer.ask(work)  # by the server's own endpoint
+        peer.close()
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()

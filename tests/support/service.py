@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, pack_frame, peer_versions
-from feeder.service.status import server_status
+from feeder.service.server_status import server_status
 from tests.support import ROOT
 from tests.support.processes import wait_until
 

@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from feeder.service.status import service_status
+    from feeder.service.server_status import service_status
 
     found = service_status(arguments.name, address=arguments.address, file=arguments.file)
     if arguments.json:

@@ -12,7 +12,7 @@ from feeder.errors import ServiceError
 from feeder.loader.fast.service_directory import Directory
 from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.trial import Trial
-from feeder.service.status import server_status
+from feeder.service.server_status import server_status
 from feeder.system.text import count
 
 __all__ = ["NodeAdvice", "ServiceRates", "measure_service", "nodes_that_pay"]
