@@ -99,12 +99,16 @@ def servers() -> Iterator[tuple[_Server, _Server]]:
         server.server_close()
 
 
+def _without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+
 def test_credentials_do_not_follow_a_redirect_to_another_host(
     servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = servers
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+    _without_proxies(monkeypatch)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
     store = open_store(f"s3://bucket/set?endpoint=http://127.0.0.1:{first.server_port}", allow_http=True)
     with pytest.raises(StoreError, match="redirects to another host, which must not get the credentials"):
@@ -118,8 +122,7 @@ def test_a_signature_of_azure_does_not_follow_a_redirect_to_another_host(
 ) -> None:
     """It is part of the URL that referred there."""
     first, second = servers
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+    _without_proxies(monkeypatch)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", "sv=2023-01-03&sig=SIGNATURE")
     store = open_store(f"az://container/set?endpoint=http://127.0.0.1:{first.server_port}", allow_http=True)
@@ -176,8 +179,8 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
 
 
 def test_the_role_of_an_instance_gives_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    proxies = [name for name in os.environ if name.lower().endswith("_proxy")]
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", *proxies):
+    _without_proxies(monkeypatch)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     # At another address than the store's, as it is on an instance.
