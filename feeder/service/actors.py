@@ -60,6 +60,7 @@ class Registry:
         self._actors: dict[str, tuple[Any, Any, float]] = {}  # with the answer that tells of its start, and since when
         self._problems: dict[str, tuple[str, str, float]] = {}  # address, reason, time
         self._lock, self._is_stopped = threading.Lock(), threading.Event()
+        self._began_s = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
     def directory(self) -> dict[str, Any]:
@@ -77,10 +78,23 @@ class Registry:
         starting = len(set(self._actors) - set(heard))
         return {"token": self._token, "servers": sorted(servers), "problems": problems, "starting": starting}
 
-    def announce(self, node: str, host: str, port: int) -> None:
-        """Notes that a node's server is there."""
-        self._heard[node] = host, port, time.monotonic()
+    def announce(
+        self, node: str, host: str, port: int, known: dict[str, tuple[str, int]]
+    ) -> dict[str, tuple[str, int]]:
+        """Notes that a node's server is there; returns the addresses of all servers, also of those that are lost.
+
+        Args:
+            node: Id of the node.
+            host, port: The server's address.
+            known: What the server was answered last: a registry that has just started learns which were there.
+        """
+        now = time.monotonic()
+        if now - self._began_s < _SILENCE_S:
+            for other, place in known.items():
+                self._heard.setdefault(other, (*place, now))
+        self._heard[node] = host, port, now
         self._problems.pop(node, None)
+        return {other: (host, port) for other, (host, port, _) in list(self._heard.items())}
 
     def stop(self) -> None:
         """Starts no more servers."""
@@ -193,12 +207,13 @@ class NodeServer:
     def _announce(self) -> None:
         node = ray.get_runtime_context().get_node_id()
         alone_since_s = 0.0
+        known: Any = {}
         while True:
             now = time.monotonic()
             try:
                 registry = ray.get_actor(registry_name(self._name), NAMESPACE)
                 alone_since_s = 0.0
-                ray.get(registry.announce.remote(node, *self._place), timeout=_SILENCE_S)
+                known = ray.get(registry.announce.remote(node, *self._place, known), timeout=_SILENCE_S)
             except ValueError:  # the head is there, and knows none
                 alone_since_s = alone_since_s or now
                 if now - alone_since_s > self._orphan_s:

@@ -143,7 +143,7 @@ def start(
             ) from None
         try:
             ends = time.monotonic() + _START_S
-            while not (found := ray.get(registry.directory.remote()))["servers"]:
+            while not (found := _directory(ray, name, registry, _START_S))["servers"]:
                 problems = [f"{each['address']}: {each['problem']}" for each in found["problems"]]
                 if problems and not found["starting"]:
                     raise ServiceError(f"no node can start a server: {'; '.join(problems[:2])}")
@@ -198,14 +198,24 @@ def directory(name: str, *, address: str = "auto") -> dict[str, Any]:
         ServiceError: if there is none of that name, or its registry does not answer.
     """
     with joined(address) as ray:
+        return _directory(ray, name, _registry(ray, name), _ANSWER_S)
+
+
+def _directory(ray: Any, name: str, registry: Any, answer_s: float) -> dict[str, Any]:
+    """Asks a registry, and asks again if it moves to another node in the meantime."""
+    ends = time.monotonic() + answer_s
+    while True:
         try:
-            found: dict[str, Any] = ray.get(_registry(ray, name).directory.remote(), timeout=_ANSWER_S)
+            found: dict[str, Any] = ray.get(registry.directory.remote(), timeout=max(0.0, ends - time.monotonic()))
+            return found
         except ray.exceptions.RayError as error:
+            if time.monotonic() < ends and isinstance(error, ray.exceptions.ActorUnavailableError):
+                time.sleep(_LOOK_S)
+                continue
             raise ServiceError(
                 f"the registry of the service {name!r} does not answer ({type(error).__name__}); if its node was lost, "
                 "it moves to another one: ask again in a moment"
             ) from None
-        return found
 
 
 def _registry(ray: Any, name: str) -> Any:

@@ -60,6 +60,13 @@ def helpers(cluster: RayCluster) -> set[int]:
     return found
 
 
+def registry() -> int:
+    """The process of the registry."""
+    found = [path for path in Path("/proc").glob("[0-9]*/comm") if path.read_text().startswith("ray::Registry")]
+    (pid,) = [int(path.parent.name) for path in found]
+    return pid
+
+
 def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
     dataset = feeder.ShardDataset(root / "set", transform=RECIPE)
     if cluster is not None:
@@ -131,6 +138,23 @@ def test_a_registry_that_does_not_answer_in_time_is_told(cluster: RayCluster) ->
     assert ended.stderr.splitlines()[-1].startswith(said)
 
 
+def test_a_registry_that_dies_while_it_is_asked_is_asked_again(cluster: RayCluster) -> None:
+    code = (
+        "import os, signal, sys, threading\n"
+        "from feeder.service import cluster\n"
+        "find, pid = cluster._registry, int(sys.argv[2])\n"
+        "def found(ray, name):\n"
+        "    os.kill(pid, signal.SIGSTOP)\n"
+        "    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()\n"
+        "    return find(ray, name)\n"
+        "cluster._registry = found\n"
+        "cluster.directory('feeder', address=sys.argv[1])\n"
+    )
+    command = [sys.executable, "-c", code, cluster.address, str(registry())]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
     one = loader(root, cluster, service_only=True)
     killed = set()
@@ -192,8 +216,10 @@ def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
 
 
 def test_a_node_that_was_lost_is_shown(cluster: RayCluster) -> None:
+    """Also by a registry that has started since."""
     wait_until(lambda: len(status(cluster)) == 2)
     lost = [{"address": each["address"], "problem": "it is lost"} for each in status(cluster)]
+    os.kill(registry(), signal.SIGKILL)
     cluster.kill_node(cluster.nodes[0])
     wait_until(lambda: any(each in lost for each in whole_status(cluster)))
     assert sum(each in lost for each in whole_status(cluster)) == 1
