@@ -113,10 +113,17 @@ def local_rate(options: Any, expected: str, *, heavy: bool = False) -> float:
     return images / seconds
 
 
-def ray_rate(way: str, options: Any, cluster: RayCluster, expected: str) -> float:
-    command = [sys.executable, "-m", "bench.service_runs.ray_batches", way, cluster.address, options.shards]
-    command += [str(each) for each in (options.size, options.batch, options.epochs)]
-    found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+def ray_rate(way: str, options: Any, expected: str) -> float:
+    """Runs the epochs through Ray, in a cluster that is there for no other turn: its idle processes take CPU."""
+    cluster = RayCluster()
+    try:
+        for _ in range(_CORES):
+            cluster.add_node()
+        command = [sys.executable, "-m", "bench.service_runs.ray_batches", way, cluster.address, options.shards]
+        command += [str(each) for each in (options.size, options.batch, options.epochs)]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    finally:
+        cluster.close()
     must_be(found["digest"], expected, f"Ray's {way}")
     return float(found["images"] / found["seconds"])
 
@@ -154,13 +161,6 @@ def _trial(options: Any, service: str, together: Barrier, late_s: float) -> None
         run(one, options.epochs, 1)
 
 
-def _cluster() -> RayCluster:
-    made = RayCluster()
-    for _ in range(_CORES):
-        made.add_node()
-    return made
-
-
 def main() -> None:
     options = arguments(
         __doc__, "service", smoke={"size": 32, "batch": 16, "epochs": 1, "repeats": 1, "rivals": "", "trials": 1},
@@ -168,51 +168,42 @@ def main() -> None:
     )  # fmt: skip
     options.shards = os.path.abspath(options.shards)
     expected = run(loader(options, num_workers=1), options.epochs)[2]
-    cluster: RayCluster | None = None
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            found: list[dict[str, float]] = []
-            same_host: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found: list[dict[str, float]] = []
+        same_host: list[dict[str, float]] = []
 
-            def service(runs: list[dict[str, float]]) -> float:
-                runs.append(service_run(options, folder, expected, same_host=runs is same_host))
-                return runs[-1]["images_per_s"]
+        def service(runs: list[dict[str, float]]) -> float:
+            runs.append(service_run(options, folder, expected, same_host=runs is same_host))
+            return runs[-1]["images_per_s"]
 
-            rivals: dict[str, Callable[[], float]] = {
-                _LOCAL: lambda: local_rate(options, expected),
-                _SERVICE: lambda: service(found),
-                _SAME: lambda: service(same_host),
-            }
-            for way in filter(None, options.rivals.split(",")):
-                cluster = cluster or _cluster()
-                rivals[_RAY[way]] = functools.partial(ray_rate, way, options, cluster, expected)
-            rates = interleave(rivals, options.repeats)
-            if cluster is not None:  # its idle processes take the trials' cores
-                cluster.close()
-                cluster = None
-            by_count = {str(k): functools.partial(trials, options, folder, k) for k in range(1, options.trials + 1)}
-            by_count |= {
-                f"{k} over TCP": functools.partial(trials, options, folder, k, "--tcp-only")
-                for k in sorted({1, options.trials})
-            }
-            late = functools.partial(trials, options, folder, options.trials, late_s=_LATE_S)
-            spent = interleave(by_count | {f"{options.trials} late": late}, options.repeats)
-            augmented = run(loader(options, heavy=True, num_workers=1), options.epochs)[2]
-            heavy_runs: list[dict[str, float]] = []
+        rivals: dict[str, Callable[[], float]] = {
+            _LOCAL: lambda: local_rate(options, expected),
+            _SERVICE: lambda: service(found),
+            _SAME: lambda: service(same_host),
+        }
+        for way in filter(None, options.rivals.split(",")):
+            rivals[_RAY[way]] = functools.partial(ray_rate, way, options, expected)
+        rates = interleave(rivals, options.repeats)
+        by_count = {str(k): functools.partial(trials, options, folder, k) for k in range(1, options.trials + 1)}
+        by_count |= {
+            f"{k} over TCP": functools.partial(trials, options, folder, k, "--tcp-only")
+            for k in sorted({1, options.trials})
+        }
+        late = functools.partial(trials, options, folder, options.trials, late_s=_LATE_S)
+        spent = interleave(by_count | {f"{options.trials} late": late}, options.repeats)
+        augmented = run(loader(options, heavy=True, num_workers=1), options.epochs)[2]
+        heavy_runs: list[dict[str, float]] = []
 
-            def heavy_service() -> float:
-                heavy_runs.append(service_run(options, folder, augmented, heavy=True))
-                return heavy_runs[-1]["images_per_s"]
+        def heavy_service() -> float:
+            heavy_runs.append(service_run(options, folder, augmented, heavy=True))
+            return heavy_runs[-1]["images_per_s"]
 
-            heavy_rivals: dict[str, Callable[[], float]] = {
-                _LOCAL: functools.partial(local_rate, options, augmented, heavy=True),
-                _SERVICE: heavy_service,
-            }
-            heavy_rates = interleave(heavy_rivals, options.repeats)
-    finally:
-        if cluster is not None:
-            cluster.close()
+        heavy_rivals: dict[str, Callable[[], float]] = {
+            _LOCAL: functools.partial(local_rate, options, augmented, heavy=True),
+            _SERVICE: heavy_service,
+        }
+        heavy_rates = interleave(heavy_rivals, options.repeats)
     ratios, same_ratios = (
         [ours / theirs for theirs, ours in zip(rates[_LOCAL], rates[name], strict=True)] for name in (_SERVICE, _SAME)
     )
