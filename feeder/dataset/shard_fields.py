@@ -31,8 +31,8 @@ class ShardFields:
     index: Index
     exif: bool
 
-    def read_bytes(self, i: int, offset: int, length: int) -> bytes:
-        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``.
+    def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
+        """Reads ``length`` bytes at ``offset`` of the shard of sample ``i``, whose number may be given if it is known.
 
         Raises:
             DecodeError: if they can't be read; its ``__cause__`` is the disk's error, if there was one.
@@ -62,13 +62,16 @@ class ShardFields:
             return i
         if name in NUMBER_FIELDS:
             return int(self._numbers(name, np.array([i]))[0])
-        place = self._place(i, name)
+        place = self.index.member_place(i, name)
         return None if place is None else self._value(name, i, *place)
 
     def member(self, i: int, name: str) -> bytes | None:
         """See :meth:`Reader.member`."""
-        place = self._place(i, name)
-        return None if place is None else self.read_bytes(i, *place)
+        place = self.index.member_place(i, name)
+        if place is None:
+            return None
+        shard, offset, length = place
+        return self.read_bytes(i, offset, length, shard)
 
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
@@ -87,7 +90,8 @@ class ShardFields:
             self.bring(places.ids[rows], places.offsets[rows], places.lengths[rows])
             for k in rows.tolist():
                 i = int(places.ids[k])
-                values[i] = self._value(name, i, int(places.offsets[k]), int(places.lengths[k]))
+                place = int(places.shards[k]), int(places.offsets[k]), int(places.lengths[k])
+                values[i] = self._value(name, i, *place)
         return values
 
     def header(self, i: int, offset: int, length: int) -> ImageInfo:
@@ -110,15 +114,6 @@ class ShardFields:
             data = self.read_bytes(i, offset, length)
         return image_info(data)
 
-    def _place(self, i: int, name: str) -> tuple[int, int] | None:
-        """Offset and length of a member in its shard, bytes; None if the sample lacks it."""
-        for member, offset, length in self.index.members(i):
-            if member == name:
-                return offset, length
-        if self.index.image_field(i) == name:
-            return self.index.place(i)[1:]
-        return None
-
     def _numbers(self, name: str, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """One of :data:`NUMBER_FIELDS`, int64 [N]."""
         index = self.index
@@ -135,9 +130,9 @@ class ShardFields:
         sides = np.where(swapped, height, width) if name == "width" else np.where(swapped, width, height)
         return sides.astype(np.int64)
 
-    def _value(self, name: str, i: int, offset: int, length: int) -> Any:
+    def _value(self, name: str, i: int, shard: int, offset: int, length: int) -> Any:
         """Returns a member's bytes, or its parsed value if it is JSON."""
-        data = self.read_bytes(i, offset, length)
+        data = self.read_bytes(i, offset, length, shard)
         if name != "json":
             return data
         try:

@@ -392,22 +392,24 @@ class ShardReader(ShardFields):
         sizes = np.asarray(counts)
         return compact_sizes(sizes[sizes > 0])
 
-    def read_bytes(self, i: int, offset: int, length: int) -> bytes:
+    def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
         """See :meth:`ShardFields.read_bytes`."""
-        shard = self.index.place(i)[0]
+        if shard is None:
+            shard = self.index.place(i)[0]
         if self.mirror is not None:
             self._bring([(shard, offset, length)], [(0, 0, length)])
-        size = self._open(shard)[1]
+        entry = self._open(shard)
         if length > MAX_FILE_BYTES:
             raise self.at(DecodeError(f"a field of {length:,} bytes is more than the {MAX_FILE_BYTES:,} allowed"), i)
-        if length > size or offset > size - length:
-            raise self.at(DecodeError(f"expected {length} bytes at byte {offset}, the shard has {size} bytes"), i)
+        if length > entry.size_bytes or offset > entry.size_bytes - length:
+            reason = f"expected {length} bytes at byte {offset}, the shard has {entry.size_bytes} bytes"
+            raise self.at(DecodeError(reason), i)
         data = bytearray(length)
         try:
-            read_into(self._open(shard)[0], offset, memoryview(data))
+            read_into(entry.descriptor, offset, memoryview(data))
         except DecodeError as error:
             raise self.at(error, i) from error.__cause__
-        if self._has_changed(self._open(shard)):
+        if self._has_changed(entry):
             self._check(i)
         return bytes(data)
 

@@ -340,6 +340,13 @@ class Index(ABC):
         row = self.row(i)
         return int(row.shard[0]), int(row.offset[0]), int(row.length[0])
 
+    def member_place(self, i: int, name: str) -> tuple[int, int, int] | None:
+        """The place of one of the sample's fields, as :meth:`place` has that of its image; None if it lacks it."""
+        for member, offset, length in self.members(i):
+            if member == name:
+                return self.place(i)[0], offset, length
+        return self.place(i) if self.image_field(i) == name else None
+
     def parts(self, i: int) -> list[tuple[str, int, int]]:
         """All fields of the sample, in the order of its checksum: (field, offset, length) in its shard, bytes."""
         members = self.members(i)

@@ -247,9 +247,20 @@ class SetIndex(Index):
 
     def place(self, i: int) -> tuple[int, int, int]:
         """See :meth:`Index.place`."""
-        (shard,), (row,) = (found.tolist() for found in self.header.locate(np.array([i])))
+        shard, row = self._located(i)
         record = self.shard_index(shard).rows()[row]
         return shard, int(record["offset"]), int(record["length"])
+
+    def member_place(self, i: int, name: str) -> tuple[int, int, int] | None:
+        """See :meth:`Index.member_place`."""
+        shard, row = self._located(i)
+        index = self.shard_index(shard)
+        record = index.rows()[row]
+        for field, offset, length in index.members(row, record):
+            if self.named(index, field) == name:
+                return shard, offset, length
+        is_image = self.named(index, int(record["field"])) == name
+        return (shard, int(record["offset"]), int(record["length"])) if is_image else None
 
     def image_field(self, i: int) -> str:
         """See :meth:`Index.image_field`."""
@@ -353,8 +364,15 @@ class SetIndex(Index):
                 yield number, found[number]
 
     def _one(self, i: int) -> tuple[ShardIndex, int]:
-        shards, rows = self.header.locate(np.array([i]))
-        return self.shard_index(int(shards[0])), int(rows[0])
+        shard, row = self._located(i)
+        return self.shard_index(shard), row
+
+    def _located(self, i: int) -> tuple[int, int]:
+        """Returns the shard of a sample, and its row there."""
+        if self.header.equal and 0 <= i < self.header.samples:
+            return divmod(i, self.header.equal)
+        (shard,), (row,) = (found.tolist() for found in self.header.locate(np.array([i])))
+        return shard, row
 
     def _opened(self, shards: set[int]) -> dict[int, ShardIndex]:
         """Returns the indexes of some shards."""

@@ -378,9 +378,14 @@ class ShardIndex:
         """Row number of a sample in its table."""
         return int(self._numbers("source_row", _chunk(row))[row % CHUNK_ROWS])
 
-    def members(self, row: int) -> list[tuple[int, int, int]]:
-        """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes."""
-        group, record = self.group("members"), self.rows()[row]
+    def members(self, row: int, record: Any = None) -> list[tuple[int, int, int]]:
+        """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes.
+
+        Args:
+            row: The sample's row.
+            record: Its record, if it is at hand.
+        """
+        group, record = self.group("members"), self.rows()[row] if record is None else record
         place = int(record["offset"]), int(record["length"])
         return self._read(lambda: chunks.members_of_row(group, self.samples, row, *place))
 
