@@ -537,6 +537,24 @@ class Clients:
         self._listener.close()
 
 
+def test_a_file_stays_while_blocks_of_it_are_on_their_way(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when nobody waits for them any more."""
+    fetcher = places.fetcher(100 * SHARD)
+    fetcher.need([("1.tar", 0, SHARD)])
+    goes_on = hold(places, monkeypatch, "0.tar", after=BLOCK_BYTES)
+    clients = Clients(fetcher, monkeypatch)
+    with clients.asking("0.tar"):
+        wait_until(lambda: ("0.tar", 0, SHARD) in places.store.asked)
+    assert clients.dropped.wait(10)
+    assert fetcher.files.drop(100 * SHARD, pinned=True) == SHARD
+    assert places.cached() == ["0.tar"]
+    goes_on.set()
+    with clients.asking("0.tar") as later:
+        assert json.loads(later.recv(1 << 17)) == {}
+    assert (places.cache / "0.tar").read_bytes() == (places.set / "0.tar").read_bytes()
+    clients.close()
+
+
 def test_what_only_a_dead_client_waited_for_is_given_up(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = places.fetcher(100 * SHARD)
     goes_on = hold(places, monkeypatch, "0.tar", after=BLOCK_BYTES)

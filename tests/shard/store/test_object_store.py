@@ -110,6 +110,20 @@ def test_a_replaced_object_is_not_read(bucket: Bucket) -> None:
         store.get("shard", etag=etag)
 
 
+def test_a_replaced_object_is_refused_by_the_store_before_a_byte_is_sent(
+    bucket: Bucket, fault_proxy: FaultProxy
+) -> None:
+    store = open_store(bucket.url)
+    etag = store.put("shard", b"1" * 100_000).etag
+    assert store.get("shard", 0, 100_000, etag) == b"1" * 100_000
+    store.put("shard", b"2" * 100_000)
+    with pytest.raises(ChangedError):
+        store.get("shard", 0, 100_000, etag)
+    whole, refused = (request.size_bytes for request in fault_proxy.requests() if request.method == "GET")
+    assert whole == 100_000
+    assert refused < 10_000
+
+
 def test_a_shorter_object_is_an_error_and_no_short_answer(bucket: Bucket) -> None:
     store = open_store(bucket.url)
     store.put("shard", b"1" * 100)
