@@ -34,7 +34,7 @@ cp bench/make_images.py examples/{load_epoch,train,train_parallel}.py "$bare/tri
 cat >"$bare/trial/try.sh" <<'EOF'
 set -euo pipefail
 cd /trial
-export PATH=/feeder/bin:/usr/bin:/bin HOME=/trial
+export PATH=/feeder/bin:/usr/bin:/bin HOME=/trial PIP_NO_INDEX=1 PIP_FIND_LINKS=/wheels PIP_QUIET=1
 for compiler in cc c++ gcc g++ clang; do
     ! command -v "$compiler" || { echo "this root has $compiler" >&2 && exit 1; }
 done
@@ -50,7 +50,7 @@ timed() {
 }
 install() {
     python3 -m venv /feeder
-    pip install -q --no-index --find-links /wheels feeder-data
+    pip install feeder-data
 }
 timed install_s install
 feeder --version -v
@@ -69,7 +69,7 @@ python load_epoch.py images-shards
 feeder bench images-shards --folder images --workers 2 --seconds 1 --repeats 1
 feeder doctor || true
 
-pip install -q --no-index --find-links /wheels "feeder-data[browse]"
+pip install "feeder-data[browse]"
 python - <<'END'
 import fcntl, http.cookiejar, re, socket, struct, subprocess, sys, urllib.request
 UP, SIOCSIFFLAGS = 1, 0x8914

@@ -48,14 +48,18 @@ ELSEWHERE = {
     ("docs/performance.md", "throughput"): (
         "project/test_ground.py::test_the_documented_bench_session_is_the_committed_one"
     ),
+    ("docs/operations.md", "pillow-simd=="): "scenarios/test_pillow_simd.py::test_the_block_of_the_docs_installs_it",
     ("docs/operations.md", "--live 9090"): "tools/test_browse.py::test_the_live_pages_of_the_docs_are_served",
     ("docs/transforms.md", "T.RandomIoUCrop"): "loader/test_targets.py::test_the_example_of_the_docs_runs",
     ("docs/transforms.md", "T.Image(draws"): "loader/test_image_pairs.py::test_the_example_of_the_docs_runs",
 }
 # What .ci/run does, and scripts/bare.sh, which it runs.
 IN_CI = {
+    ("README.md", "pip install feeder-data"),
     ("README.md", "make demo"),
     ("README.md", "make wheel"),
+    ("README.md", "apt-get install"),
+    ("docs/operations.md", "decode_wheel"),
     ("docs/operations.md", "scripts/bare.sh"),
     ("docs/operations.md", "make test-slow"),
 }
@@ -64,22 +68,17 @@ NOT_IN_CI = {
     "make docs": "tests/project/test_site.py builds the site",
 }
 NOT_RUN = {
-    ("README.md", "pip install feeder-data"): "the name is not published yet",
-    (
-        "README.md",
-        "apt-get install",
-    ): "changes the machine, and fetches torch; scripts/system.sh and env.sh do it for make",
     ("bench/README.md", "docker run"): "needs Docker and a GPU",
     ("bench/README.md", "pip wheel"): "needs a GPU",
     ("bench/README.md", "--only data"): "needs a GPU",
-    ("docs/architecture.md", "once, offline"): "a picture of folders",
-    ("docs/architecture.md", "fast/batch_queue"): "a picture of modules",
-    ("docs/operations.md", "pillow-simd=="): "scripts/env.sh does it for make",
-    ("docs/operations.md", "decode_wheel"): "takes many minutes; bench.smoke runs bench.decode_builds",
-    ("docs/operations.md", "decode_abi"): "compiles twice, and takes many minutes",
     ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",
     ("docs/operations.md", "FROM feeder"): "needs Docker",
-    ("docs/tutorials/first-training.md", "n01440764_18.JPEG"): "names of files",
+}
+# No code.
+PICTURES = {
+    ("docs/architecture.md", "once, offline"),
+    ("docs/architecture.md", "fast/batch_queue"),
+    ("docs/tutorials/first-training.md", "n01440764_18.JPEG"),
 }
 
 
@@ -99,7 +98,7 @@ HERE = [block for block in ALL if runs_here(block)]
 
 
 def test_every_block_is_run_by_one_test_or_says_why_not() -> None:
-    tables = (ELSEWHERE, IN_CI, NOT_RUN, LOCAL, STORES, CLUSTER)
+    tables = (ELSEWHERE, IN_CI, NOT_RUN, PICTURES, LOCAL, STORES, CLUSTER)
     entries = [entry for table in tables for entry in table]
     for block in ALL:
         runs = [entry for entry in entries if entry[0] == block.page and has(block, entry[1])]
@@ -119,14 +118,18 @@ def test_what_runs_elsewhere_does() -> None:
 
 
 def test_what_ci_runs_is_there() -> None:
+    """With all of a line's plain words; places are others there."""
     text = "".join((ROOT / name).read_text() for name in (".ci/run", "scripts/bare.sh"))
+    run = [" ".join(line.split()) for line in text.replace("\\\n", " ").replace('"$python"', "python").splitlines()]
     for page, sign in IN_CI:
         (block,) = [block for block in blocks(page, "sh") if has(block, sign)]
-        for line in block.text.splitlines():
-            command = " ".join(line.removeprefix("sudo ").split()[: 1 if "scripts/" in line else 2])
-            assert command in NOT_IN_CI or re.search(rf"^ *([A-Z]+=\S+ |timeout \S+ \S+ )*{command}\b", text, re.M), (
-                command
-            )
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = re.sub(r"""'[^']*'|"[^"]*"|#.*""", "PLACE", line.removeprefix("sudo ")).split()
+            plain = {word for word in words if re.fullmatch(r"[a-z0-9_.+-]+|scripts/.*", word)}
+            command = " ".join(words[: 1 if "scripts/" in line else 2])
+            there = re.compile(rf"([A-Z_]+=\S+ |timeout \S+ \S+ )*{re.escape(command)}(?!\S)")
+            found = [each for each in run if there.match(each) and plain <= {*each.split()}]
+            assert command in NOT_IN_CI or found, line
 
 
 def calls_of_the_command() -> list[tuple[str, str]]:
