@@ -79,3 +79,19 @@ def test_wheels_are_tried_on_every_python_from_the_oldest() -> None:
     minors = [int(python.partition(".")[2]) for python in tried if not python.endswith("t")]
     assert minors == list(range(int(oldest), minors[-1] + 1))
     assert tried[-1] == f"3.{minors[-1]}t", "the newest without the GIL, too"
+
+
+def test_jobs_that_make_wheels_have_what_only_root_gets_by_itself() -> None:
+    wheels = []
+    for file in FILES:
+        for job in jobs(file.name).values():
+            script = "\n".join(step.get("run", "") for step in job["steps"])
+            if re.search(r"\.ci/run$|make wheel", script, re.MULTILINE):
+                wheels.append(file.name)
+                assert re.search(r"apt-get install .*\bnasm\b", script)
+    assert wheels == ["test.yml", "wheels.yml"]
+
+
+def test_the_job_of_ci_takes_no_less_time_than_ci_may() -> None:
+    (most_s,) = re.findall(r"SECONDS < (\d+)", (ROOT / ".ci/run").read_text())
+    assert 60 * jobs("test.yml")["all"]["timeout-minutes"] > int(most_s)
