@@ -131,14 +131,19 @@ class Makers:
                 self._supervisor.kill_if_silent(number, maker.heard_ns, has_started=True)
 
     def interrupt(self, job: str, patience_s: float) -> None:
-        """Ends the process that has had a task of a job for longest, and for so long at least. The task begins anew
-        later."""
+        """Ends the process that has had a task of a job for longest, and for so long at least: twice as long after each
+        time that the task was broken off, so that it comes to its end. The task begins anew later."""
         now = time.monotonic()
         found = [each for each in self._supervisor.workers if each.task is not None and each.task.turn_of == job]
-        maker = min(found, key=lambda each: each.task.started_s if each.task else now, default=None)
-        if any(each.is_interrupted for each in found) or maker is None or maker.task is None:
+        if any(each.is_interrupted for each in found):
             return
-        if now - maker.task.started_s > patience_s:
+        spans = {
+            number: now - each.task.started_s
+            for number, each in enumerate(found)
+            if each.task is not None and now - each.task.started_s > patience_s * 2**each.task.interruptions
+        }
+        if spans:
+            maker = found[max(spans, key=spans.__getitem__)]
             maker.is_interrupted = True
             maker.process.kill()
 

@@ -38,6 +38,7 @@ class Task:
         started_s: Time at which it began; 0: it waits.
         passed: Number of turns in which a job's next task was left for another job's, see Note [Turns].
         turn_of: The job of whose share of the cores it takes one while it is under way.
+        interruptions: How often it was broken off for another job's sake.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Task:
         self.waiters: list[tuple[Any, int]] = []
         self.memory: MemoryPiece | None = None
         self.added_s = self.started_s = 0.0
-        self.passed, self.turn_of = 0, job
+        self.passed, self.turn_of, self.interruptions = 0, job, 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -95,11 +96,19 @@ class PartQueue:
         """Returns the number of a job's tasks that wait."""
         return len(self._waiting.get(job, ()))
 
-    def add(self, task: Task, *, is_first: bool = False) -> None:
-        """Adds a task, behind those of its job or before them."""
+    def add(self, task: Task) -> None:
+        """Adds a task, behind those of its job."""
+        task.added_s = time.monotonic()
+        self._waiting.setdefault(task.job, deque()).append(task)
+
+    def interrupted(self, task: Task) -> None:
+        """Takes back a task that was broken off for another job's sake: before those of its job, whose turn is over."""
+        self.ended(task)
+        task.interruptions += 1
         task.added_s, task.started_s = time.monotonic(), 0.0
-        tasks = self._waiting.setdefault(task.job, deque())
-        tasks.appendleft(task) if is_first else tasks.append(task)
+        self._waiting.setdefault(task.job, deque()).appendleft(task)
+        for job in {task.job, task.turn_of} & self._waiting.keys():
+            self._waiting.move_to_end(job)
 
     def take(self, fits: Callable[[Task], bool] = lambda task: True) -> Task | None:
         """Takes the next task, which is under way then; None if there is none.

@@ -238,11 +238,11 @@ class Scheduler:
 
     def _again(self, task: Task) -> None:
         """Takes back a task that was interrupted."""
-        self._queue.ended(task)
         self._release(task)
         if task.waiters:
-            self._queue.add(task, is_first=True)
+            self._queue.interrupted(task)
         else:
+            self._queue.ended(task)
             del self._tasks[task.key]
 
     def _end(self, task: Task, answer: Answer) -> None:

@@ -42,6 +42,19 @@ def test_a_free_core_goes_to_the_job_with_the_fewest_parts_under_way() -> None:
     assert queue.running == {"many": 4}
 
 
+def test_the_core_of_a_part_that_was_broken_off_goes_to_the_job_that_waits() -> None:
+    queue = PartQueue()
+    for number in range(3):
+        queue.add(task("greedy", number))
+    broken_off = queue.take()
+    assert broken_off is not None
+    queue.add(task("waits", 0))
+    queue.interrupted(broken_off)
+    taken = [queue.take() for _ in range(4)]
+    assert [each.job for each in taken if each] == ["waits", "greedy", "greedy", "greedy"]
+    assert taken[1] is broken_off
+
+
 def test_a_job_gets_no_more_cores_than_its_limit() -> None:
     queue = PartQueue(2)
     for number in range(3):
@@ -79,8 +92,7 @@ def test_a_task_that_was_interrupted_comes_first_again() -> None:
         queue.add(task("job", number))
     first = queue.take()
     assert first is not None
-    queue.ended(first)
-    queue.add(first, is_first=True)
+    queue.interrupted(first)
     assert queue.take() is first
 
 

@@ -11,6 +11,8 @@ import resource
 import shutil
 import socket
 import struct
+import threading
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from feeder.service.part_memory import Memory
 from feeder.service.roots import Roots
 from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
+from tests.support import named_functions
 from tests.support.field_sets import members_set
 from tests.support.held_parts import HeldParts, held
 from tests.support.image_pairs import write_pairs
@@ -445,6 +448,44 @@ def test_a_job_that_holds_all_cores_gives_one_to_another(root: Path, tmp_path: P
         assert sorted(each.message["number"] for each in found if each and each.kind == Kind.RESULT) == [0, 1, 2]
         assert one.status()["lost"] == 0
     hold.close()
+
+
+@pytest.mark.slow
+def test_parts_that_take_longer_than_others_wait_are_made_in_the_end(root: Path, tmp_path: Path) -> None:
+    slow_work = work_of(root / "set", T.Compose([RECIPE, T.Lambda(named_functions.inverted_in_seven_seconds)]))
+    allowed = ("--allow-module", named_functions.__name__)
+    with contextlib.closing(ServiceServer(tmp_path, root, *allowed, cores=1)) as one:
+        slow, quick = Peer(one), Peer(one)
+        quick.ask(work_of(root / "set"), job="quick")
+        slow.ask(slow_work)
+        for number in range(2):
+            slow.send(Kind.PART, {"number": number, "epoch": number}, numbers_of(1))
+        made, ends, is_over, sending = 0, time.monotonic() + 60, threading.Event(), threading.Lock()
+
+        def beat() -> None:
+            while not is_over.wait(1):
+                with sending:
+                    for each in (slow, quick):
+                        each.send(Kind.BEAT, {})
+
+        beating = threading.Thread(target=beat)
+        beating.start()
+        try:
+            while not one.status()["jobs"]["test"]["parts"]:
+                assert time.monotonic() < ends, f"no slow part beside {made} quick ones"
+                with sending:
+                    quick.send(Kind.PART, {"number": made, "epoch": made}, numbers_of(1))
+                answer = quick.next()
+                assert answer is not None
+                assert answer.kind == Kind.RESULT
+                made += 1
+        finally:
+            is_over.set()
+            beating.join()
+        assert made > 1
+        answer = slow.next()
+        assert answer is not None
+        assert answer.kind == Kind.RESULT
 
 
 @pytest.mark.slow

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import numpy as np
 
-__all__ = ["ended_by_white", "inverted", "places_of", "spread_out"]
+__all__ = ["ended_by_white", "inverted", "inverted_in_seven_seconds", "places_of", "spread_out"]
 
 system = os.system  # a function that is not of this module
 
@@ -16,6 +17,12 @@ system = os.system  # a function that is not of this module
 def inverted(image: Any) -> Any:
     """An op on uint8 images."""
     return 255 - image
+
+
+def inverted_in_seven_seconds(image: Any) -> Any:
+    """An op on uint8 images that takes longer than another job waits for its first core."""
+    time.sleep(7)
+    return inverted(image)
 
 
 def ended_by_white(image: Any) -> Any:
