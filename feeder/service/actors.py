@@ -10,6 +10,7 @@ Note [Actors]
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -69,12 +70,13 @@ class Registry:
         now = time.monotonic()
         heard = dict(self._heard)
         servers = [[host, port] for host, port, heard_s in heard.values() if now - heard_s < _SILENCE_S]
+        failed = dict(self._problems)
         problems = [
             {"address": f"{host}:{port}", "problem": "it is lost"}
-            for host, port, heard_s in heard.values()
-            if now - heard_s >= _SILENCE_S and [host, port] not in servers
+            for node, (host, port, heard_s) in heard.items()
+            if now - heard_s >= _SILENCE_S and [host, port] not in servers and node not in failed
         ]
-        problems += [{"address": address, "problem": reason} for address, reason, _ in list(self._problems.values())]
+        problems += [{"address": address, "problem": reason} for address, reason, _ in failed.values()]
         starting = len(set(self._actors) - set(heard))
         return {"token": self._token, "servers": sorted(servers), "problems": problems, "starting": starting}
 
@@ -116,12 +118,19 @@ class Registry:
         suitable = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if self._suits(node)}
         for node in set(self._actors) - set(suitable):
             del self._actors[node]
-        for node in [node for node, (_, _, heard_s) in self._heard.items() if now - heard_s > _FORGET_S]:
+        heard = {node: heard_s for node, (_, _, heard_s) in list(self._heard.items())}
+        for node in [node for node, heard_s in heard.items() if now - heard_s > _FORGET_S]:
             del self._heard[node]
         for node in [node for node in self._problems if node not in suitable]:
             del self._problems[node]
         for node, (actor, started, since_s) in list(self._actors.items()):
-            reason = None if node in self._heard else self._failure(started, now - since_s)
+            heard_s = heard.get(node, -math.inf)
+            if now - heard_s < _START_S:
+                continue
+            if since_s < heard_s:  # it was there, and may have ended for good
+                self._actors[node] = actor, actor.status.remote(), now
+                continue
+            reason = self._failure(started, now - since_s)
             if reason is not None:
                 self._problems[node] = suitable[node], reason, now
                 del self._actors[node]

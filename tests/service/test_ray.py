@@ -60,10 +60,15 @@ def helpers(cluster: RayCluster) -> set[int]:
     return found
 
 
-def registry() -> int:
-    """The process of the registry."""
-    found = [path for path in Path("/proc").glob("[0-9]*/comm") if path.read_text().startswith("ray::Registry")]
-    (pid,) = [int(path.parent.name) for path in found]
+def registry(cluster: RayCluster) -> int:
+    """The process of the registry of a cluster, whose processes have its folder in their logs' paths."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            is_its = any(cluster.folder in os.readlink(each) for each in (path / "fd").iterdir())
+            if is_its and (path / "comm").read_text().startswith("ray::Registry"):
+                found.append(int(path.name))
+    (pid,) = found
     return pid
 
 
@@ -150,7 +155,7 @@ def test_a_registry_that_dies_while_it_is_asked_is_asked_again(cluster: RayClust
         "cluster._registry = found\n"
         "cluster.directory('feeder', address=sys.argv[1])\n"
     )
-    command = [sys.executable, "-c", code, cluster.address, str(registry())]
+    command = [sys.executable, "-c", code, cluster.address, str(registry(cluster))]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ended.returncode == 0, ended.stderr
 
@@ -219,7 +224,7 @@ def test_a_node_that_was_lost_is_shown(cluster: RayCluster) -> None:
     """Also by a registry that has started since."""
     wait_until(lambda: len(status(cluster)) == 2)
     lost = [{"address": each["address"], "problem": "it is lost"} for each in status(cluster)]
-    os.kill(registry(), signal.SIGKILL)
+    os.kill(registry(cluster), signal.SIGKILL)
     cluster.kill_node(cluster.nodes[0])
     wait_until(lambda: any(each in lost for each in whole_status(cluster)))
     assert sum(each in lost for each in whole_status(cluster)) == 1
