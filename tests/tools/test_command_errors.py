@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from feeder.system.quiet_ray import quiet_ray
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.commands import command_names
@@ -170,6 +172,19 @@ def terminal_lines(text: str) -> list[str]:
 def test_a_service_without_ray_is_not_ended_by_another_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--stop", "--file", "service.json"]) in (1, 2)
     assert "--file ends when its command is interrupted" in capsys.readouterr().err
+
+
+def test_a_service_without_a_cluster_names_the_ways_to_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with quiet_ray():
+        services = pytest.importorskip("ray._private.services")
+    monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(set))  # whatever clusters this machine has
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda _: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said = error_of(["serve", "--root", "/data", "--cpus", "1"], capsys)
+    assert "can't join the Ray cluster 'auto': none runs here; start one with `ray start --head`, or give" in said
+    assert len(terminal_lines(said)) <= 3
 
 
 @pytest.mark.parametrize("resource", ["CPU=2", "GPU=1"])
