@@ -14,7 +14,7 @@ from feeder.errors import ArgumentError, ServiceError
 from feeder.service.roots import Roots
 from feeder.service.server_status import service_status
 from feeder.system.quiet_ray import quiet_ray
-from feeder.system.ray_address import check_ray_address
+from feeder.system.ray_address import cant_join, check_ray_address
 
 __all__ = ["directory", "start", "status", "stop"]
 
@@ -46,8 +46,7 @@ def joined(address: str) -> Iterator[Any]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ServiceError(
-            f"can't join the Ray cluster {address!r}: {str(error).strip()}; start one with `ray start --head`, or give "
-            "--address HOST:PORT"
+            f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
         ) from None
     try:
         yield ray

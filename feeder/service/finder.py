@@ -19,7 +19,7 @@ import threading
 import time
 
 from feeder.loader.fast.service_directory import peer_uid
-from feeder.system.ray_address import check_ray_address
+from feeder.system.ray_address import cant_join, check_ray_address
 
 __all__ = ["ALONE_S", "Relays", "find"]
 
@@ -127,7 +127,7 @@ def find(name: str, address: str, relays: Relays) -> None:
         relays.are_told.wait(ALONE_S)
         return
     except (ConnectionError, RuntimeError, ValueError) as error:
-        relays.tell({"problem": f"can't join the Ray cluster {address!r}: {str(error).strip()}"})
+        relays.tell({"problem": cant_join(address, error)})
         relays.are_told.wait(ALONE_S)
         return
     while not relays.are_gone.wait(_LOOK_S):

@@ -46,7 +46,9 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise ArgumentError(f"{path}: can't be read: {error.strerror}") from error
+        raise ArgumentError(
+            f"{path}: can't be read: {error.strerror}; name the file that the run saved its state to"
+        ) from error
     except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise ArgumentError(
             f"{path}: is neither JSON, as *.json, nor a checkpoint of torch of tensors, numbers and texts only; "
@@ -152,12 +154,14 @@ def save_images(views: Sequence[Sequence[npt.NDArray[np.uint8]]], folder: str) -
         folder: A folder that is made.
 
     Raises:
-        ArgumentError: if it exists already.
+        ArgumentError: if it exists already, or can't be made.
     """
     try:
         os.makedirs(folder)
     except FileExistsError:
         raise ArgumentError(f"{folder}: exists already; name a new folder") from None
+    except OSError as error:
+        raise ArgumentError(f"{folder}: can't be written: {error.strerror}; choose another --out") from error
     names = []
     for number, batch in enumerate(views):
         for row, image in enumerate(batch):

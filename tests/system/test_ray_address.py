@@ -1,4 +1,4 @@
-"""A cluster's address is refused at once where nobody listens."""
+"""A cluster's address is refused at once where nobody listens, and an error says why it can't be joined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from feeder.system.ray_address import check_ray_address
+from feeder.system.ray_address import cant_join, check_ray_address
 
 
 @pytest.fixture
@@ -30,3 +30,20 @@ def test_other_addresses_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> Non
     with socket.create_server(("127.0.0.1", 0)) as listener:
         for address in (f"127.0.0.1:{listener.getsockname()[1]}", "auto", "local", "ray://127.0.0.1:1", "nonsense"):
             check_ray_address(address)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Could not find any running Ray instance. Please specify the one to connect to.", "none runs here"),
+        ("Found multiple active Ray instances: {'10.0.0.1:6379'}. Please specify\none.", None),
+        ("nobody listens at 10.0.0.1:6379: [Errno 111] Connection refused", None),
+        (
+            "Version mismatch:\n    Ray: 2.60.0\nThis process: 2.61.0.\n",
+            "Version mismatch: Ray: 2.60.0 This process: 2.61.0",
+        ),
+    ],
+)
+def test_of_rays_reason_the_first_sentence_is_told(said: str, reason: str | None) -> None:
+    reason = reason or said.partition(". ")[0]
+    assert cant_join("auto", ConnectionError(said)) == f"can't join the Ray cluster 'auto': {reason}"

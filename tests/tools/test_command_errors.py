@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import functools
+import os
+import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from feeder.system.quiet_ray import quiet_ray
 from feeder.tools import cli
 from tests.support import ROOT
 from tests.support.commands import command_names
@@ -52,6 +56,38 @@ def test_a_set_that_is_not_there_is_told_as_such(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "nothing: there is no such path; give a shard set" in error_of([command, "nothing"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "named"),
+    [
+        ("s3", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SKIP_SIGNATURE"]),
+        ("gs", ["GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SKIP_SIGNATURE"]),
+        ("az", ["AZURE_STORAGE_ACCOUNT_KEY", "AZURE_SKIP_SIGNATURE"]),
+    ],
+)
+def test_a_store_without_credentials_names_the_variables_of_its_own(
+    scheme: str,
+    named: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    without_credentials(tmp_path, monkeypatch)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    said = error_of(["inspect", f"{scheme}://training-data/imagenet/train"], capsys)
+    assert f"{scheme}://training-data/imagenet/train" in said
+    assert "no credentials are found" in said
+    assert re.findall(r"\b(?:AWS|GOOGLE|AZURE)_\w+", said) == named
+    assert len(terminal_lines(said)) <= 3
+
+
+def test_a_container_without_an_account_names_the_variable_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_credentials(tmp_path, monkeypatch)
+    said = error_of(["inspect", "az://container/set"], capsys)
+    assert said.endswith(": no storage account is named; set AZURE_STORAGE_ACCOUNT_NAME\n")
 
 
 @pytest.mark.parametrize(("option", "value"), [("--host", "9.9.9.9"), ("--port", "70000")])
@@ -104,6 +140,17 @@ def test_a_wrong_command_has_three_lines_at_most_and_names_the_commands(capsys: 
     assert all(name in said for name in command_names())
 
 
+def without_credentials(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has stores find no credentials, nor anything on the network that gives them: nobody listens at the proxy."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower() in ("no_proxy", "all_proxy"):
+            monkeypatch.delenv(name)
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+        monkeypatch.setenv(name.upper(), "http://127.0.0.1:1")
+    monkeypatch.setenv("HOME", str(folder))
+
+
 def error_of(call: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Text on stderr of a call that has to fail."""
     try:
@@ -127,6 +174,19 @@ def test_a_service_without_ray_is_not_ended_by_another_command(capsys: pytest.Ca
     assert "--file ends when its command is interrupted" in capsys.readouterr().err
 
 
+def test_a_service_without_a_cluster_names_the_ways_to_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with quiet_ray():
+        services = pytest.importorskip("ray._private.services")
+    monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(set))  # whatever clusters this machine has
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda _: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    said = error_of(["serve", "--root", "/data", "--cpus", "1"], capsys)
+    assert "can't join the Ray cluster 'auto': none runs here; start one with `ray start --head`, or give" in said
+    assert len(terminal_lines(said)) <= 3
+
+
 @pytest.mark.parametrize("resource", ["CPU=2", "GPU=1"])
 def test_a_resource_that_a_service_takes_otherwise_is_refused_by_name(
     resource: str, capsys: pytest.CaptureFixture[str]
@@ -144,6 +204,8 @@ def test_messages_leave_room_for_names() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 found[f"{path.relative_to(ROOT)}:{node.lineno}"] = max(map(_fixed, node.exc.args), default=0)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Fault":
+                found[f"{path.relative_to(ROOT)}:{node.lineno}"] = sum(map(_fixed, node.args))  # reason and advice
     assert len(found) > 300
     assert {place: length for place, length in found.items() if length > _FIXED} == {}
 

@@ -220,6 +220,7 @@ def test_a_torch_without_code_for_the_gpu_is_mended_by_one_command(
 
 def test_pillow_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     plain = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}
     over = "--no-binary pillow-simd pillow-simd==12.1.1.post0"
     found = remedy("Pillow", Driver(), pillow=plain)
@@ -261,8 +262,24 @@ def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.
 )
 def test_pillow(change: dict[str, Any], name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     found = {**FOUND, "pillow": {**PILLOW, **change}}
     assert levels(check_packages(Driver(), found))[name] == level
+
+
+def test_a_pillow_that_cant_be_compiled_here_is_no_warning_and_the_remedy_installs_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    plain = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}
+    found = {each.name: each for each in check_packages(Driver(), {**FOUND, "pillow": plain})}["Pillow"]
+    assert found.level == "note"
+    assert found.remedy.startswith(
+        "sudo apt-get install -y gcc python3-dev zlib1g-dev libjpeg-dev && pip install pillow==12.1.1 && "
+    )
+    (tmp_path / "cc").touch(0o755)
+    assert levels(check_packages(Driver(), {**FOUND, "pillow": plain}))["Pillow"] == "warning"
 
 
 def test_a_pillow_that_does_not_load_is_a_problem(tmp_path: Path) -> None:

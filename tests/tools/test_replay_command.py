@@ -284,6 +284,37 @@ def test_what_a_state_does_not_have_is_named(
     assert re.search(rf"/state\.json: .*{re.escape(says)}", capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(
+    ("out", "says"),
+    [
+        ("file/out", "can't be written: Not a directory; choose another --out"),
+        ("folder", "exists already; name a new folder"),
+    ],
+)
+def test_a_place_that_no_images_can_be_written_to_is_told_with_the_remedy(
+    out: str, says: str, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    run = run_of(tree)
+    list(run)
+    (tmp_path / "state.json").write_text(json.dumps(run.state_dict()))
+    command = ["replay", str(tree), "--state", str(tmp_path / "state.json"), "--epoch", "0", "--step", "0"]
+    assert main([*command, "--out", str(tmp_path / out)]) == 2
+    assert f"{tmp_path / out}: {says}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("state", "reason"), [("folder", "Is a directory"), ("none.pt", "No such file or directory")])
+def test_a_state_that_cant_be_read_is_told_with_what_to_name(
+    state: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    assert main(["replay", str(tmp_path), "--state", str(tmp_path / state), "--step", "0"]) == 2
+    assert f"{state}: can't be read: {reason}; name the file that the run saved its state to\n" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_set_that_is_not_there_is_told_as_such(
     tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,13 @@ __all__ = ["GUARD_ADDRESS", "Fault", "Kind", "fault_of"]
 # Nobody listens there. Redirects to other hosts end at it, see Note [Redirects] in client.py.
 GUARD_ADDRESS = "127.0.0.1:1"
 
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket "
+    "AWS_SKIP_SIGNATURE=true",
+    "gs": "set GOOGLE_SERVICE_ACCOUNT, or run `gcloud auth application-default login`; for a public bucket set "
+    "GOOGLE_SKIP_SIGNATURE=true",
+    "az": "set AZURE_STORAGE_ACCOUNT_KEY; for a public container AZURE_SKIP_SIGNATURE=true",
+}
 _DEBUG = "Debug source:"
 _STATUS = re.compile(r"status code: (\d{3})([^:\n]*)(?::\s*(.*))?", re.DOTALL)
 _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
@@ -38,11 +45,15 @@ class Fault(NamedTuple):
     advice: str = ""
 
 
-def fault_of(error: Exception) -> Fault:
+def fault_of(error: Exception, scheme: str) -> Fault:
     """Returns the fault that an error of obstore tells of.
 
     obstore has no attributes for them, so the texts are read. Only the store's own code and message get into the
     reason, as the rest may hold keys of access, tokens and signatures.
+
+    Args:
+        error: The error.
+        scheme: That of the store's URL, such as "s3".
     """
     from obstore import exceptions
 
@@ -51,13 +62,11 @@ def fault_of(error: Exception) -> Fault:
         return Fault(Kind.CONDITION, "it is another object by now")
     if isinstance(error, exceptions.InvalidPathError):
         return Fault(Kind.FINAL, "the name of an object has an empty part, '.' or '..'", "rename such objects")
-    if "169.254." in text or "/latest/api/token" in text or "metadata.google" in text:
-        return Fault(
-            Kind.FINAL,
-            "no credentials are found, neither in the environment nor from the machine's role",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or for a public bucket "
-            "AWS_SKIP_SIGNATURE=true (GOOGLE_..., AZURE_... for gs:// and az://)",
-        )
+    asks_for_role = "169.254." in text or "/latest/api/token" in text or "metadata.google" in text
+    if asks_for_role and scheme in _CREDENTIALS:
+        return Fault(Kind.FINAL, "no credentials are found", _CREDENTIALS[scheme])
+    if "MissingAccount" in debug:
+        return Fault(Kind.FINAL, "no storage account is named", "set AZURE_STORAGE_ACCOUNT_NAME")
     status = _STATUS.search(text)
     if status is not None:
         return _of_status(int(status[1]), f"{status[1]}{status[2]}".strip(), status[3] or "")

@@ -188,7 +188,7 @@ class ObjectStore:
         try:
             found = obstore.head(client, key)
         except (BaseError, OSError) as error:
-            if fault_of(error).kind is Kind.TRANSIENT:
+            if fault_of(error, self.url.scheme).kind is Kind.TRANSIENT:
                 raise
             # The answer to HEAD has no body, and so no reason. That to GET has one.
             found = obstore.get(client, key, options={"range": (0, 1)}).meta
@@ -301,7 +301,8 @@ class ObjectStore:
                 self.has_answered = True
                 return result
             except (BaseError, OSError, ValueError) as error:
-                fault = Fault(Kind.TRANSIENT, str(error)) if isinstance(error, ConnectionError) else fault_of(error)
+                is_short = isinstance(error, ConnectionError)
+                fault = Fault(Kind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
             attempt += 1
             if fault.kind is Kind.EXPIRED and not is_refreshed:
                 # Made anew, the clients read environment, files and roles again.

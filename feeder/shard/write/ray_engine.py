@@ -28,7 +28,7 @@ from feeder.shard.write.shard_job import ShardJob, WrittenShard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
-from feeder.system.ray_address import check_ray_address
+from feeder.system.ray_address import cant_join, check_ray_address
 
 __all__ = ["RayEngine", "open_ray"]
 
@@ -69,8 +69,7 @@ def open_ray(address: str, workers: int | None) -> Iterator[RayEngine]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ShardError(
-            f"can't join the Ray cluster {address!r}: {str(error).strip()}; start one with `ray start --head`, or give "
-            "--address HOST:PORT"
+            f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
         ) from None
     try:
         yield RayEngine(workers)

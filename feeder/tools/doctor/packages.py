@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from feeder.tools.doctor.finding import Finding, Level
 __all__ = ["Driver", "check_packages", "driver_of"]
 
 
+_COMPILER = "gcc python3-dev zlib1g-dev libjpeg-dev"  # what pillow-simd needs when it is built
 _NEWER_DRIVER = "an NVIDIA driver for CUDA 12, 525 or newer; on Debian: sudo apt-get install nvidia-driver"
 
 
@@ -112,7 +114,11 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         if base != newest:
             why += f" pillow-simd is there for Pillow {newest}."
         level: Level = "warning" if base == newest else "note"
-        yield Finding("Pillow", level, f"{said}, not a SIMD build", why, pillow_simd_command())
+        remedy = pillow_simd_command()
+        if shutil.which("cc") is None:
+            level, remedy = "note", f"sudo apt-get install -y {_COMPILER} && {remedy}"
+            why += " pillow-simd has to be compiled, and there is no C compiler."
+        yield Finding("Pillow", level, f"{said}, not a SIMD build", why, remedy)
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
     again = f"pip install --force-reinstall --no-deps --only-binary pillow pillow=={base}"
