@@ -1,4 +1,6 @@
-"""examples/ray_train.py and ray_tune.py on a Ray cluster in one machine: what is killed goes on exactly."""
+"""examples/ray_train.py and ray_tune.py, by the commands of the documents, on a Ray cluster in one machine: what is
+killed goes on exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import pytest
 import torch
 
 from tests.support import ROOT, train_example
+from tests.support.documents import block, run_shell, smaller
 from tests.support.ray_cluster import RayCluster
 from tests.support.train_example import load
 
@@ -62,54 +66,84 @@ def cluster() -> Iterator[RayCluster]:
     made.close()
 
 
-def run(script: str, *arguments: str, killed: tuple[str, Path, int] | None = None) -> str:
-    """Runs an example; with ``killed`` the function of that name dies at a step, once, which a file marks."""
-    start = [str(ROOT / "examples" / script)]
+def commands(script: str, data: list[str], out: Path = Path()) -> list[str]:
+    """The lines of the block with an example, for these sets, a folder for what it writes, and few cores."""
+    here = {
+        "/shared/sets/train": data[0],
+        "/shared/sets/val": data[1],
+        "/shared/sets": str(Path(data[0]).parent),
+        " train-shards ": f" {data[0]} ",
+        "/shared/runs": str(out),
+        "--num-workers 4": "--num-workers 2",
+        "--trials 32": "--trials 3",
+        "--cpus 8": "--cpus 1 --nodes 1",
+    }
+    return smaller(block("docs/cluster.md", script, "sh"), here).splitlines()
+
+
+def without_service(command: str) -> str:
+    alone = command.replace(" --service feeder", "")
+    assert alone != command
+    return alone
+
+
+def run(command: str, *further: str, killed: tuple[str, Path, int] | None = None) -> str:
+    """Runs an example with further options; with ``killed`` the function of that name dies at a step, once, which a
+    file marks.
+    """
+    program, script, *arguments = shlex.split(command)
+    assert program == "python"
+    start = [script]
     if killed is not None:
-        start = ["-c", _KILLED, script.removesuffix(".py"), *map(str, killed)]
+        start = ["-c", _KILLED, Path(script).stem, *map(str, killed)]
     env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(
-        [sys.executable, *start, *arguments], env=env, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *start, *arguments, *further],
+        env=env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def service(data: list[str], cluster: RayCluster) -> None:
+    """The service that the documents start, on one of the nodes."""
+    (command,) = (line for line in commands("ray_tune.py", data) if line.startswith("feeder serve "))
+    arguments = [*shlex.split(command), "--address", cluster.address]
+    subprocess.run([sys.executable, "-m", *arguments], check=True, cwd=ROOT, timeout=200)
+
+
+@pytest.mark.usefixtures("service")
 def test_training_goes_on_exactly_after_a_worker_is_killed(
     data: list[str], cluster: RayCluster, tmp_path: Path
 ) -> None:
-    options = ["--address", cluster.address, *SMALL, "--checkpoint-every", "4", "--out", str(tmp_path)]
-    mark = tmp_path / "mark"
+    """With the service, and without."""
+    install, command = commands("ray_train.py", data, tmp_path / "runs")
+    run_shell(install, tmp_path)
+    options = ["--address", cluster.address, *SMALL, "--checkpoint-every", "4"]
+    marks = [tmp_path / "mark", tmp_path / "mark-alone"]
     runs = []
-    for name, killed in (("whole", None), ("killed", ("train", mark, 7))):
-        out = run("ray_train.py", data[0], *options, "--name", name, killed=killed)
+    for name, line, killed in (
+        ("whole", command, None),
+        ("killed", command, ("train", marks[0], 7)),
+        ("killed-alone", without_service(command), ("train", marks[1], 7)),
+    ):
+        out = run(line, *options, "--name", name, killed=killed)
         (told,) = re.findall(r"^epochs 2, steps 18, loss \d+\.\d+$", out, re.M)
         (folder,) = re.findall(r"^checkpoint (.*)$", out, re.M)
         runs.append((told, load(Path(folder) / "state.pt")))
-    assert mark.exists()
-    (told, state), (told_killed, state_killed) = runs
-    assert told_killed == told
-    assert state_killed["loader"] == state["loader"]
-    for name, tensor in state["model"].items():
-        assert torch.equal(state_killed["model"][name], tensor)
-
-
-@pytest.fixture(scope="module")
-def service(data: list[str], cluster: RayCluster) -> str:
-    """The name of a service on one of the nodes."""
-    command = [
-        "serve",
-        "--address",
-        cluster.address,
-        "--root",
-        str(Path(data[0]).parent),
-        "--cpus",
-        "1",
-        "--nodes",
-        "1",
-    ]
-    subprocess.run([sys.executable, "-m", "feeder", *command], check=True, cwd=ROOT, timeout=200)
-    return "feeder"
+    assert all(mark.exists() for mark in marks)
+    (told, state), *of_killed = runs
+    for told_killed, state_killed in of_killed:
+        assert told_killed == told
+        assert state_killed["loader"] == state["loader"]
+        for name, tensor in state["model"].items():
+            assert torch.equal(state_killed["model"][name], tensor)
 
 
 def served(cluster: RayCluster) -> dict[str, Any]:
@@ -126,25 +160,30 @@ def table(out: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("service")
 @pytest.mark.parametrize("order", [[], ["--own-order"]], ids=["one-order", "own-order"])
 def test_a_search_over_a_service_has_the_results_of_one_without(
-    data: list[str], cluster: RayCluster, service: str, tmp_path: Path, order: list[str]
+    data: list[str], cluster: RayCluster, tmp_path: Path, order: list[str]
 ) -> None:
     """One of the trials dies, and goes on from its checkpoint. The service makes all that trials read."""
-    options = [*data, "--address", cluster.address, "--out", str(tmp_path), *SMALL, "--trials", "3", *order]
-    options += ["--at-once", "2"]
+    install, _, command = commands("ray_tune.py", data, tmp_path / "runs")
+    run_shell(install, tmp_path)
+    alone = without_service(command)
+    options = ["--address", cluster.address, *SMALL, *order, "--at-once", "2"]
     mark, idle = tmp_path / "mark", served(cluster)
-    served_by = ["--service", service, "--service-only"]
-    out = run("ray_tune.py", *options, "--name", "with", *served_by, killed=("trial", mark, 12))
+    out = run(command, *options, "--name", "with", "--service-only", killed=("trial", mark, 12))
     assert mark.exists()
     after = served(cluster)
     jobs = [job for name, job in after["jobs"].items() if name not in idle["jobs"]]
     assert len([job for job in jobs if job["parts"]]) >= 3
     if not order:  # more than the trial that went on has asked for a second time
         assert after["shared"] - idle["shared"] > EPOCH_PARTS
-    run("ray_tune.py", *options, "--name", "without")
+    run(alone, *options, "--name", "without")
     found, expected = (
-        {row["lr"]: (row["width"], results(tmp_path / name, row["lr"])) for row in table(tmp_path / name)}
+        {
+            row["lr"]: (row["width"], results(tmp_path / "runs" / name, row["lr"]))
+            for row in table(tmp_path / "runs" / name)
+        }
         for name in ("with", "without")
     )
     assert len(found) == 3
@@ -159,9 +198,9 @@ def test_a_search_over_a_service_has_the_results_of_one_without(
         assert all(epochs[epoch] == expected[lr][1][epoch] for epoch in common)
         compared += bool(common)
     assert compared >= 2
-    before = table(tmp_path / "without")
-    run("ray_tune.py", *options, "--name", "without")
-    assert table(tmp_path / "without") == before  # of trials that are finished already
+    before = table(tmp_path / "runs/without")
+    run(alone, *options, "--name", "without")
+    assert table(tmp_path / "runs/without") == before  # of trials that are finished already
 
 
 def results(folder: Path, lr: str) -> dict[int, tuple[float, float]]:

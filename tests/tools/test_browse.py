@@ -199,6 +199,36 @@ def test_a_search_goes_on_by_itself_until_the_page_is_full(shards: Path, monkeyp
     assert "First" not in last
 
 
+def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_view.SEARCHED", 7)
+    monkeypatch.setattr("feeder.tools.browse.set_view.CHOSEN", 4)
+    monkeypatch.setattr("feeder.tools.browse.set_pages.ROWS_AT_ONCE", 3)
+    page = client(shards)
+
+    def look(at: str) -> tuple[list[int], dict[str, str]]:
+        """The samples of a page, and its links once it is full."""
+        texts = list(searched(page, at))
+        links = re.findall(r'rel="(prev|next)" href="([^"]+)"', texts[-1])
+        return [i for text in texts for i in ids(text)], {rel: unescape(to) for rel, to in links}
+
+    for choice, pages in (("", 10), ("&label=1", 4), ("&text=class-1", 4), ("&text=IMG&label=1", 4)):
+        seen, links = look(f"/samples?first=0{choice}")
+        assert "prev" not in links
+        turned = [seen]
+        while "next" in links:
+            seen, links = look(links["next"])
+            turned.append(seen)
+        assert len(turned) == pages
+        for earlier in turned[-2::-1]:
+            seen, links = look(links["prev"])
+            assert seen == earlier, choice
+        assert "prev" not in links
+    assert look("/samples?first=2")[1]["prev"] == "/samples?first=0"
+    assert "prev" not in look("/samples?first=2&text=IMG")[1]  # how many a search finds before is not known
+    before = ",".join(map(str, range(10_000)))
+    assert len(look(f"/samples?first=9&text=IMG&before={before}")[1]["next"]) < 1000
+
+
 def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
     """In the second shard, of indexes of both versions, and in a folder."""
     texts = ["Ünïcode-ÄÖ", "plain", "a<b>&c", "\udcff-raw"]
@@ -714,7 +744,14 @@ def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
     for path in ("/small/1", "/whole/1", "/crop/1?seed=0&epoch=0"):
         assert page.get(path).headers["content-type"] == "image/svg+xml"
     assert page.get("/small/0").headers["content-type"] == "image/jpeg"
-    wrong = ("/sample/4", "/samples?first=-1", "/samples?kind=odd", "/samples?label=x", "/step-image?row=40")
+    wrong = (
+        "/sample/4",
+        "/samples?first=-1",
+        "/samples?before=1,x",
+        "/samples?kind=odd",
+        "/samples?label=x",
+        "/step-image?row=40",
+    )
     for path in (*wrong, "/batch?batch_size=0"):
         answer = page.get(path)
         assert answer.status_code == 400

@@ -300,6 +300,9 @@ def test_a_person_sees_figures_change_without_loading_the_page_again(loader: Dat
         expect(tile.locator("dd")).to_have_text("20")
         assert page.evaluate("() => window.isTheSame") is True
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
+        page.evaluate("() => addEventListener('keydown', event => { window.isLeft = !event.defaultPrevented; })")
+        page.keyboard.press("/")  # the browser's own, as there is no search; a script's error fails open_page
+        assert page.evaluate("() => window.isLeft") is True
         lost = page.get_by_text("feeder browse does not answer")
         expect(lost).to_be_hidden()
         server.should_exit = True

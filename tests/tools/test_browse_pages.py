@@ -16,6 +16,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 
 from feeder.tools import cli
+from feeder.tools.browse.endpoints import Endpoints
 from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
@@ -34,7 +35,8 @@ pytestmark = pytest.mark.slow
 def url(tmp_path: Path) -> Iterator[str]:
     """The address of a set of four grey and colored samples with captions, masks and boxes.
 
-    One is damaged, another has a mask of another size, and two have the same bytes.
+    One is damaged, another has a mask of another size, and two have the same bytes. Its live page asks at a place where
+    nothing answers.
     """
     grey = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
     images = {"a": encode(pixels(0, 96, 64)), "b": grey, "c": encode(pixels(2, 96, 64)), "d": encode(pixels(0, 96, 64))}
@@ -45,14 +47,14 @@ def url(tmp_path: Path) -> Iterator[str]:
     members = list[tuple[str, bytes]]()
     for key, image in images.items():
         seen = mask if key != "d" else mask[:8, :8]
-        members += [(f"{key}.jpg", image), (f"{key}.txt", captions[key].encode())]
+        members += [(f"{key}.jpg", image), (f"{key}.cls", b"1"), (f"{key}.txt", captions[key].encode())]
         members += [(f"{key}.seg.png", encode(Image.fromarray(seen), "PNG")), (f"{key}.boxes.json", boxes)]
     (tmp_path / "set").mkdir()
     tar = write_tar(tmp_path / "set/a.tar", members)
     assert cli.main(["index", str(tar), "-q"]) == 0
     tar.write_bytes(tar.read_bytes().replace(images["c"], b"no image".ljust(len(images["c"]))))
     view = SetView(str(tmp_path / "set"), str(tmp_path / "scans"))
-    with serve(make_app(view, Training(view, 32, None), TOKEN)) as (found, _):
+    with serve(make_app(view, Training(view, 32, None), TOKEN, endpoints=Endpoints(["9"]))) as (found, _):
         yield found
 
 
@@ -81,10 +83,31 @@ def test_a_person_scans_a_set_and_finds_samples(page: Page, url: str) -> None:
     expect(page.locator(".grid a")).to_have_attribute("href", "/sample/0")
 
 
+def test_both_arrows_turn_the_pages_of_the_grid(page: Page, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.tools.browse.set_pages.ROWS_AT_ONCE", 2)
+    page.goto(f"{url}samples")
+    names = page.locator(".grid .name")
+    expect(names).to_have_text(["a", "b"])
+    page.keyboard.press("ArrowRight")
+    expect(names).to_have_text(["c", "d"])
+    page.keyboard.press("ArrowLeft")
+    expect(names).to_have_text(["a", "b"])
+
+
 def test_pages_fit_a_phone_and_follow_light_and_dark(url: str) -> None:
     with open_page(360, 740) as page:
         page.goto(f"{url}?token={TOKEN}")
-        for place in ("", "samples", "sample/0", "batch", "batch?compared=on", "rejected", "versions"):
+        for place in (
+            "",
+            "samples",
+            "sample/0",
+            "batch",
+            "batch?compared=on",
+            "rejected",
+            "versions",
+            "classes",
+            "live",
+        ):
             page.goto(f"{url}{place}")
             assert page.evaluate("() => document.documentElement.scrollWidth") <= 360
             expect(page.get_by_text("turn pages")).to_be_hidden()  # a phone has no such keys
@@ -222,6 +245,8 @@ def test_all_text_stands_out_from_what_is_behind_it(scheme: Literal["light", "da
         "batch?step=999",
         "versions",
         "rejected",
+        "classes",
+        "live",
     ):
         page.goto(f"{url}{place}")
         contrasts = page.evaluate(CONTRASTS)

@@ -30,6 +30,7 @@ _EPOCHS = 8  # of which crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32
 CLASSES_AT_ONCE = 500
 _MOST_BATCH = 1024
+_MOST_BEFORE = 100
 _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
     '<text x="96" y="100" text-anchor="middle" font-family="sans-serif" fill="#fff">not readable</text></svg>'
@@ -188,10 +189,14 @@ class SetPages:
         first = _number(request, "first")
         rows, following = self._view.rows(choice, first, most)
         goes_on = following is not None and len(rows) < most
+        begin, before = _number(request, "begin", first), _before(request)
+        previous = next(reversed(before), None) if choice.text else self._view.previous(choice, begin, ROWS_AT_ONCE)
         return {
             "rows": rows,
             "following": following,
-            "begin": _number(request, "begin", first),
+            "begin": begin,
+            "before": before,
+            "previous": previous,
             "choice": choice,
             "most": most,
             "most_rows": ROWS_AT_ONCE,
@@ -326,7 +331,20 @@ def _number(request: Request, name: str, default: int = 0) -> int:
     Raises:
         ArgumentError: if it is none, or negative.
     """
-    text = request.query_params.get(name) or str(default)
+    return _read_number(name, request.query_params.get(name) or str(default))
+
+
+def _before(request: Request) -> list[int]:
+    """Returns where the pages before one of a search began, at most a hundred.
+
+    Raises:
+        ArgumentError: if the query has anything but numbers.
+    """
+    texts = request.query_params.get("before", "").split(",")
+    return [_read_number("before", text) for text in texts[-_MOST_BEFORE:] if text]
+
+
+def _read_number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise ArgumentError(f"{name} must be a number of 0 or more, got {text!r}")
     return int(text)

@@ -257,6 +257,20 @@ class SetView:
                 found.append(self._row(i, key, path))
         return found, following
 
+    def previous(self, choice: Choice, first: int, most: int) -> int | None:
+        """Returns the id at which the page before one begins; None for the first page.
+
+        Args:
+            choice: Which samples, without a text: where pages of a search begin only the searches before tell.
+            first: Id at which the page begins.
+            most: Number of samples of a page.
+        """
+        chosen = self._chosen(choice)
+        before = min(first, len(self)) if chosen is None else int(np.searchsorted(chosen, first))
+        if before <= most:
+            return 0 if before else None
+        return before - most if chosen is None else int(chosen[before - most])
+
     def further(self, choice: Choice, first: int, most: int) -> list[Row]:
         """Returns samples from an id on that a search finds by their captions alone, before it comes there.
 

@@ -1,13 +1,14 @@
-// Keys: left and right turn pages, / goes to the search.
+// Keys: left and right turn pages, / goes to the search, which a page without a set has not.
 "use strict";
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea")) return;
   const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
   const link = rel && document.querySelector(`a[rel=${rel}]`);
   if (link) link.click();
-  if (event.key === "/") {
+  const search = document.querySelector("input[type=search]");
+  if (event.key === "/" && search) {
     event.preventDefault();
-    document.querySelector("input[type=search]").focus();
+    search.focus();
   }
 });
 // The live page says so when its figures are old.
