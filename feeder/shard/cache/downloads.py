@@ -243,6 +243,7 @@ class Downloads:
             except Exception as failure:
                 error = failure
             self._finish(download, error, is_ahead=is_ahead)
+            self._files.close_own()
 
     def _take(self) -> tuple[Download, bool] | None:
         """Waits for something to do: returns a download that was begun, and True if nobody waits for it; None when
@@ -333,7 +334,7 @@ class Downloads:
                 self._tell(file, right)
             found += wrong
             first += len(blocks)
-            if not file.record.missing(first, end):  # or its twin was faster
+            if file.record.has(first, end):  # or its twin was faster
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")
