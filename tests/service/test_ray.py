@@ -60,15 +60,21 @@ def helpers(cluster: RayCluster) -> set[int]:
     return found
 
 
-def registry(cluster: RayCluster) -> int:
-    """The process of the registry of a cluster, whose processes have its folder in their logs' paths."""
+def registries(cluster: RayCluster) -> list[int]:
+    """The processes of the registry of a cluster: none while it moves."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
-            is_its = any(cluster.folder in os.readlink(each) for each in (path / "fd").iterdir())
+            is_its = any(cluster.folder in os.readlink(each) for each in (path / "fd").iterdir())  # its logs
             if is_its and (path / "comm").read_text().startswith("ray::Registry"):
                 found.append(int(path.name))
-    (pid,) = found
+    return found
+
+
+def registry(cluster: RayCluster) -> int:
+    """The process of the registry of a cluster, once there is one."""
+    wait_until(lambda: registries(cluster))
+    (pid,) = registries(cluster)
     return pid
 
 
