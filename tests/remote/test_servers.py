@@ -124,7 +124,8 @@ def test_the_same_requests_have_the_same_faults(bucket: Bucket, url: str, fault_
 
 def test_kinds_in_turn_all_come_within_as_many_faults(url: str, fault_proxy: FaultProxy) -> None:
     kinds = ("503", "reset", "cut", "flip", "429")
-    fault_proxy.set(Faults(dict.fromkeys(kinds, 0.1), seed=1, in_turn=True))
+    # Draws depend on the bucket's name, which is another one each time: seldom enough that some request has no fault.
+    fault_proxy.set(Faults(dict.fromkeys(kinds, 0.01), seed=1, in_turn=True))
     failed = 0
     while failed < len(kinds):
         try:
