@@ -2,9 +2,10 @@
 
 Note [Actors]
     Both are named, so that whoever is restarted finds the others, and detached, so that they outlive who started them.
-    The registry starts a server on each node that joins. Servers announce themselves every second; one that has not for
-    a while is left out of the directory. One that does not start is given up, and tried again later. A server whose
-    registry is gone for long ends. The token is an argument of both, so that it stays when they are restarted.
+    The registry starts a server on each node that joins. Servers announce themselves every second, with the others that
+    they know of, for a registry that has moved; one that has not for a while is left out of the directory. One that
+    does not start, or has ended for good, is given up, and tried again later. A server whose registry is gone for long
+    ends. The token is an argument of both, so that it stays when they are restarted.
 """
 
 from __future__ import annotations

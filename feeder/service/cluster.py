@@ -142,7 +142,7 @@ def start(
             ) from None
         try:
             ends = time.monotonic() + _START_S
-            while not (found := _directory(ray, name, registry, _START_S))["servers"]:
+            while not (found := _directory(ray, name, registry, ends + _ANSWER_S - time.monotonic()))["servers"]:
                 problems = [f"{each['address']}: {each['problem']}" for each in found["problems"]]
                 if problems and not found["starting"]:
                     raise ServiceError(f"no node can start a server: {'; '.join(problems[:2])}")

@@ -320,6 +320,9 @@ class Downloads:
                 data = [view for block in blocks[start - first : after - first] for view in block]
                 written += self._write(file, start, data)
                 right_bytes += sum(map(len, data))
+            is_last = file.record.has(first + len(blocks), end)  # or its twin was faster
+            if is_last:  # before those who wait are told
+                self._files.close_own()
             now = time.monotonic()
             with self._lock:
                 self.counts.hedged_bytes += right_bytes - written
@@ -334,7 +337,7 @@ class Downloads:
                 self._tell(file, right)
             found += wrong
             first += len(blocks)
-            if file.record.has(first, end):  # or its twin was faster
+            if is_last:
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")

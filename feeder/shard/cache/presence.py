@@ -172,14 +172,11 @@ class Record:
         """Returns True if the blocks from ``first`` to ``end`` are all present."""
         return 0 not in self._present[first:end]
 
-    def mark(self, first: int, end: int, descriptor: int | None = None) -> None:
-        """Sets the blocks from ``first`` to ``end`` as present, by a descriptor of the record if it is open."""
-        data, at = b"\1" * (end - first), _HEAD.size + first
-        if descriptor is None:
-            self._write(data, at)
-        else:
-            os.pwrite(descriptor, data, at)
-        self._present[first:end] = b"\1" * (end - first)
+    def mark(self, first: int, end: int, descriptor: int) -> None:
+        """Sets the blocks from ``first`` to ``end`` as present, by a descriptor of the record."""
+        present = b"\1" * (end - first)
+        os.pwrite(descriptor, present, _HEAD.size + first)
+        self._present[first:end] = present
 
     def unmark(self, block: int) -> None:
         """Sets a block as not present."""
