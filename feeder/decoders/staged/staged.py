@@ -133,14 +133,18 @@ class Staged:
             raise ArgumentError(f"{count} staged rows take {count * ROW.itemsize} bytes, the slot has {len(memory)}")
         left_over = left_over or {}
         rows = memory[: count * ROW.itemsize].view(ROW)
-        starts, lengths = rows["offset"], rows["length"]
-        here = (starts >= 0) & (lengths >= 0) & (starts <= len(memory)) & (lengths <= len(memory) - starts)
-        if any(row not in left_over for row in np.flatnonzero(~here).tolist()):
-            raise ArgumentError(f"a staged row does not lie in its slot of {len(memory)} bytes")
-        if (rows["back"] < 0).any() or (rows["back"] > np.arange(count) % views).any():
-            raise ArgumentError("a staged row names another sample's image")
-        places = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
-        payloads = [left_over[row] if row in left_over else memory[a:b].data for row, (a, b) in enumerate(places)]
+        whole, payloads = memory.data, list[Buffer]()
+        # Parts are small, and numpy would take longer.
+        places = zip(rows["offset"].tolist(), rows["length"].tolist(), rows["back"].tolist(), strict=True)
+        for row, (start, length, back) in enumerate(places):
+            if not 0 <= back <= row % views:
+                raise ArgumentError("a staged row names another sample's image")
+            if row in left_over:
+                payloads.append(left_over[row])
+            elif start >= 0 and 0 <= length <= len(memory) - start:
+                payloads.append(whole[start : start + length])
+            else:
+                raise ArgumentError(f"a staged row does not lie in its slot of {len(memory)} bytes")
         return cls(rows, payloads, views)
 
     @classmethod
@@ -149,7 +153,8 @@ class Staged:
         if len(parts) == 1:
             return parts[0]
         payloads = [each for part in parts for each in part.payloads]
-        return cls(np.concatenate([part.rows for part in parts]), payloads, parts[0].views)
+        rows = np.concatenate([part.rows.view(np.uint8) for part in parts])  # as structs each field would be looked at
+        return cls(rows.view(ROW), payloads, parts[0].views)
 
 
 def by_size(rows: npt.NDArray[np.void]) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64]]]:
