@@ -1,14 +1,15 @@
 """Measures the host's share of decoding on a GPU with ``backend="cuda"``; needs no GPU.
 
 A worker's share is what it does for each image: read the index and the rows of the crop, draw, plan, and write the
-plan to the slot. The trainer's is to join the plans of a batch into what one copy takes to the GPU. Held equal: the
-images, in a seekable and a packed set, random resized crops to 224 with flips, parts of 16, as 16 workers get of
-batches of 256, one thread. Files are in the page cache. Sets take turns.
+plan to the slot. The trainer's is to find the plans in the slot, lay out the copies that the GPU makes of them, and
+write the tables of a batch; it does not touch compressed bytes. Held equal: the images, in a seekable and a packed
+set, random resized crops to 224 with flips, parts of 16, as 16 workers get of batches of 256, one thread. Files are in
+the page cache. Sets take turns.
 
 worker_us, trainer_us   CPU time
 of_it_*_us              the worker's stages, by the wall clock: mean only what they say on an idle machine
 decoded_by_workers      the share of images that the GPU does not decode: crops of at most 1,024 pixels
-upload_bytes            what the GPU gets of an image, and read_bytes what was read of it
+upload_bytes            what the GPU gets of an image, plans and tables, and read_bytes what was read of it
 
     python -m bench.cuda_host --images IMAGES [--passes 9] [--part 16] [--json OUT]
 """
@@ -61,7 +62,7 @@ class Host:
         self._work.stager = PlanStager()
         known = reader.peek(planning_sample(len(reader), in_shards=True))
         self._work.share_bytes = plan_capacity(known, [SIZE], part).share_bytes
-        self._upload = np.zeros(0, np.uint8)
+        self._tables = np.zeros(0, np.uint8)
 
     def run(self, epoch: int) -> dict[str, float]:
         """Makes the samples of an epoch; returns sums of CPU time, microseconds, and bytes, for an image."""
@@ -80,13 +81,14 @@ class Host:
             plans: list[Any] = [
                 staged.payloads[row] for row in np.flatnonzero(staged.rows["kind"] == Kind.PLAN).tolist()
             ]
-            batch = _native.CudaBatch(plans)
-            if len(self._upload) < batch.upload_bytes:  # as torch's allocator of page-locked memory does it
-                self._upload = np.zeros(2 * batch.upload_bytes, np.uint8)
-            batch.write(self._upload)
+            places, _, size_bytes = _native.upload_runs(plans)
+            batch = _native.CudaBatch(plans, places)
+            if len(self._tables) < batch.tables_bytes:  # as torch's allocator of page-locked memory does it
+                self._tables = np.zeros(2 * batch.tables_bytes, np.uint8)
+            batch.write(self._tables)
             spent_ns[1] += time.thread_time_ns() - began
             planned += len(plans)
-            plans_bytes += batch.upload_bytes
+            plans_bytes += size_bytes + batch.tables_bytes
         if planned < 0.9 * count:
             raise SystemExit(f"the GPU would get {planned} of {count} images only; give larger photos")
         stages = stage_table(work.meter.words)

@@ -371,20 +371,34 @@ def plan_images(
         ValueError: arrays of different lengths.
     """
 
+def upload_runs(
+    plans: Sequence[_Buffer | npt.NDArray[np.uint8]],
+) -> tuple[npt.NDArray[np.int64], list[tuple[npt.NDArray[np.uint8], int]], int]:
+    """Lays plans out in memory of the GPU: those that lie back to back on the host stay so, and are one copy.
+
+    Args:
+        plans: Of :func:`plan_images`.
+
+    Returns:
+        (int64 [N], where each plan lies in that memory; the copies, each (uint8 [bytes], where it goes); the memory's
+        size in bytes). The arrays are views of the plans, not to be written to, and keep the first of theirs only.
+    """
+
 class CudaBatch:
     """A batch of plans of one output size, for the CUDA kernels.
 
     Args:
         plans: At least one of :func:`plan_images`; held until :meth:`write`.
+        places: int64 [N], where each lies in memory of the GPU, which is under 4 GiB; see :func:`upload_runs`.
 
     Raises:
         ValueError: for bytes that are no plan, or plans that can't be in one batch.
     """
 
-    def __init__(self, plans: Sequence[_Buffer | npt.NDArray[np.uint8]]) -> None: ...
+    def __init__(self, plans: Sequence[_Buffer | npt.NDArray[np.uint8]], places: npt.NDArray[np.int64]) -> None: ...
     @property
-    def upload_bytes(self) -> int:
-        """Memory that :meth:`write` fills, which the GPU needs."""
+    def tables_bytes(self) -> int:
+        """Memory that :meth:`write` takes, which the GPU needs."""
 
     @property
     def scratch_bytes(self) -> int:
@@ -399,22 +413,23 @@ class CudaBatch:
         """Offset in it of a uint32 for each image; not 0: the image is left to the CPU."""
 
     def write(self, memory: npt.NDArray[np.uint8]) -> None:
-        """Writes the batch, without the GIL; once.
+        """Writes the batch's tables, without the GIL; once.
 
         Args:
-            memory: uint8, at least upload_bytes, aligned to 16 bytes.
+            memory: uint8, at least tables_bytes, aligned to 16 bytes.
         """
 
-    def decoding(self, upload: int, scratch: int) -> list[tuple[str, int, int, bytes]]:
+    def decoding(self, tables: int, plans: int, scratch: int) -> list[tuple[str, int, int, bytes]]:
         """Returns the launches from segments to planes and filters: (kernel, blocks, threads, argument) of each.
 
         Args:
-            upload, scratch: Addresses on the GPU, aligned to 256 bytes.
+            tables, plans, scratch: Addresses on the GPU, aligned to 256 bytes.
         """
 
     def finishing(
         self,
-        upload: int,
+        tables: int,
+        plans: int,
         scratch: int,
         out: int,
         *,
@@ -426,7 +441,7 @@ class CudaBatch:
         """Returns the launch after them, which writes the output.
 
         Args:
-            upload, scratch: See :meth:`decoding`.
+            tables, plans, scratch: See :meth:`decoding`.
             out: Address on the GPU of images [3, height, width], or channels last.
             dtype, scale, bias: See :func:`decode_batch`.
             channels_last: True for images [height, width, 3].

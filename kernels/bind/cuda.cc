@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -29,6 +30,7 @@ using Boxes64 = nb::ndarray<const double, nb::shape<-1, 4>, nb::c_contig, nb::de
 using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using Ints32 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Ints64 = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
@@ -66,6 +68,40 @@ nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 suppor
     return plans.arrays();
 }
 
+nb::tuple upload_runs(nb::sequence plans) {
+    // As far as the kernels go, words would do; a copy is fastest to where a line of the cache begins.
+    constexpr size_t alignment = 256;
+    struct Run {
+        ByteSpan bytes;
+        size_t place;
+        nb::object owner;  // of the first plan
+    };
+    std::vector<Run> runs;
+    auto places = std::make_unique<std::vector<int64_t>>();
+    size_t end = 0;
+    for (nb::handle plan : plans) {
+        const ByteSpan bytes = BufferView(plan).bytes();
+        if (!runs.empty() && bytes.data() == runs.back().bytes.data() + runs.back().bytes.size()) {
+            runs.back().bytes = {runs.back().bytes.data(), runs.back().bytes.size() + bytes.size()};
+        } else if (!bytes.empty()) {
+            end = (end + alignment - 1) / alignment * alignment;
+            runs.push_back({bytes, end, nb::borrow(plan)});
+        }
+        places->push_back(static_cast<int64_t>(end));
+        end += bytes.size();
+    }
+    nb::list found;
+    for (const Run& run : runs) {
+        const size_t shape[1] = {run.bytes.size()};
+        nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> array(const_cast<uint8_t*>(run.bytes.data()), 1, shape, run.owner);
+        found.append(nb::make_tuple(array, run.place));
+    }
+    const size_t count[1] = {places->size()};
+    int64_t* const data = places->data();
+    nb::capsule owner(places.release(), [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
+    return nb::make_tuple(nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(data, 1, count, owner), found, end);
+}
+
 // A kernel's name, its blocks of threads, the threads of each, and its argument.
 using Launch = std::tuple<const char*, uint32_t, uint32_t, nb::bytes>;
 
@@ -73,35 +109,37 @@ class CudaBatch {
   public:
     CudaBatch(const CudaBatch&) = delete;
     CudaBatch& operator=(const CudaBatch&) = delete;
-    explicit CudaBatch(nb::sequence plans) {
+    CudaBatch(nb::sequence plans, Ints64 places) {
+        if (places.shape(0) != nb::len(plans)) bad("places must have one entry per plan");
         size_t i = 0;
         for (nb::handle plan : plans) {
+            if (i == places.shape(0)) bad("plans changed meanwhile");
             files_.emplace_back(plan);
-            if (!batch_.add(files_.back().bytes()))
+            if (!batch_.add(files_.back().bytes(), static_cast<uint64_t>(places.data()[i])))
                 bad("entry " + std::to_string(i) + " is no plan, or one of another size, of an unknown codebook, or too large");
             ++i;
         }
         if (i == 0) bad("plans must have at least one entry");
     }
 
-    size_t upload_bytes() const { return batch_.upload_bytes(); }
+    size_t tables_bytes() const { return batch_.tables_bytes(); }
     size_t zeroed_bytes() const { return batch_.zeroed_bytes(); }
     size_t scratch_bytes() const { return batch_.scratch_bytes(); }
     size_t faults_at() const { return batch_.faults_at(); }
 
     void write(Memory memory) {
         if (files_.empty()) bad("a batch is written once");
-        if (memory.shape(0) < upload_bytes() || reinterpret_cast<uintptr_t>(memory.data()) % 16 != 0)
-            bad("memory must have upload_bytes, aligned to 16");
+        if (memory.shape(0) < tables_bytes() || reinterpret_cast<uintptr_t>(memory.data()) % 16 != 0)
+            bad("memory must have tables_bytes, aligned to 16");
         {
             nb::gil_scoped_release release;
             batch_.write(memory.data());
         }
-        files_.clear();  // their memory may be used again
+        files_.clear();
     }
 
-    std::vector<Launch> decoding(uint64_t upload, uint64_t scratch) const {
-        const cuda::Batch batch = batch_.batch(upload, scratch);
+    std::vector<Launch> decoding(uint64_t tables, uint64_t bytes, uint64_t scratch) const {
+        const cuda::Batch batch = batch_.batch(tables, bytes, scratch);
         const cuda::Grid grid(batch, batch_.segment_count());
         std::vector<Launch> found;
         const auto add = [&](const char* name, uint32_t blocks, int threads) {
@@ -114,9 +152,9 @@ class CudaBatch {
         return found;
     }
 
-    Launch finishing(uint64_t upload, uint64_t scratch, uint64_t out, const std::string& dtype, bool channels_last,
-                     std::optional<Floats> scale, std::optional<Floats> bias) const {
-        cuda::Batch batch = batch_.batch(upload, scratch);
+    Launch finishing(uint64_t tables, uint64_t bytes, uint64_t scratch, uint64_t out, const std::string& dtype,
+                     bool channels_last, std::optional<Floats> scale, std::optional<Floats> bias) const {
+        cuda::Batch batch = batch_.batch(tables, bytes, scratch);
         batch.out = reinterpret_cast<void*>(out);
         switch (dtype_of(dtype)) {
             case Dtype::uint8:
@@ -169,30 +207,39 @@ void add_cuda(nb::module_& module) {
         "    pixels that decode_batch() decodes it exactly.\n\n"
         "Raises:\n"
         "    ValueError: arrays of different lengths.");
+    module.def(
+        "upload_runs", &upload_runs, "plans"_a,
+        "Lays plans out in memory of the GPU: those that lie back to back on the host stay so, and are one copy.\n\n"
+        "Args:\n"
+        "    plans: Of plan_images(), bytes-like.\n\n"
+        "Returns:\n"
+        "    (int64 [N], where each plan lies in that memory; the copies, each (uint8 [bytes], where it goes); the memory's\n"
+        "    size in bytes). The arrays are views of the plans, not to be written to, and keep the first of theirs only.");
     nb::class_<CudaBatch>(module, "CudaBatch", "A batch of plans of one output size, for the CUDA kernels.")
-        .def(nb::init<nb::sequence>(), "plans"_a,
+        .def(nb::init<nb::sequence, Ints64>(), "plans"_a, "places"_a,
              "Args:\n"
-             "    plans: At least one of plan_images(), bytes-like; held until write().\n\n"
+             "    plans: At least one of plan_images(), bytes-like; held until write().\n"
+             "    places: int64 [N], where each lies in memory of the GPU, which is under 4 GiB; see upload_runs().\n\n"
              "Raises:\n"
              "    ValueError: for bytes that are no plan, or plans that can't be in one batch.")
-        .def_prop_ro("upload_bytes", &CudaBatch::upload_bytes, "Memory that write() fills, which the GPU needs.")
+        .def_prop_ro("tables_bytes", &CudaBatch::tables_bytes, "Memory that write() takes, which the GPU needs.")
         .def_prop_ro("scratch_bytes", &CudaBatch::scratch_bytes, "Memory on the GPU that the kernels write.")
         .def_prop_ro("zeroed_bytes", &CudaBatch::zeroed_bytes, "Bytes of it, from its start on, that must be zeros.")
         .def_prop_ro("faults_at", &CudaBatch::faults_at,
                      "Offset in it of a uint32 for each image; not 0: the image is left to the CPU.")
         .def("write", &CudaBatch::write, nb::lock_self(), nb::arg("memory").noconvert(),
-             "Writes the batch, without the GIL; once.\n\n"
+             "Writes the batch's tables, without the GIL; once.\n\n"
              "Args:\n"
-             "    memory: uint8, at least upload_bytes, aligned to 16 bytes.")
-        .def("decoding", &CudaBatch::decoding, "upload"_a, "scratch"_a,
+             "    memory: uint8, at least tables_bytes, aligned to 16 bytes.")
+        .def("decoding", &CudaBatch::decoding, "tables"_a, "plans"_a, "scratch"_a,
              "Returns the launches from segments to planes and filters: (kernel, blocks, threads, argument) of each.\n\n"
              "Args:\n"
-             "    upload, scratch: Addresses on the GPU, aligned to 256 bytes.")
-        .def("finishing", &CudaBatch::finishing, "upload"_a, "scratch"_a, "out"_a, nb::kw_only(), "dtype"_a,
+             "    tables, plans, scratch: Addresses on the GPU, aligned to 256 bytes.")
+        .def("finishing", &CudaBatch::finishing, "tables"_a, "plans"_a, "scratch"_a, "out"_a, nb::kw_only(), "dtype"_a,
              "channels_last"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
              "Returns the launch after them, which writes the output.\n\n"
              "Args:\n"
-             "    upload, scratch: See decoding().\n"
+             "    tables, plans, scratch: See decoding().\n"
              "    out: Address on the GPU of images [3, height, width], or channels last.\n"
              "    dtype, scale, bias: See decode_batch().\n"
              "    channels_last: True for images [height, width, 3].");

@@ -109,23 +109,25 @@ struct Finish {
     float bias[3] = {0, 0, 0};
 };
 
-// Runs all kernels for a batch in an order, as a stream does. Memory begins as bytes that depend on the order, but for what
-// the caller of the kernels clears. Forward it is one piece for the upload and one for the scratch, as on a GPU. In other
-// orders each table has a piece of its own, of its length and no longer, so that AddressSanitizer sees what is read or
-// written beside it.
-inline Written emulate(const JoinedBatch& joined, const Finish& finish, Order order) {
+// Runs all kernels for a batch in an order, as a stream does; `uploaded` is the memory that the places of its plans are in,
+// aligned to words. Memory begins as bytes that depend on the order, but for what the caller of the kernels clears. Forward it
+// is one piece each for the plans, the tables and the scratch, as on a GPU. In other orders each table has a piece of its own,
+// of its length and no longer, so that AddressSanitizer sees what is read or written beside it.
+inline Written emulate(const JoinedBatch& joined, ByteSpan uploaded, const Finish& finish, Order order) {
     const auto filling = static_cast<uint8_t>(0x5A + static_cast<int>(order));
-    std::vector<uint8_t> upload(joined.upload_bytes(), filling), scratch(joined.scratch_bytes(), filling);
-    joined.write(upload.data());
+    std::vector<uint8_t> tables(joined.tables_bytes(), filling), scratch(joined.scratch_bytes(), filling);
+    joined.write(tables.data());
     std::fill_n(scratch.begin(), joined.zeroed_bytes(), uint8_t{0});
-    Batch batch = joined.batch(reinterpret_cast<uint64_t>(upload.data()), reinterpret_cast<uint64_t>(scratch.data()));
+    Batch batch = joined.batch(reinterpret_cast<uint64_t>(tables.data()), reinterpret_cast<uint64_t>(uploaded.data()),
+                               reinterpret_cast<uint64_t>(scratch.data()));
 
     const auto copied = []<typename T>(const T* from, size_t count) { return std::vector<T>(from, from + count); };
     const auto images = copied(batch.images, batch.image_count);
     const auto segments = copied(batch.segments, joined.segment_count());
     const auto lines = copied(batch.lines, batch.line_count);
     const auto codebooks = copied(batch.codebooks, joined.codebook_count());
-    const auto words = copied(batch.bytes, (joined.byte_count() + kBytesPadding) / sizeof(uint32_t));
+    std::vector<uint32_t> words((joined.bytes_end() + kBytesPadding) / sizeof(uint32_t), 0x01010101u * filling);
+    std::memcpy(words.data(), uploaded.data(), joined.bytes_end());
     std::vector<int32_t> weights(joined.weight_count(), 0x01010101 * filling);
     const size_t bytes = finish.type == kUint8 ? 1 : finish.type == kFloat32 ? 4 : 2, samples = 64 * size_t{batch.block_count};
     Written written{std::vector<int16_t>(samples, 0), std::vector<uint8_t>(samples, filling),
@@ -166,10 +168,10 @@ inline Written emulate(const JoinedBatch& joined, const Finish& finish, Order or
 
 // Runs all kernels in three orders. False: they differ, or two threads wrote to one place, which is a race; or they read what
 // nobody wrote.
-inline bool emulate_in_all_orders(const JoinedBatch& joined, const Finish& finish, Written& written) {
-    written = emulate(joined, finish, Order::forward);
-    return !written.has_race && written == emulate(joined, finish, Order::backward) &&
-           written == emulate(joined, finish, Order::shuffled);
+inline bool emulate_in_all_orders(const JoinedBatch& joined, ByteSpan uploaded, const Finish& finish, Written& written) {
+    written = emulate(joined, uploaded, finish, Order::forward);
+    return !written.has_race && written == emulate(joined, uploaded, finish, Order::backward) &&
+           written == emulate(joined, uploaded, finish, Order::shuffled);
 }
 
 }  // namespace feeder::cuda

@@ -60,7 +60,7 @@ int feeder_emulate(const Request* requests, int count, uint32_t height, uint32_t
     if (added.empty()) return 0;
     JoinedBatch joined;
     for (size_t n = 0; n < added.size(); ++n) {
-        if (!joined.add(plans.span().subspan(ends[n], ends[n + 1] - ends[n]))) return 2;
+        if (!joined.add(plans.span().subspan(ends[n], ends[n + 1] - ends[n]), ends[n])) return 2;
     }
     Finish finish;
     finish.type = type;
@@ -68,7 +68,7 @@ int feeder_emulate(const Request* requests, int count, uint32_t height, uint32_t
     std::memcpy(finish.scale, scale, sizeof(finish.scale));
     std::memcpy(finish.bias, bias, sizeof(finish.bias));
     Written written;
-    if (!emulate_in_all_orders(joined, finish, written)) return 1;
+    if (!emulate_in_all_orders(joined, plans.span(), finish, written)) return 1;
     const size_t bytes = written.out.size() / added.size();
     for (size_t n = 0; n < added.size(); ++n) {
         const size_t i = static_cast<size_t>(added[n]);

@@ -39,8 +39,8 @@ bool append_planned(const ImagePlan& plan, Bytes& out) {
     return true;
 }
 
-bool JoinedBatch::add(ByteSpan planned) {
-    Part part{planned, {}, 0};
+bool JoinedBatch::add(ByteSpan planned, uint64_t place) {
+    Part part{planned, {}, static_cast<uint32_t>(place), 0};
     Head& head = part.head;
     if (planned.size() < sizeof(head) + sizeof(ImageRow)) return false;
     std::memcpy(&head, planned.data() + planned.size() - sizeof(head), sizeof(head));
@@ -50,7 +50,7 @@ bool JoinedBatch::add(ByteSpan planned) {
         return false;
     if (!parts_.empty() && (head.height != parts_[0].head.height || head.width != parts_[0].head.width)) return false;
     constexpr uint64_t most = uint64_t{1} << 31;
-    if (blocks_ + head.blocks > most || weights_ + head.weights > most || bytes_ + head.bytes + kBytesPadding > 2 * most - 1)
+    if (blocks_ + head.blocks > most || weights_ + head.weights > most || place > UINT32_MAX || place + size > UINT32_MAX)
         return false;
     if (head.lines != 0) {
         const Codebook* const codebook = find_codebook(head.codebook);
@@ -61,7 +61,7 @@ bool JoinedBatch::add(ByteSpan planned) {
     }
     segments_ += head.segments;
     lines_ += head.lines;
-    bytes_ += head.bytes;
+    bytes_end_ = std::max(bytes_end_, place + head.bytes);
     blocks_ += head.blocks;
     weights_ += head.weights;
     parts_.push_back(part);
@@ -73,8 +73,7 @@ JoinedBatch::Places JoinedBatch::places() const {
     found.segments = aligned(parts_.size() * sizeof(ImageRow));
     found.lines = aligned(found.segments + segments_ * sizeof(SegmentRow));
     found.codebooks = aligned(found.lines + lines_ * sizeof(LineRow));
-    found.bytes = aligned(found.codebooks + codebooks_.size() * sizeof(CodebookRow));
-    found.end = aligned(found.bytes + bytes_ + kBytesPadding);
+    found.end = aligned(found.codebooks + codebooks_.size() * sizeof(CodebookRow));
     return found;
 }
 
@@ -90,15 +89,14 @@ void JoinedBatch::write(uint8_t* memory) const {
     auto* segment = reinterpret_cast<SegmentRow*>(memory + at.segments);
     auto* line = reinterpret_cast<LineRow*>(memory + at.lines);
     auto* codebook = reinterpret_cast<CodebookRow*>(memory + at.codebooks);
-    uint32_t number = 0, bytes = 0, blocks = 0, weights = 0;
+    uint32_t number = 0, blocks = 0, weights = 0;
     for (const Part& part : parts_) {
         const Head& head = part.head;
-        const uint8_t* from = part.planned.data();
+        const uint8_t* from = part.planned.data() + head.bytes;
         const auto take = [&from](void* to, size_t count) {
             std::memcpy(to, from, count);
             from += count;
         };
-        take(memory + at.bytes + bytes, head.bytes);
         take(image, sizeof(ImageRow));
         for (uint32_t& first : image->first_block) first += blocks;
         image->end_block += blocks;
@@ -106,33 +104,31 @@ void JoinedBatch::write(uint8_t* memory) const {
         image->codebook = part.codebook;
         take(segment, head.segments * sizeof(SegmentRow));
         for (uint32_t i = 0; i < head.segments; ++i, ++segment) {
-            segment->offset += bytes;
+            segment->offset += part.place;
             segment->image = number;
         }
         take(line, head.lines * sizeof(LineRow));
         for (uint32_t i = 0; i < head.lines; ++i, ++line) {
-            for (uint32_t* place : {&line->shapes, &line->dc_payload, &line->payload, &line->patches}) *place += bytes;
+            for (uint32_t* place : {&line->shapes, &line->dc_payload, &line->payload, &line->patches}) *place += part.place;
             line->first_block += blocks;
             line->image = number;
         }
         ++image;
         ++number;
-        bytes += head.bytes;
         blocks += head.blocks;
         weights += head.weights;
     }
-    std::memset(memory + at.bytes + bytes, 0, at.end - at.bytes - bytes);
     for (const Codebook* const each : codebooks_) *codebook++ = codebook_row(*each);
 }
 
-Batch JoinedBatch::batch(uint64_t upload, uint64_t scratch) const {
+Batch JoinedBatch::batch(uint64_t tables, uint64_t bytes, uint64_t scratch) const {
     const Places at = places();
     Batch batch{};
-    batch.images = reinterpret_cast<const ImageRow*>(upload + at.images);
-    batch.segments = reinterpret_cast<const SegmentRow*>(upload + at.segments);
-    batch.lines = reinterpret_cast<const LineRow*>(upload + at.lines);
-    batch.codebooks = reinterpret_cast<const CodebookRow*>(upload + at.codebooks);
-    batch.bytes = reinterpret_cast<const uint32_t*>(upload + at.bytes);
+    batch.images = reinterpret_cast<const ImageRow*>(tables + at.images);
+    batch.segments = reinterpret_cast<const SegmentRow*>(tables + at.segments);
+    batch.lines = reinterpret_cast<const LineRow*>(tables + at.lines);
+    batch.codebooks = reinterpret_cast<const CodebookRow*>(tables + at.codebooks);
+    batch.bytes = reinterpret_cast<const uint32_t*>(bytes);
     batch.coefficients = reinterpret_cast<int16_t*>(scratch);
     batch.faults = reinterpret_cast<uint32_t*>(scratch + faults_at());
     batch.weights = reinterpret_cast<int32_t*>(scratch + zeroed_bytes());

@@ -1,6 +1,7 @@
 // Plans of single images as bytes, which travel from a worker to the process that has the GPU, and the batch made of them.
 //
-//     JoinedBatch::write()      images | segments | lines | codebooks | bytes        copied to the GPU
+//     the plans, as they are    bytes | image | segments | lines | head, each        copied to the GPU, for their bytes
+//     JoinedBatch::write()      images | segments | lines | codebooks                copied to the GPU
 //     scratch on the GPU        coefficients | faults | weights | samples            the first two are zeros before
 #pragma once
 
@@ -21,24 +22,25 @@ bool append_planned(const ImagePlan& plan, Bytes& out);
 // The batch's tables are those of its plans, with each image's numbers moved behind those before it.
 class JoinedBatch {
   public:
-    // Adds an image. `planned` must stay until write(). False, and no change: not the bytes of a plan, or of one with another
-    // output size, with a codebook that this process does not know, or one too many for 32-bit places.
-    bool add(ByteSpan planned);
+    // Adds an image. `planned` must stay until write(); on the GPU it lies at `place` of the memory that has the batch's bytes.
+    // False, and no change: not the bytes of a plan, or of one with another output size, with a codebook that this process does
+    // not know, or one too many for 32-bit places.
+    bool add(ByteSpan planned, uint64_t place);
 
     size_t image_count() const { return parts_.size(); }
-    size_t upload_bytes() const { return places().end; }
+    size_t tables_bytes() const { return places().end; }
     size_t zeroed_bytes() const;  // of the scratch, from its start on
     size_t scratch_bytes() const;
     size_t faults_at() const;  // in the scratch: a uint32 for each image
     uint32_t segment_count() const { return static_cast<uint32_t>(segments_); }
     size_t codebook_count() const { return codebooks_.size(); }
-    size_t byte_count() const { return bytes_; }  // of segments and lines, without the padding behind them
+    size_t bytes_end() const { return bytes_end_; }  // of the memory that has the bytes: behind the last segment or line
     size_t weight_count() const { return weights_; }
 
-    // Writes all upload_bytes(). Memory is aligned to 16 bytes.
+    // Writes the tables. Memory is aligned to 16 bytes; what lies between them is left as it is.
     void write(uint8_t* memory) const;
-    // The batch, once the upload and the scratch lie at these addresses. The output is for the caller to add.
-    Batch batch(uint64_t upload, uint64_t scratch) const;
+    // The batch, once the tables, the bytes and the scratch lie at these addresses. The output is for the caller to add.
+    Batch batch(uint64_t tables, uint64_t bytes, uint64_t scratch) const;
 
   private:
     struct Head {
@@ -48,14 +50,18 @@ class JoinedBatch {
         uint32_t blocks, weights;
         CodebookId codebook;
     };
+    static_assert(sizeof(Head) % 4 == 0);
     struct Part {
         ByteSpan planned;
         Head head;
+        uint32_t place;
         uint32_t codebook;
     };
     struct Places {
-        size_t images, segments, lines, codebooks, bytes, end;
+        size_t images, segments, lines, codebooks, end;
     };
+    // Behind its bytes a plan has what the kernels may read there, and of plans back to back all bytes begin at words.
+    static_assert(sizeof(ImageRow) >= kBytesPadding && sizeof(ImageRow) % 4 == 0 && sizeof(LineRow) % 4 == 0);
     static constexpr uint32_t kMagic = 0x31504346;  // "FCP1"
     friend bool append_planned(const ImagePlan& plan, Bytes& out);
 
@@ -63,7 +69,7 @@ class JoinedBatch {
 
     std::vector<Part> parts_;
     std::vector<const Codebook*> codebooks_;
-    uint64_t segments_ = 0, lines_ = 0, bytes_ = 0, blocks_ = 0, weights_ = 0;
+    uint64_t segments_ = 0, lines_ = 0, bytes_end_ = 0, blocks_ = 0, weights_ = 0;
 };
 
 }  // namespace feeder::cuda

@@ -263,7 +263,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (images.empty()) return 0;
     JoinedBatch joined;
     for (size_t i = 0; i < images.size(); ++i) {
-        if (!joined.add(plans.span().subspan(places[i], places[i + 1] - places[i]))) std::abort();
+        if (!joined.add(plans.span().subspan(places[i], places[i + 1] - places[i]), places[i])) std::abort();
     }
     Finish finish;
     finish.type = static_cast<uint32_t>(dtype);  // of the same order
@@ -271,7 +271,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::copy_n(kScale, 3, finish.scale);
     std::copy_n(kBias, 3, finish.bias);
     Written written;
-    if (!emulate_in_all_orders(joined, finish, written)) std::abort();
+    if (!emulate_in_all_orders(joined, plans.span(), finish, written)) std::abort();
     for (size_t i = 0; i < images.size(); ++i) {
         if (written.faults[i] == 0) {
             check(images[i], file, written, written.out.data() + i * kValues * dtype_bytes(dtype), dtype, layout);

@@ -15,8 +15,9 @@ import torch
 from feeder import _native as native
 from feeder import transforms as T
 from feeder.decoders.cuda import driver
+from feeder.decoders.cuda.batch import PlannedImages, Uploaded, upload
 from feeder.decoders.cuda.decoder import CudaDecoder, checked_device
-from feeder.decoders.decoder import Decoder, LeftToCpu
+from feeder.decoders.decoder import Decoder, LeftToCpu, Padding, StagedView
 from feeder.decoders.native import CpuDecoder
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.decoders.staged.staged import Kind, Staged
@@ -179,17 +180,108 @@ def test_a_batch_that_the_gpu_has_no_memory_for_names_the_remedy(monkeypatch: py
         decoder.start(batch)
 
 
-def test_staged_memory_may_be_used_again_once_a_batch_was_started() -> None:
-    recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
-    batch = staged(decoder, [jpeg()], recipe)
-    assert batch.rows["kind"].tolist() == [Kind.PLAN]
-    memory = np.zeros(batch.packed_bytes, np.uint8)
-    assert batch.pack(memory) == {}
-    here = Staged.unpack(memory, 1)
-    assert decoder.start(here)
-    memory[here.rows.nbytes :] = 0xFF
-    images, _ = finish(decoder, here, recipe, ())
-    assert np.array_equal(images.numpy(), run(CpuDecoder(), [jpeg()], recipe)[0])
+def in_slots(staged: Staged, missing: int) -> Staged:
+    """A batch as it comes out of a slot, where it lacks so many bytes of room for its payloads."""
+    memory = np.zeros(staged.packed_bytes - missing, np.uint8)
+    left_over = staged.pack(memory)
+    assert bool(left_over) == (missing > 0)
+    return Staged.unpack(memory, len(staged), left_over, staged.views)
+
+
+def uploads(monkeypatch: pytest.MonkeyPatch) -> list[Uploaded]:
+    """Copies to the device, from now on."""
+    found: list[Uploaded] = []
+
+    def noted(device: torch.device, plans: list[Any]) -> Uploaded:
+        found.append(upload(device, plans))
+        return found[-1]
+
+    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    return found
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_plans_of_all_views_and_parts_are_copied_once_as_they_lie_in_slots(
+    monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    """Behind pixels of an odd length, beside images that failed, and where the last payload of a part found no room."""
+    sizes = (41, 24)
+    recipes = [T.Recipe.of([T.RandomResizedCrop(size, scale=(0.2, 1.0)), T.RandomHorizontalFlip()]) for size in sizes]
+    buffers = [jpegs.jpeg("progressive", SIZE[::-1]), jpeg(), b"", jpeg(seed=1), packed(jpeg(seed=2)), jpeg("gray")]
+    count, bad = len(buffers), 2
+    draws = [draw(recipe, count) for recipe in recipes]
+    decoder, parts = CudaDecoder(), []
+    for rows in (np.arange(3), np.arange(3, 6)):
+        some, ones = [buffers[row] for row in rows.tolist()], np.ones(len(rows), np.uint8)
+        batch, _ = decoder.stager.stage_views(some, ones, recipes, [each.take(rows) for each in draws])
+        parts.append(in_slots(batch, missing))
+    whole, copied = Staged.join(parts), uploads(monkeypatch)
+    assert whole.rows["kind"][::2].tolist() == [Kind.PIXELS, Kind.PLAN, Kind.FAILED, *[Kind.PLAN] * 3]
+    assert any(np.frombuffer(payload, np.uint8).ctypes.data % 4 for payload in whole.payloads if len(payload))
+    images, errors = decoder.finish(whole, [StagedView(recipe, ()) for recipe in recipes])
+    assert errors == [None] * count
+    (one,) = copied
+    assert len(one.plans) == 2 * 4
+    assert (one.places % 4 == 0).all()
+    assert len(native.upload_runs(one.plans)[1]) == (2 if missing == 0 else 4)
+    for found, recipe in zip(images, recipes, strict=True):
+        expected, errors = run(CpuDecoder(), buffers, recipe)
+        assert [error is None for error in errors] == [row != bad for row in range(count)]
+        good = np.arange(count) != bad
+        assert np.array_equal(found.numpy()[good], expected[good])
+
+
+def test_images_of_several_sizes_in_a_view_share_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, decoder, copied = T.Recipe.of([T.RandomShortestSize([30, 38])]), CudaDecoder(), uploads(monkeypatch)
+    buffers, ones = [jpeg(seed=k) for k in range(6)], np.ones(6, np.uint8)
+    draws = draw(recipe, 6)
+    sizes = draws.output_size.tolist()
+    batch, errors = decoder.stager.stage(buffers, ones, recipe, draws)
+    assert errors == [None] * 6
+    padding = Padding(draws.output_size, (64, 64), 7)
+    (images,), errors = decoder.finish(in_slots(batch, 0), [StagedView(recipe, (), padding=padding)])
+    assert errors == [None] * 6
+    assert (len({*map(tuple, sizes)}), len(copied)) == (2, 1)
+    for row, (height, width) in enumerate(sizes):
+        expected = np.zeros((1, 3, height, width), np.uint8)
+        assert CpuDecoder().decode([buffers[row]], ones[:1], recipe, draws.take(np.array([row])), expected) == [None]
+        assert np.array_equal(images[row, :, :height, :width].numpy(), expected[0])
+
+
+@pytest.mark.parametrize("ends", ["dropped", "closed", "finished", "failed"])
+def test_memory_of_a_batch_is_its_own_again_once_its_copies_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    waited: list[PlannedImages] = []
+    faults = PlannedImages.faults
+
+    def noted(planned: PlannedImages) -> Any:
+        waited.append(planned)
+        if ends == "failed" and len(waited) == 1:
+            raise KeyboardInterrupt
+        return faults(planned)
+
+    monkeypatch.setattr(PlannedImages, "faults", noted)
+    recipes, decoder = [T.Recipe.of(BASE), T.Recipe.of([T.Resize((20, 20))])], CudaDecoder()
+    batch, _ = decoder.stager.stage_views(
+        [jpeg()], np.ones(1, np.uint8), recipes, [draw(recipe, 1) for recipe in recipes]
+    )
+    views = [StagedView(recipe, ()) for recipe in recipes]
+    assert decoder.start(batch)
+    assert waited == []
+    if ends == "dropped":
+        decoder.drop(batch)
+    elif ends == "closed":
+        decoder.close()
+    elif ends == "finished":
+        decoder.finish(batch, views)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            decoder.finish(batch, views)
+    assert len(set(waited)) == 2
+    waited.clear()
+    decoder.drop(batch)
+    assert waited == []
 
 
 @pytest.mark.parametrize(
@@ -291,18 +383,54 @@ def test_a_plan_is_left_out_for_what_the_kernels_or_the_host_refuse() -> None:
 
 def test_bytes_that_are_no_plan_are_refused() -> None:
     plans, _ = plan([jpeg()])
+    places = np.array([0, len(plans)])
     for wrong in (b"", bytes(plans[:-4]), bytes(plans[4:]), bytes(plans[:-40]) + bytes(40)):
         with pytest.raises(ValueError, match="entry 1 is no plan"):
-            native.CudaBatch([plans, wrong])
+            native.CudaBatch([plans, wrong], places)
     with pytest.raises(ValueError, match="at least one"):
-        native.CudaBatch([])
-    batch = native.CudaBatch([plans, plans])
-    for size in (batch.upload_bytes - 1, 0):
-        with pytest.raises(ValueError, match="upload_bytes, aligned to 16"):
+        native.CudaBatch([], places[:0])
+    with pytest.raises(ValueError, match="one entry per plan"):
+        native.CudaBatch([plans], places)
+    batch = native.CudaBatch([plans, plans], places)
+    for size in (batch.tables_bytes - 1, 0):
+        with pytest.raises(ValueError, match="tables_bytes, aligned to 16"):
             batch.write(np.zeros(size, np.uint8))
-    batch.write(np.zeros(batch.upload_bytes, np.uint8))
+    batch.write(np.zeros(batch.tables_bytes, np.uint8))
     with pytest.raises(ValueError, match="written once"):
-        batch.write(np.zeros(batch.upload_bytes, np.uint8))
+        batch.write(np.zeros(batch.tables_bytes, np.uint8))
+
+
+def test_plans_beyond_4_gib_are_refused() -> None:
+    plans, _ = plan([jpeg()])
+    most = (1 << 32) - 1 - len(plans)
+    assert native.CudaBatch([plans], np.array([most])).tables_bytes > 0
+    for place in (most + 1, 1 << 32, 1 << 40, -4):
+        with pytest.raises(ValueError, match=r"entry 0 is .* too large"):
+            native.CudaBatch([plans], np.array([place]))
+
+
+def test_plans_back_to_back_are_one_copy() -> None:
+    memory = np.arange(1000, dtype=np.uint8)
+    plans: list[Any] = [
+        memory[1:5],
+        memory[5:5],
+        memory[5:105].data,
+        memory[105:200],
+        bytes(7),
+        memory[300:301],
+        memory[0:1],
+        b"",
+    ]
+    places, runs, size_bytes = native.upload_runs(plans)
+    assert [len(run) for run, _ in runs] == [199, 7, 1, 1]
+    found = np.zeros(size_bytes, np.uint8)
+    for run, place in runs:
+        assert place % 4 == 0
+        found[place : place + len(run)] = run
+    for each, place in zip(plans, places.tolist(), strict=True):
+        assert bytes(found[place : place + len(each)]) == bytes(each)
+    places, runs, size_bytes = native.upload_runs([])
+    assert (places.tolist(), runs, size_bytes) == ([], [], 0)
 
 
 def test_arrays_of_other_lengths_are_refused() -> None:

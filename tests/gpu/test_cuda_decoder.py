@@ -14,6 +14,7 @@ import torch
 from feeder import DataLoader, ShardDataset
 from feeder import _native as native
 from feeder import transforms as T
+from feeder.decoders.cuda.batch import Uploaded, upload
 from feeder.decoders.cuda.decoder import CudaDecoder
 from feeder.decoders.native import CpuDecoder
 from feeder.decoders.staged.staged import Staged
@@ -102,6 +103,32 @@ def test_held_batches_stay_as_they_are_on_several_streams(decoder: CudaDecoder) 
                 assert torch.equal(held.cpu(), expected[number]), iteration
 
 
+@pytest.mark.parametrize("ends", ["finished", "dropped"])
+def test_page_locked_payloads_may_change_once_a_batch_is_finished_or_dropped(decoder: CudaDecoder, ends: str) -> None:
+    """Their copies are queued behind work that takes a while."""
+    files = buffers(32)
+    expected = [torch.from_numpy(of_the_cpu(files, HALF, epoch)) for epoch in range(2)]
+    batches = [staged(decoder, files, HALF, epoch) for epoch in range(2)]
+    locked = torch.empty(max(batch.packed_bytes for batch in batches), dtype=torch.uint8, pin_memory=True)
+    memory, stream = locked.numpy(), torch.cuda.Stream()
+    for iteration in range(40):
+        number = iteration % 2
+        assert batches[number].pack(memory) == {}
+        batch = Staged.unpack(memory, len(files))
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            assert decoder.start(batch)
+            if ends == "dropped":
+                decoder.drop(batch)
+                assert stream.query()
+                continue
+            images, errors = finish(decoder, batch, HALF, ())
+        memory[:] = 0xFF
+        assert errors == [None] * len(files)
+        stream.synchronize()
+        assert torch.equal(images.cpu(), expected[number]), iteration
+
+
 def test_fixtures_in_all_forms_have_the_cpus_pixels(decoder: CudaDecoder) -> None:
     check_fixtures(decoder)
 
@@ -123,7 +150,16 @@ def test_memory_on_the_gpu_stays_flat(decoder: CudaDecoder) -> None:
     assert free[19] - free[59] <= 8 << 20
 
 
-def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(decoder: CudaDecoder, tmp_path: Path) -> None:
+def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(
+    decoder: CudaDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[bool] = []
+
+    def noted(device: torch.device, plans: list[Any]) -> Uploaded:
+        pinned.extend(torch.from_numpy(run).is_pinned() for run, _ in native.upload_runs(plans)[1])
+        return upload(device, plans)
+
+    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
     for i in range(96):
         path = tmp_path / "images" / f"{i % 3}" / f"{i}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,4 +184,6 @@ def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(decoder: CudaDeco
         assert torch.equal(labels.cpu(), wanted)
     stats = loader.stats()
     assert (stats["cuda_images"], stats["cpu_images"], stats["redone_images"]) == (192, 0, 0)
+    assert pinned
+    assert all(pinned)
     loader.close()

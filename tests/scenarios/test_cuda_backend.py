@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from feeder import DataLoader, ShardDataset
+from feeder.decoders.cuda.batch import PlannedImages
+from feeder.decoders.cuda.decoder import CudaDecoder
 from feeder.decoders.cuda.stager import PlanStager
 from feeder.errors import DecodeError
+from feeder.loader.fast.batch_queue import BatchQueue
 from feeder.order.buckets import Buckets
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
@@ -151,6 +154,66 @@ def test_a_run_resumes_at_the_next_batch(sets: dict[str, Path], workers: int) ->
     resumed.load_state_dict(state)
     assert same_batches(copied_epoch(resumed), rest)
     assert len(first) == 8
+
+
+class _LateGuard:
+    """A guard for whose copies a slot waits a while; see :class:`feeder.loader.slots.slots.Guard`."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def record(self) -> list[int]:
+        self.marks += 1
+        return [0]
+
+    def done(self, mark: list[int]) -> bool:
+        mark[0] += 1
+        return mark[0] > 5
+
+
+def test_slots_are_page_locked_and_guarded_as_the_gpu_reads_them(
+    sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, locked = _LateGuard(), list[Any]()
+    monkeypatch.setattr("feeder.loader.fast.setup.slot_guard", lambda options: guard)
+    monkeypatch.setattr("feeder.loader.fast.engine.page_lock", locked.append)
+    found, expected, _ = epochs(sets["seekable"], CROP, num_workers=2)
+    assert same_batches(found, expected)
+    assert len(locked) == 1
+    assert guard.marks == len(found)
+
+
+@pytest.mark.parametrize("ends", ["broken off", "failed"])
+def test_a_batch_started_ahead_is_waited_for_where_the_epoch_ends(
+    sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    begun, waited = set[Any](), set[Any]()
+    faults, start = PlannedImages.faults, CudaDecoder.start
+
+    def noted_start(decoder: CudaDecoder, staged: Any) -> bool:
+        begun.add(staged)
+        return start(decoder, staged)
+
+    def noted(planned: PlannedImages) -> Any:
+        waited.add(planned)
+        return faults(planned)
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError("no more")
+
+    monkeypatch.setattr(BatchQueue, "ready", lambda queue: True)  # so that every batch is started ahead
+    monkeypatch.setattr(CudaDecoder, "start", noted_start)
+    monkeypatch.setattr(PlannedImages, "faults", noted)
+    loader = DataLoader(ShardDataset(sets["seekable"], CROP), batch_size=7, num_workers=1, backend="cuda")
+    iterator = iter(loader)
+    next(iterator)
+    assert (len(begun), len(waited)) == (2, 1)
+    if ends == "failed":
+        monkeypatch.setattr(CudaDecoder, "finish", failing)
+        with pytest.raises(OSError, match="no more"):
+            next(iterator)
+    loader.close()
+    assert len(waited) == len(begun) > 1
 
 
 @pytest.fixture

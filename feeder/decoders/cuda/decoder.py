@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from feeder._gpu.tensors import as_tensor, to_device
-from feeder.decoders.cuda.batch import PlannedImages
+from feeder.decoders.cuda.batch import PlannedImages, upload
 from feeder.decoders.cuda.driver import load_kernels
 from feeder.decoders.cuda.stager import PlanStager
 from feeder.decoders.decoder import (
@@ -145,7 +146,7 @@ class CudaDecoder(TrainerDecoder):
         At most two batches may be unfinished.
 
         Args:
-            staged: N samples.
+            staged: N samples, whose payloads must not change until they are finished or dropped.
 
         Returns:
             True if the batch is under way. If not, it may be tried again or left to ``finish``.
@@ -158,8 +159,16 @@ class CudaDecoder(TrainerDecoder):
         return True
 
     def drop(self, staged: Staged) -> None:
-        """Forgets a batch that was started and will not be finished."""
-        self._started = collections.deque(each for each in self._started if each.staged is not staged)
+        """Forgets a batch that was started and will not be finished; waits until its payloads are no longer read."""
+        dropped = self._taken(staged)
+        if dropped is not None:
+            _wait(dropped.groups)
+
+    def _taken(self, staged: Staged) -> _Started | None:
+        """Returns a batch that was started, and has it no longer; None if it was not."""
+        found = next((each for each in self._started if each.staged is staged), None)
+        self._started = collections.deque(each for each in self._started if each is not found)
+        return found
 
     def finish(
         self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
@@ -189,13 +198,16 @@ class CudaDecoder(TrainerDecoder):
     ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
         """See :meth:`finish`; the (H, W) of the outputs is given where that of a recipe depends on the image."""
         finishers = [self._finisher(view.recipe) for view in views]
-        groups = next((each.groups for each in self._started if each.staged is staged), None)
-        self.drop(staged)
-        if groups is None:
-            groups = self._begin(staged)
+        started = self._taken(staged)
+        groups = self._begin(staged) if started is None else started.groups
         errors: list[DecodeError | None] = [None] * len(staged)
-        for group in itertools.chain.from_iterable(groups):
-            left = group.rows[group.faults() != 0]
+        try:
+            faults = [group.faults() for group in itertools.chain.from_iterable(groups)]
+        except BaseException:
+            _wait(groups)
+            raise
+        for group, found in zip(itertools.chain.from_iterable(groups), faults, strict=True):
+            left = group.rows[found != 0]
             for row in left.tolist():
                 errors[row] = LeftToCpu("a kernel left it to the CPU backend")
             self.redone_images += len(left)
@@ -235,8 +247,9 @@ class CudaDecoder(TrainerDecoder):
         return {name: getattr(self, name) for name in ("cuda_images", "cpu_images", "redone_images")}
 
     def close(self) -> None:
-        """Forgets all batches."""
-        self._started.clear()
+        """Drops all batches."""
+        for each in list(self._started):
+            self.drop(each.staged)
 
     def _finisher(self, recipe: Recipe) -> Finisher:
         finisher = next((known for of, known in self._finishers if of is recipe), None)
@@ -247,22 +260,30 @@ class CudaDecoder(TrainerDecoder):
         return finisher
 
     def _begin(self, staged: Staged) -> list[list[PlannedImages]]:
-        """Queues the decode of each view of a batch, which has the payloads no longer afterwards."""
-        begun: list[list[PlannedImages]] = []
-        for view in (_one_view(staged, number) for number in range(staged.views)):
-            planned = np.flatnonzero(view.rows["kind"] == Kind.PLAN)
-            begun.append([])
-            for size, here in by_size(view.rows[planned]) if len(planned) else ():
-                rows = planned[here]
-                plans = [view.payloads[row] for row in rows.tolist()]
-                try:
-                    begun[-1].append(PlannedImages(self._kernels, self.device, rows, size, plans))
-                except torch.OutOfMemoryError as error:
-                    raise torch.OutOfMemoryError(
-                        f"backend 'cuda': {self.device} has no memory for {len(plans)} images, of which it keeps "
-                        "what their crops need at 5 to 10 bytes a pixel, for two batches at a time; use a "
-                        "smaller batch_size, smaller photos, or backend='cpu'"
-                    ) from error
+        """Queues the decode of each view of a batch, whose payloads are read until that is done."""
+        planned = np.flatnonzero(staged.rows["kind"] == Kind.PLAN)
+        begun: list[list[PlannedImages]] = [[] for _ in range(staged.views)]
+        if not len(planned):
+            return begun
+        try:
+            uploaded = upload(self.device, [staged.payloads[row] for row in planned.tolist()])
+            samples, of_view = np.divmod(planned, staged.views)
+            for number, groups in enumerate(begun):
+                view = np.flatnonzero(of_view == number)
+                for size, some in by_size(staged.rows[planned[view]]) if len(view) else ():
+                    here = view[some]
+                    groups.append(PlannedImages(self._kernels, samples[here], size, uploaded, here))
+        except BaseException as error:
+            if self.device.type == "cuda":
+                with contextlib.suppress(RuntimeError):  # as in _wait
+                    torch.cuda.current_stream(self.device).synchronize()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(
+                    f"backend 'cuda': {self.device} has no memory for {len(planned)} images, of which it keeps "
+                    "what their crops need at 5 to 10 bytes a pixel, for two batches at a time; use a "
+                    "smaller batch_size, smaller photos, or backend='cpu'"
+                ) from error
+            raise
         return begun
 
     def _finished(
@@ -321,6 +342,14 @@ def checked_device(device: str | torch.device) -> torch.device:
             "build for CUDA, or use backend='cpu'"
         )
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _wait(groups: Iterable[Sequence[PlannedImages]]) -> None:
+    """Waits until a batch's payloads are no longer read."""
+    for group in itertools.chain.from_iterable(groups):
+        # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
+        with contextlib.suppress(RuntimeError):
+            group.faults()
 
 
 def _one_view(staged: Staged, number: int) -> Staged:

@@ -187,9 +187,11 @@ def make_engine(
     pool = PoolOptions(workers, options.hang_timeout_s, context, init, service, worker_cpus(options))
     held, guard = HELD_BATCHES, None
     if decodes_here:
-        # On a GPU, DALI keeps a batch until the next but one is submitted. A finished batch was copied to DALI's own
-        # page-locked memory, so nothing on the GPU reads slots.
+        # One more is started ahead. On a GPU, DALI keeps it until the next but one is submitted, but copies it to
+        # page-locked memory of its own. Plans are copied to the GPU from the slots.
         held += 1
+        if work.stager is not None and work.stager.plans:
+            guard = slot_guard(options.device)
     else:
         held += options.device.ahead if options.device.target is not None else 0
         guard = slot_guard(options.device)

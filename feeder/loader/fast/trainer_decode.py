@@ -101,6 +101,9 @@ class DecodeFeed:
             size_bytes = sum(images.nbytes for images in batch.images) if isinstance(batch, Decoded) else 0
             self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
             return batch
+        except BaseException:
+            self._drop(waiting)
+            raise
         finally:
             self._queue.popleft()
 
@@ -111,10 +114,13 @@ class DecodeFeed:
     def close(self) -> None:
         """Drops the batches that were started."""
         for waiting in self._queue:
-            for staged in waiting.staged:
-                with self._on_stream():  # what is dropped is collected first
-                    self._decoder.drop(staged)
+            self._drop(waiting)
         self._queue.clear()
+
+    def _drop(self, waiting: _Waiting) -> None:
+        for staged in waiting.staged:
+            with self._on_stream():  # what is dropped is collected first
+                self._decoder.drop(staged)
 
     def _take(self) -> None:
         finished = next(self._source)
@@ -195,12 +201,7 @@ class DecodeFeed:
                 views = [StagedView(recipe, rest, own_mix) for recipe, rest in rests]
             else:
                 views = [self._padded(work.pad, batch, recipes[0], keys[0], made)]
-            try:
-                done, found = self._decoder.finish(staged, views, channels_last=self._channels_last)
-            except BaseException:
-                for later in waiting.staged[number + 1 : waiting.started]:
-                    self._decoder.drop(later)
-                raise
+            done, found = self._decoder.finish(staged, views, channels_last=self._channels_last)
             images += done
             if number:
                 found = [error and work.images[number - 1].named(error) for error in found]
