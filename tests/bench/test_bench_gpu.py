@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+import feeder
 from bench.gpu import common, cuda, feed, summary, train
 from feeder._gpu import dispatch
+from feeder.tools.bench import result_file
 from tests.support import ROOT
 
 
@@ -320,6 +322,63 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
     summed_up = (tmp_path / "summary.txt").read_text()
     assert "an earlier run's" in summed_up
     assert "gpu.sh: stopped" in summed_up
+
+
+@pytest.mark.parametrize("state", ["clean", "changed", "differs"])
+def test_an_installed_feeder_is_measured_with_the_checkouts_files_and_commit(tmp_path: Path, state: str) -> None:
+    checkout, installed, out = (tmp_path / name for name in ("checkout", "site/feeder", "out"))
+    files = {
+        name: "as committed" for name in ("feeder/a.py", "tests/t.py", "examples/e.py", "kernels/fuzz/make_corpus.py")
+    }
+    built = {"kernels/k.fatbin": "", "kernels/gpu/__pycache__/a.pyc": "", "kernels/n.so": ""}
+    files |= {"pyproject.toml": "", "bench/gpu.sh": (ROOT / "bench/gpu.sh").read_text(), **built}
+    for name, text in files.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "All"]):
+        subprocess.run([*git, *command], check=True)
+    if state == "changed":
+        (checkout / "examples/e.py").write_text("changed")
+    installed.mkdir(parents=True)
+    (installed / "a.py").write_text("other" if state == "differs" else "as committed")
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*feeder._native*) [ "$PWD" = / ] ;;
+*"feeder, os"*) echo {installed} ;;
+*is_available*) exit 1 ;;
+*bench.gpu.kernels*) echo "${{FEEDER_COMMIT-none}}" >{tmp_path}/commit ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(checkout / "bench/gpu.sh"), str(out), "--only", "kernels"],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "FEEDER_COMMIT": "an earlier one"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    expected = {"clean": head, "changed": f"{head}+changes", "differs": "none"}[state]
+    assert (tmp_path / "commit").read_text() == f"{expected}\n"
+    assert ("is not this checkout's" in done.stdout) == (state == "differs")
+    copied = {str(path.relative_to(out / "run")) for path in (out / "run").rglob("*") if path.is_file()}
+    assert copied == files.keys() - built.keys() - {"feeder/a.py"}
+
+
+def test_an_installed_feeder_has_the_commit_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "0123456789" * 4
+    monkeypatch.setenv("FEEDER_COMMIT", told)
+    assert result_file.machine()["commit"] != told
+    monkeypatch.setattr(feeder, "__file__", str(tmp_path / "site/feeder/__init__.py"))
+    assert result_file.machine()["commit"] == told
+    monkeypatch.delenv("FEEDER_COMMIT")
+    assert result_file.machine()["commit"] is None
 
 
 def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
