@@ -19,10 +19,13 @@ import pytest
 import torch
 
 import feeder
-from bench.gpu import common, cuda, feed, summary, train
+from bench.gpu import common, cuda, feed, summary, train, transfer
 from feeder._gpu import dispatch
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
 from feeder.tools.bench import result_file
 from tests.support import ROOT
+from tests.support.images import encode, pixels
 
 
 def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,9 +330,7 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
 @pytest.mark.parametrize("state", ["clean", "changed", "differs"])
 def test_an_installed_feeder_is_measured_with_the_checkouts_files_and_commit(tmp_path: Path, state: str) -> None:
     checkout, installed, out = (tmp_path / name for name in ("checkout", "site/feeder", "out"))
-    files = {
-        name: "as committed" for name in ("feeder/a.py", "tests/t.py", "examples/e.py", "kernels/fuzz/make_corpus.py")
-    }
+    files = dict.fromkeys(("feeder/a.py", "tests/t.py", "examples/e.py", "kernels/fuzz/make_corpus.py"), "as committed")
     built = {"kernels/k.fatbin": "", "kernels/gpu/__pycache__/a.pyc": "", "kernels/n.so": ""}
     files |= {"pyproject.toml": "", "bench/gpu.sh": (ROOT / "bench/gpu.sh").read_text(), **built}
     for name, text in files.items():
@@ -379,6 +380,60 @@ def test_an_installed_feeder_has_the_commit_that_it_is_told(tmp_path: Path, monk
     assert result_file.machine()["commit"] == told
     monkeypatch.delenv("FEEDER_COMMIT")
     assert result_file.machine()["commit"] is None
+
+
+def test_images_are_counted_once_however_many_links_lead_to_them(tmp_path: Path) -> None:
+    sizes, folder = [(40, 30), (60, 20), (60, 20)], tmp_path / "images"
+    files = [encode(pixels(seed, *size)) for seed, size in enumerate(sizes)]
+    for copy in range(3):
+        for seed, data in enumerate(files):
+            path = folder / f"class-{copy}/{seed}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    shard(str(folder), str(tmp_path / "set"), ShardOptions())
+    assert common.images_of(str(tmp_path / "set")) == {
+        "samples": 9,
+        "distinct": 3,
+        "mean_bytes": round(sum(map(len, files)) / 3),
+        "mean_pixels": 1200,
+    }
+
+
+def event(name: str, first: float, last: float, *, on: str = "CUDA", annotation: bool = False) -> Any:
+    """An event of torch's profiler."""
+    return types.SimpleNamespace(
+        name=name,
+        device_type=getattr(torch.autograd.DeviceType, on),
+        time_range=types.SimpleNamespace(start=first, end=last),
+        is_user_annotation=annotation,
+    )
+
+
+def test_a_copy_is_hidden_by_any_kernel_but_by_nothing_else() -> None:
+    events = [
+        event("Memcpy HtoD (Pinned -> Device)", 0, 10),
+        event("Memcpy HtoD (Pinned -> Device)", 20, 30),
+        event("nvjet_hsh_256x128", 2, 6),
+        event("nvjet_hsh_256x128", 0, 2),
+        event("normalize_kernel", 4, 8),
+        event("normalize_kernel", 28, 40),
+        event("Memset (Device)", 20, 22),
+        event("Memcpy DtoH (Device -> Pinned)", 22, 24),
+        event("Stream Wait Event", 24, 25),
+        event("ProfilerStep#1", 0, 40, annotation=True),
+        event("aten::mm", 0, 40, on="CPU"),
+    ]
+    assert transfer.overlap_of(events) == {
+        "copies": 2,
+        "copy_us": 20,
+        "kernels_busy_share": 0.5,
+        "products_busy_share": 1.0,
+        "hidden_by_products": 0.3,
+        "hidden (0.95)": 0.5,
+    }
+    for missing in (events[:2], events[2:]):
+        with pytest.raises(RuntimeError, match="matrix products, of"):
+            transfer.overlap_of(missing)
 
 
 def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
