@@ -536,6 +536,55 @@ def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> No
     assert "/dev/shm has 64 MiB free, of which torch's workers may need 24,000" in summed_up
 
 
+def test_tests_that_end_their_process_are_counted_as_an_error(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*"-m pytest"*) exit 139 ;;
+*is_available* | *"feeder shard"* | *bench.gpu.cuda* | *triton_lacks*) exit 0 ;;
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    (out / "data/images").mkdir(parents=True)
+    (out / "tests-cuda.json").write_text("an earlier run's")
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "cuda"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "tests-cuda: 1 tests, 0 failures, 1 errors, 0 skipped\n" in (out / "summary.txt").read_text()
+    assert not (out / "tests-cuda.json").exists()
+
+
+def test_reports_of_other_programs_get_the_machine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "gpu", lambda: {"name": "a GPU"})
+    (tmp_path / "parity-a.json").write_text('{"passed": true}')
+    (tmp_path / "parity-b.json").write_text('{"machine": "an earlier one"}')
+    (tmp_path / "parity-c.json").write_text("")
+    (tmp_path / "tests-a.xml").write_text(
+        """<testsuites><testsuite errors="1" failures="1" skipped="3" tests="9"><testcase classname="t" name="good"/>
+        <testcase classname="t" name="bad"><failure/></testcase><testcase classname="t" name="worse"><error/></testcase>
+        </testsuite></testsuites>"""
+    )
+    (tmp_path / "tests-b.xml").write_text("<testsuite")
+    (tmp_path / "tests-c.xml").write_text("<testsuite tests='1'/>")
+    (tmp_path / "tests-c.json").write_text("an earlier one")
+    summary.complete(tmp_path)
+    parity, tests = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("parity-a", "tests-a"))
+    assert (parity["gpu"]["name"], parity["passed"], parity["machine"]["commit"][:1].isalnum()) == ("a GPU", True, True)
+    assert (tests["passed"], tests["failed"], tests["skipped"]) == (4, 2, 3)
+    assert tests["names_of_failed"] == ["t::bad", "t::worse"]
+    assert tests["gpu"] == parity["gpu"]
+    assert (tmp_path / "parity-b.json").read_text() == '{"machine": "an earlier one"}'
+    assert (tmp_path / "parity-c.json").read_text() == ""
+    assert (tmp_path / "tests-c.json").read_text() == "an earlier one"
+    assert not (tmp_path / "tests-b.json").exists()
+    assert "parity-a" in summary.summarize(tmp_path)
+
+
 @pytest.mark.slow
 def test_the_cuda_kernels_are_tested_and_then_timed(tmp_path: Path) -> None:
     program = tmp_path / "python"
