@@ -150,7 +150,7 @@ def _best_fed(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _train_goals(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return dict(train.reached(rows).get("goals", {}))
+    return dict(train.reached({name: dict(row) for name, row in rows.items()}).get("goals", {}))
 
 
 def _by_round(
@@ -262,8 +262,8 @@ def _kernels(result: Mapping[str, Any]) -> str:
     first = _table("### Kernels", ["kernel 1", "GB/s", "copy, GB/s", "of the copy", "rounds"], rows, result)
     rows = []
     for row in result.get("crop_resize", []):
-        rates = [result["batch"] / seconds for seconds in row["seconds"]["all"]]
-        rows.append([f"{row['crop']} to 224x224", *_with_spread(rates)])
+        images_per_s = [result["batch"] / seconds for seconds in row["seconds"]["all"]]
+        rows.append([f"{row['crop']} to 224x224", *_with_spread(images_per_s)])
     second = _table("", ["kernel 2", "images/s", "rounds"], rows)
     return "\n\n".join(part for part in (first, second) if part)
 
