@@ -38,7 +38,7 @@ import torch
 
 import feeder
 from bench import standin
-from bench.gpu.common import Result, gpu, is_over, warm_up
+from bench.gpu.common import Result, gpu, images_of, is_over, warm_up
 from bench.gpu.resnet import resnet50
 from bench.gpu.train import Utilisation
 from bench.make_images import make_images
@@ -241,6 +241,7 @@ def measure(images: str, shards: str, options: argparse.Namespace, result: Resul
             raise SystemExit(
                 "the ladder needs the GPU's utilisation, which NVML does not report: pip install nvidia-ml-py"
             )
+    result.part("images", lambda: images_of(shards))
     found = right_batch_size(options.maximum)
     print(f"{standin.NAME + ', ' if simulated else ''}right batch size: {found.batch_size}")
     result.add(

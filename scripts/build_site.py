@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build/site-source"
 _COPIED = ("LICENSE", "licenses/*", "docs/*.css", "docs/*.md", "docs/*/*.md", "docs/*/*.svg", "*/README.md")
-_COPIED += ("bench/results/*",)
+_COPIED += ("bench/results/*.*", "bench/results/gpu/*")
 _HELP = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
 
 

@@ -22,6 +22,7 @@ from feeder._gpu.dispatch import runs_triton
 from feeder.system.nvml import open_nvml
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
+from feeder.tools.inspect import open_set
 
 __all__ = [
     "MEAN",
@@ -33,6 +34,7 @@ __all__ = [
     "first_batch",
     "first_loader_batch",
     "gpu",
+    "images_of",
     "interleaved",
     "is_over",
     "loader_feed",
@@ -89,6 +91,26 @@ def triton_lacks() -> str | None:
     except Exception as error:  # compilers and drivers raise errors of any class
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
+
+
+def images_of(shards: str) -> dict[str, Any]:
+    """Returns the number of a seekable set's samples and of the distinct files among them, and these files' means.
+
+    Links to one file are one: their images have the same sizes and places of rows in the index. Files are not read.
+
+    Returns:
+        samples, distinct, mean_bytes (of a file before it was rewritten) and mean_pixels.
+    """
+    index = open_set(shards)
+    names = ("width", "height", "source_bytes", "length")
+    columns = zip(*(index.column(name).tolist() for name in names), strict=True)
+    distinct = {(*sizes, index.row_data(i)) for i, sizes in enumerate(columns)}
+    return {
+        "samples": len(index),
+        "distinct": len(distinct),
+        "mean_bytes": round(statistics.mean(size for _, _, size, _, _ in distinct)),
+        "mean_pixels": round(statistics.mean(width * height for width, height, *_ in distinct)),
+    }
 
 
 class Result:

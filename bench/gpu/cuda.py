@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import feeder
-from bench.gpu.common import STD, Result, Row, arguments, interleaved, loader_feed, on_gpu, rate, recipe
+from bench.gpu.common import STD, Result, Row, arguments, images_of, interleaved, loader_feed, on_gpu, rate, recipe
 from bench.gpu.feed import BATCH, best_plain, plain_dali
 from feeder.tools.terminal import table
 
@@ -82,6 +82,7 @@ def goals(rows: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def measure(options: Any, result: Result) -> None:
     workers = options.workers
     result.add(batch=BATCH, seconds=options.seconds, workers=workers)
+    result.part("images", lambda: images_of(options.seekable))
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {}
     for kind, shards in (("seekable", options.seekable), ("packed", options.packed)):
         try:

@@ -32,6 +32,7 @@ from bench.gpu.common import (
     arguments,
     endless,
     first_loader_batch,
+    images_of,
     interleaved,
     loader_feed,
     on_gpu,
@@ -216,6 +217,7 @@ def measure(options: Any, result: Result) -> None:
     workers = options.workers
     short = min(2.0, options.seconds)
     result.add(batch=BATCH, seconds=options.seconds, workers=workers)
+    result.part("images", lambda: images_of(options.seekable))
     feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
         "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", workers, BATCH),
         "torch + Pillow": lambda: torch_feed(options.images, workers),

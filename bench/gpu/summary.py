@@ -1,6 +1,9 @@
 """Gathers the results of bench/gpu.sh into one readable file.
 
 python -m bench.gpu.summary OUTDIR
+
+Where it runs on the GPU, the reports that other programs wrote get the machine, too: those of ``feeder parity`` in the
+same files, those of pytest as JSON beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +14,31 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-__all__ = ["summarize"]
+import torch
+
+from bench.gpu.common import gpu
+from feeder.tools.bench.result_file import save
+
+__all__ = ["complete", "summarize"]
+
+
+def complete(folder: Path) -> None:
+    """Adds machine and GPU to the parity reports that lack them, and writes JSON for each JUnit file that has none.
+
+    Args:
+        folder: Has both; the JSON beside a JUnit file has passed, failed, skipped and names_of_failed.
+    """
+    for path in sorted(folder.glob("parity-*.json")):
+        report = _read(path)
+        if report and "machine" not in report:
+            save(f"gpu-{path.stem}", {"gpu": gpu(), **report}, str(path))
+    for path in sorted(folder.glob("*.xml")):
+        result = path.with_suffix(".json")
+        counts = _counts(path)
+        if isinstance(counts, dict) and not result.exists():
+            failed, skipped = counts["failures"] + counts["errors"], counts["skipped"]
+            found = {"passed": counts["tests"] - failed - skipped, "failed": failed, "skipped": skipped}
+            save("gpu-tests", {"gpu": gpu(), **found, "names_of_failed": _failed(path)}, str(result))
 
 
 def summarize(folder: Path) -> str:
@@ -70,6 +97,12 @@ def _text(path: Path) -> str:
 
 
 def _tests(path: Path) -> str:
+    counts = _counts(path)
+    return counts if isinstance(counts, str) else ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _counts(path: Path) -> dict[str, int] | str:
+    """Returns the counts of a JUnit file, or why it can't be read."""
     try:
         suites = ElementTree.parse(path).getroot().iter("testsuite")
     except ElementTree.ParseError as error:
@@ -78,7 +111,14 @@ def _tests(path: Path) -> str:
     for suite in suites:
         for name in counts:
             counts[name] += int(suite.get(name, "0"))
-    return ", ".join(f"{count} {name}" for name, count in counts.items())
+    return counts
+
+
+def _failed(path: Path) -> list[str]:
+    """Names of the tests of a JUnit file that failed, or whose setup or end did."""
+    cases = ElementTree.parse(path).getroot().iter("testcase")
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    return [f"{case.get('classname')}::{case.get('name')}" for case in failed]
 
 
 def _goals(result: Any, prefix: str = "") -> list[tuple[str, float]]:
@@ -98,3 +138,5 @@ if __name__ == "__main__":
     text = summarize(target)
     (target / "summary.txt").write_text(text, encoding="utf-8")
     print(text, end="")
+    if torch.cuda.is_available():
+        complete(target)

@@ -22,6 +22,7 @@ from bench.gpu.common import (
     Row,
     arguments,
     first_loader_batch,
+    images_of,
     interleaved,
     loader_feed,
     on_gpu,
@@ -119,6 +120,7 @@ def measure(options: Any, result: Result) -> None:
         return trainer.run(feeds[name](), max(10, warm_up(options.workers)), options.steps)
 
     result.add(batch=BATCH, workers=options.workers, steps=options.steps)
+    result.part("images", lambda: images_of(options.seekable))
     rivals = {name: (lambda name=name: run(name)) for name in feeds}
     middle = interleaved(rivals, options.repeats, result, reached)
     if RESIDENT not in middle:

@@ -2,8 +2,9 @@
 
 Bandwidth: the same bytes from memory that feeder maps (memfd) and page-locks like a slot, and from torch's own pinned
 memory, in turn. Goal: at least 0.95. Overlap: the loader's device feed runs under the profiler while the default stream
-computes matrix products for longer than a batch takes; measured is the share of the copies' time that falls into these
-products. Goal: at least 0.95.
+computes matrix products for longer than a batch takes. Hidden is the share of the copies' time during which the GPU ran
+any kernel, feeder's own included. Goal: at least 0.95. Beside it stands the share that the products alone hide, as
+``hidden_by_products``.
 
     python -m bench.gpu.transfer --seekable SHARDS --json OUT [--workers 8] [--repeats 10]
 """
@@ -13,17 +14,22 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.gpu.common import Result, arguments, loader_feed, on_gpu
+from bench.gpu.common import Result, arguments, images_of, loader_feed, on_gpu
 from feeder.loader.slots.region import Region
 from feeder.tools.bench.result_file import interleave, spread
 
 SIZE_BYTES = 256 * 3 * 224 * 224
 ROUNDS = 20
+# How the profiler names what a GPU does besides running kernels.
+_NO_KERNELS = ("Memcpy", "Memset", "Event Sync", "Stream Sync", "Stream Wait", "Context Sync")
+
+Span = tuple[float, float]
 
 
 def bandwidth(repeats: int) -> dict[str, Any]:
@@ -58,7 +64,7 @@ def bandwidth(repeats: int) -> dict[str, Any]:
 
 
 def overlap(shards: str, workers: int) -> dict[str, Any]:
-    """Returns the share of host-to-device copy time that a busy default stream hides."""
+    """Runs the loader beside a busy default stream and returns what :func:`overlap_of` finds."""
     feed = loader_feed(shards, "cpu", workers, 256)
     matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.float16) / 64
     product = torch.empty_like(matrix)
@@ -98,31 +104,63 @@ def overlap(shards: str, workers: int) -> dict[str, Any]:
         for _ in range(30):
             step()
         torch.cuda.synchronize()
-    copies, kernels = [], []
-    for event in profile.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            span = (event.time_range.start, event.time_range.end)
-            if "Memcpy HtoD" in event.name:
-                copies.append(span)
-            elif any(word in event.name.lower() for word in ("gemm", "nvjet", "cutlass")):
-                kernels.append(span)
-    kernels.sort()
-    hidden = total = 0.0
-    for start, end in copies:
-        total += end - start
-        hidden += sum(max(0.0, min(end, last) - max(start, first)) for first, last in _merged(kernels))
     feed.close()
-    if not total or not kernels:
-        names = sorted({event.name for event in profile.events()})
-        raise RuntimeError(f"the profiler saw {len(copies)} copies and {len(kernels)} matrix products, of {names[:20]}")
-    print(f"host to device: {hidden / total:.3f} of the copies' time is hidden behind compute")
-    busy = sum(last - first for first, last in _merged(kernels)) / (kernels[-1][1] - kernels[0][0])
-    return {"copies": len(copies), "copy_us": total, "busy_share": busy, "hidden (0.95)": hidden / total}
+    found = overlap_of(profile.events())
+    print(f"host to device: {found['hidden (0.95)']:.3f} of the copies' time is hidden behind kernels")
+    return found
 
 
-def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for first, last in spans:
+def overlap_of(events: Iterable[Any]) -> dict[str, Any]:
+    """Returns the shares of the copies' time that kernels hide, and of all the time that they run.
+
+    Args:
+        events: The profiler's events; of these on the GPU, all but copies, fills, waits and annotations are kernels.
+
+    Raises:
+        RuntimeError: if there are no copies to the GPU, or no matrix products.
+    """
+    copies, kernels, products = [], [], []
+    names = set()
+    for event in events:
+        if event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        names.add(event.name)
+        span = (event.time_range.start, event.time_range.end)
+        if "Memcpy HtoD" in event.name:
+            copies.append(span)
+        if event.name.startswith(_NO_KERNELS) or getattr(event, "is_user_annotation", False):
+            continue
+        kernels.append(span)
+        if any(word in event.name.lower() for word in ("gemm", "nvjet", "cutlass")):
+            products.append(span)
+    total = sum(end - start for start, end in copies)
+    if not total or not products:
+        raise RuntimeError(
+            f"the profiler saw {len(copies)} copies and {len(products)} matrix products, of {sorted(names)[:20]}"
+        )
+    kernels, products = _merged(kernels), _merged(products)
+    return {
+        "copies": len(copies),
+        "copy_us": total,
+        "kernels_busy_share": _busy(kernels),
+        "products_busy_share": _busy(products),
+        "hidden_by_products": _covered(copies, products) / total,
+        "hidden (0.95)": _covered(copies, kernels) / total,
+    }
+
+
+def _busy(spans: list[Span]) -> float:
+    return sum(last - first for first, last in spans) / (spans[-1][1] - spans[0][0])
+
+
+def _covered(copies: list[Span], spans: list[Span]) -> float:
+    return sum(max(0.0, min(end, last) - max(start, first)) for start, end in copies for first, last in spans)
+
+
+def _merged(spans: list[Span]) -> list[Span]:
+    """Returns the time that spans cover, in order, without overlaps."""
+    merged: list[Span] = []
+    for first, last in sorted(spans):
         if merged and first <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
         else:
@@ -131,6 +169,7 @@ def _merged(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def measure(options: Any, result: Result) -> None:
+    result.part("images", lambda: images_of(options.seekable))
     result.part("bandwidth", lambda: bandwidth(options.repeats))
     result.part("overlap", lambda: overlap(options.seekable, options.workers))
 

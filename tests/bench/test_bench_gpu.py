@@ -18,9 +18,14 @@ from typing import Any
 import pytest
 import torch
 
-from bench.gpu import common, cuda, feed, summary, train
+import feeder
+from bench.gpu import common, cuda, feed, summary, train, transfer
 from feeder._gpu import dispatch
+from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.tools.bench import result_file
 from tests.support import ROOT
+from tests.support.images import encode, pixels
 
 
 def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +327,115 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
     assert "gpu.sh: stopped" in summed_up
 
 
+@pytest.mark.parametrize("state", ["clean", "changed", "differs"])
+def test_an_installed_feeder_is_measured_with_the_checkouts_files_and_commit(tmp_path: Path, state: str) -> None:
+    checkout, installed, out = (tmp_path / name for name in ("checkout", "site/feeder", "out"))
+    files = dict.fromkeys(("feeder/a.py", "tests/t.py", "examples/e.py", "kernels/fuzz/make_corpus.py"), "as committed")
+    built = {"kernels/k.fatbin": "", "kernels/gpu/__pycache__/a.pyc": "", "kernels/n.so": ""}
+    files |= {"pyproject.toml": "", "bench/gpu.sh": (ROOT / "bench/gpu.sh").read_text(), **built}
+    for name, text in files.items():
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkout / name).write_text(text)
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "All"]):
+        subprocess.run([*git, *command], check=True)
+    if state == "changed":
+        (checkout / "examples/e.py").write_text("changed")
+    installed.mkdir(parents=True)
+    (installed / "a.py").write_text("other" if state == "differs" else "as committed")
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*feeder._native*) [ "$PWD" = / ] ;;
+*"feeder, os"*) echo {installed} ;;
+*is_available*) exit 1 ;;
+*bench.gpu.kernels*) echo "${{FEEDER_COMMIT-none}}" >{tmp_path}/commit ;;
+esac
+"""
+    )
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(checkout / "bench/gpu.sh"), str(out), "--only", "kernels"],
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(python), "FEEDER_COMMIT": "an earlier one"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    expected = {"clean": head, "changed": f"{head}+changes", "differs": "none"}[state]
+    assert (tmp_path / "commit").read_text() == f"{expected}\n"
+    assert ("is not this checkout's" in done.stdout) == (state == "differs")
+    copied = {str(path.relative_to(out / "run")) for path in (out / "run").rglob("*") if path.is_file()}
+    assert copied == files.keys() - built.keys() - {"feeder/a.py"}
+
+
+def test_an_installed_feeder_has_the_commit_that_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "0123456789" * 4
+    monkeypatch.setenv("FEEDER_COMMIT", told)
+    assert result_file.machine()["commit"] != told
+    monkeypatch.setattr(feeder, "__file__", str(tmp_path / "site/feeder/__init__.py"))
+    assert result_file.machine()["commit"] == told
+    monkeypatch.delenv("FEEDER_COMMIT")
+    assert result_file.machine()["commit"] is None
+
+
+def test_images_are_counted_once_however_many_links_lead_to_them(tmp_path: Path) -> None:
+    sizes, folder = [(40, 30), (60, 20), (60, 20)], tmp_path / "images"
+    files = [encode(pixels(seed, *size)) for seed, size in enumerate(sizes)]
+    for copy in range(3):
+        for seed, data in enumerate(files):
+            path = folder / f"class-{copy}/{seed}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    shard(str(folder), str(tmp_path / "set"), ShardOptions())
+    assert common.images_of(str(tmp_path / "set")) == {
+        "samples": 9,
+        "distinct": 3,
+        "mean_bytes": round(sum(map(len, files)) / 3),
+        "mean_pixels": 1200,
+    }
+
+
+def event(name: str, first: float, last: float, *, on: str = "CUDA", annotation: bool = False) -> Any:
+    """An event of torch's profiler."""
+    return types.SimpleNamespace(
+        name=name,
+        device_type=getattr(torch.autograd.DeviceType, on),
+        time_range=types.SimpleNamespace(start=first, end=last),
+        is_user_annotation=annotation,
+    )
+
+
+def test_a_copy_is_hidden_by_any_kernel_but_by_nothing_else() -> None:
+    events = [
+        event("Memcpy HtoD (Pinned -> Device)", 0, 10),
+        event("Memcpy HtoD (Pinned -> Device)", 20, 30),
+        event("nvjet_hsh_256x128", 2, 6),
+        event("nvjet_hsh_256x128", 0, 2),
+        event("normalize_kernel", 4, 8),
+        event("normalize_kernel", 28, 40),
+        event("Memset (Device)", 20, 22),
+        event("Memcpy DtoH (Device -> Pinned)", 22, 24),
+        event("Stream Wait Event", 24, 25),
+        event("ProfilerStep#1", 0, 40, annotation=True),
+        event("aten::mm", 0, 40, on="CPU"),
+    ]
+    assert transfer.overlap_of(events) == {
+        "copies": 2,
+        "copy_us": 20,
+        "kernels_busy_share": 0.5,
+        "products_busy_share": 1.0,
+        "hidden_by_products": 0.3,
+        "hidden (0.95)": 0.5,
+    }
+    for missing in (events[:2], events[2:]):
+        with pytest.raises(RuntimeError, match="matrix products, of"):
+            transfer.overlap_of(missing)
+
+
 def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
     done = subprocess.run(["bash", str(ROOT / "bench/gpu.sh"), "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
@@ -420,6 +534,55 @@ def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> No
         assert f"{name}-racecheck FAILED" in summed_up
         assert f"{name}-memcheck FAILED" not in summed_up
     assert "/dev/shm has 64 MiB free, of which torch's workers may need 24,000" in summed_up
+
+
+def test_tests_that_end_their_process_are_counted_as_an_error(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$*" in
+*"-m pytest"*) exit 139 ;;
+*is_available* | *"feeder shard"* | *bench.gpu.cuda* | *triton_lacks*) exit 0 ;;
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    out = tmp_path / "out"
+    (out / "data/images").mkdir(parents=True)
+    (out / "tests-cuda.json").write_text("an earlier run's")
+    script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "cuda"]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
+    done = subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "tests-cuda: 1 tests, 0 failures, 1 errors, 0 skipped\n" in (out / "summary.txt").read_text()
+    assert not (out / "tests-cuda.json").exists()
+
+
+def test_reports_of_other_programs_get_the_machine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "gpu", lambda: {"name": "a GPU"})
+    (tmp_path / "parity-a.json").write_text('{"passed": true}')
+    (tmp_path / "parity-b.json").write_text('{"machine": "an earlier one"}')
+    (tmp_path / "parity-c.json").write_text("")
+    (tmp_path / "tests-a.xml").write_text(
+        """<testsuites><testsuite errors="1" failures="1" skipped="3" tests="9"><testcase classname="t" name="good"/>
+        <testcase classname="t" name="bad"><failure/></testcase><testcase classname="t" name="worse"><error/></testcase>
+        </testsuite></testsuites>"""
+    )
+    (tmp_path / "tests-b.xml").write_text("<testsuite")
+    (tmp_path / "tests-c.xml").write_text("<testsuite tests='1'/>")
+    (tmp_path / "tests-c.json").write_text("an earlier one")
+    summary.complete(tmp_path)
+    parity, tests = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("parity-a", "tests-a"))
+    assert (parity["gpu"]["name"], parity["passed"], parity["machine"]["commit"][:1].isalnum()) == ("a GPU", True, True)
+    assert (tests["passed"], tests["failed"], tests["skipped"]) == (4, 2, 3)
+    assert tests["names_of_failed"] == ["t::bad", "t::worse"]
+    assert tests["gpu"] == parity["gpu"]
+    assert (tmp_path / "parity-b.json").read_text() == '{"machine": "an earlier one"}'
+    assert (tmp_path / "parity-c.json").read_text() == ""
+    assert (tmp_path / "tests-c.json").read_text() == "an earlier one"
+    assert not (tmp_path / "tests-b.json").exists()
+    assert "parity-a" in summary.summarize(tmp_path)
 
 
 @pytest.mark.slow

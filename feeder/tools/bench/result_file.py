@@ -88,9 +88,14 @@ def _without_paths(value: Any) -> Any:
 
 
 def _commit() -> str | None:
-    """Returns the commit of feeder's checkout, with "+changes" if it has changes; None for an installed feeder."""
+    """Returns the commit of feeder's checkout, with "+changes" if it has changes.
+
+    An installed feeder has no checkout: its commit is that of FEEDER_COMMIT, which bench/gpu.sh sets; else None.
+    """
     root = Path(feeder.__file__).resolve().parent.parent
-    if not (root / ".git").exists() or shutil.which("git") is None:
+    if not (root / ".git").exists():
+        return os.environ.get("FEEDER_COMMIT") or None
+    if shutil.which("git") is None:
         return None
 
     def git(*arguments: str) -> str:
