@@ -57,7 +57,7 @@ class Settings(NamedTuple):
 
 
 # Values of hw_decoder_load; the first is DALI's default, and feeder's.
-LOADS = (0.65, 0.0, 0.35, 0.85, 1.0)
+LOADS = (0.65, 0.85, 1.0)
 
 
 def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]:

@@ -206,8 +206,8 @@ def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def speed(settings: feed.Settings) -> float:
-        # The more threads the fewer images are best left to the engine.
-        fits = 1 - abs(settings.hw_decoder_load - (0.35 if settings.num_threads > 4 else 0.85))
+        # Another share of the engine is best with more threads.
+        fits = 1 - abs(settings.hw_decoder_load - (1.0 if settings.num_threads > 4 else 0.85))
         return settings.num_threads + settings.prefetch_queue_depth / 10 + fits
 
     monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
@@ -216,7 +216,7 @@ def test_plain_dali_is_looked_for_with_as_many_threads_as_feeder_has_processes_a
     found = feed.best_plain("shards", 4, 1.0, common.Result("x", str(tmp_path / "x.json")))
     assert found == {
         "plain DALI (whole images, as image_random_crop fails, up to 4 threads)": feed.Settings(False, 0.85, 4, 4),
-        "plain DALI (whole images, as image_random_crop fails, up to 8 threads)": feed.Settings(False, 0.35, 4, 8),
+        "plain DALI (whole images, as image_random_crop fails, up to 8 threads)": feed.Settings(False, 1.0, 4, 8),
     }
 
 
@@ -226,7 +226,7 @@ def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
     def run(load: float) -> dict[str, float]:
         if load == 0.65:
             raise RuntimeError("no engine")
-        return {"images_per_s": 2 - abs(load - 0.35)}
+        return {"images_per_s": 2 - abs(load - 1.0)}
 
     result = common.Result("x", str(tmp_path / "x.json"))
     monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
@@ -234,10 +234,10 @@ def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
     monkeypatch.setattr(feed, "loader_feed", lambda *_, hw_decoder_load: hw_decoder_load)
     monkeypatch.setattr(feed, "rate", lambda load, *_: run(load))
     (plain,) = feed.best_plain("shards", 4, 1.0, result).values()
-    assert plain.hw_decoder_load == feed.best_load("feeder dali, keep", "shards", 4, 1.0, result) == 0.35
+    assert plain.hw_decoder_load == feed.best_load("feeder dali, keep", "shards", 4, 1.0, result) == 1.0
     assert "feeder dali, keep, hw_decoder_load 0.65" in result.errors
     tried = json.loads((tmp_path / "x.json").read_text())["feeder dali, keep, tried"]
-    assert [each["hw_decoder_load"] for each in tried] == [0.0, 0.35, 0.85, 1.0]
+    assert [each["hw_decoder_load"] for each in tried] == [0.85, 1.0]
     monkeypatch.setattr(feed, "rate", lambda *_: run(0.65))
     for search in (feed.best_plain, lambda *rest: feed.best_load("x", *rest)):
         with pytest.raises(RuntimeError, match="runs with no"):

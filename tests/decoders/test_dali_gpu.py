@@ -49,7 +49,10 @@ class TestOnTheGpu:
     @pytest.mark.parametrize("check", GPU_CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
     def test_the_device_conforms(self, check: Callable[[Decoder], None]) -> None:
         decoder = DaliDecoder(device="cuda")
-        check(decoder)
+        if check is conformance.check_formats:
+            check(decoder, bias=1.0)  # nvJPEG makes one of 41 pixels one level too blue
+        else:
+            check(decoder)
         if check is not conformance.check_bad_images_stay_alone:
             assert decoder.redone_images == 0
 

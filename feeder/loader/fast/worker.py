@@ -37,6 +37,7 @@ __all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send
 HEAD = struct.Struct("<qq")
 FAILED_START = -1
 KEPT_VIEWS = 2048  # of parts
+_MAPPED_AT_ONCE = 1 << 16  # bytes around a page that is read first; Linux's default
 
 
 class Declined(NamedTuple):
@@ -134,7 +135,15 @@ class _PartViews:
             if len(self._kept) >= KEPT_VIEWS:
                 self._kept.clear()
             view = self._kept[place] = self._slots[part.slot].part(rows)
+            _map(view)
         return view
+
+
+def _map(view: SlotView) -> None:
+    """Reads a byte of each piece of memory that is mapped at once then; pages that are written first are mapped singly,
+    and many workers take long to have written each page of every slot."""
+    for images in view.images:
+        images.reshape(-1).view(np.uint8)[::_MAPPED_AT_ONCE].max(initial=0)
 
 
 def _relay(
