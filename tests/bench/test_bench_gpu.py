@@ -231,7 +231,7 @@ def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
     result = common.Result("x", str(tmp_path / "x.json"))
     monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
     monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: feed.Settings(*settings).hw_decoder_load)
-    monkeypatch.setattr(feed, "loader_feed", lambda *_, hw_decoder_load: hw_decoder_load)
+    monkeypatch.setattr(feed, "loader_feed", lambda *_, hw_decoder_load, fidelity: hw_decoder_load)
     monkeypatch.setattr(feed, "rate", lambda load, *_: run(load))
     (plain,) = feed.best_plain("shards", 4, 1.0, result).values()
     assert plain.hw_decoder_load == feed.best_load("feeder dali, keep", "shards", 4, 1.0, result) == 1.0

@@ -185,10 +185,15 @@ def compare(
 
 
 def assert_within(
-    comparison: Differences, what: str = "", *, fidelity: str = "fast", bias: float = BOUNDS["fast"].bias
+    comparison: Differences,
+    what: str = "",
+    *,
+    fidelity: str = "fast",
+    bias: float = BOUNDS["fast"].bias,
+    mean: float | None = None,
 ) -> None:
     """Holds every bucket to the bounds."""
-    bounds = replace(BOUNDS[fidelity], bias=bias)
+    bounds = replace(BOUNDS[fidelity], bias=bias, mean=BOUNDS[fidelity].mean if mean is None else mean)
     for figures in comparison.figures():
         assert figures.within(bounds), f"{what} {figures}"
 
@@ -246,7 +251,7 @@ def check_orientations(decoder: Decoder) -> None:
             assert_within(comparison, f"{extension} {options} {ops}", bias=0.2)
 
 
-def check_formats(decoder: Decoder, bias: float = 0.6) -> None:
+def check_formats(decoder: Decoder, *, bias: float = 0.6, mean: float | None = None) -> None:
     """Color models, bit depths, containers and odd sizes give what Pillow's convert("RGB") gives."""
     pixels = natural_image(50, 120, 150)
     rgb = Image.fromarray(pixels)
@@ -282,7 +287,7 @@ def check_formats(decoder: Decoder, bias: float = 0.6) -> None:
         for ops in ([RandomResizedCrop(32), RandomHorizontalFlip()], [Resize((24, 30)), CenterCrop(20)]):
             comparison = compare(decoder, [buffer], ops)
             # One image, tiny at times: differences in rounding don't average out over it.
-            assert_within(comparison, f"{name} {ops}", bias=bias)
+            assert_within(comparison, f"{name} {ops}", bias=bias, mean=mean)
 
 
 def check_further_ops(decoder: Decoder) -> None:

@@ -55,7 +55,8 @@ class DaliDecoder(TrainerDecoder):
         max_pixels: Larger images are refused.
         threads: DALI's CPU threads.
         fidelity: "fast", or "exact", which decodes seekable images without cutting them: at a cut's edge the chroma of
-            its neighbours is missing. "draft" is "fast".
+            its neighbours is missing. "draft" is "fast", but on a GPU chroma is repeated and not interpolated, as is
+            DALI's default: its JPEG engine is faster then.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the default limit.
         gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from their start in DALI until they
@@ -92,7 +93,8 @@ class DaliDecoder(TrainerDecoder):
             raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
         if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
             raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
-        fidelity = "fast" if fidelity == "draft" else fidelity
+        is_draft = fidelity == "draft"
+        fidelity = "fast" if is_draft else fidelity
         self.device = torch.device(device)
         import_dali()
         if self.device.type == "cuda":
@@ -118,6 +120,7 @@ class DaliDecoder(TrainerDecoder):
                 crops=self.device.type == "cpu",
                 hw_decoder_load=PipelineOptions.hw_decoder_load if hw_decoder_load is None else hw_decoder_load,
                 preallocate=preallocate,
+                fancy_upsampling=not (is_draft and self.device.type == "cuda"),
             ),
             gpu_memory_limit_bytes,
         )

@@ -43,6 +43,8 @@ class PipelineOptions:
         crops: True to decode what the rows call decoded, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: Share of images for the hardware JPEG engine, if there is one, 0 to 1.
         preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
+        fancy_upsampling: True to interpolate chroma, as libjpeg-turbo and so Pillow do; False to repeat it, with which a
+            GPU's JPEG engine is faster.
     """
 
     device_id: int | None = None
@@ -51,6 +53,7 @@ class PipelineOptions:
     crops: bool = True
     hw_decoder_load: float = 0.65
     preallocate: tuple[int, int] | None = None
+    fancy_upsampling: bool = True
 
 
 class DaliPipeline:
@@ -242,7 +245,7 @@ def build_pipeline(options: PipelineOptions) -> Any:
         "device": "mixed" if on_gpu else "cpu",
         "output_type": types.RGB,
         "adjust_orientation": False,  # the turn comes last, from the index
-        "jpeg_fancy_upsampling": True,  # as libjpeg-turbo, and so Pillow, does it
+        "jpeg_fancy_upsampling": options.fancy_upsampling,
     }
     if on_gpu:
         decoder["hw_decoder_load"] = options.hw_decoder_load
