@@ -50,7 +50,9 @@ def results() -> dict[str, dict[str, Any]]:
     images = {"samples": 60_000, "distinct": 2000, "mean_bytes": 110_400, "mean_pixels": 190_000}
     return {
         "gpu-kernels": result(normalize=[kernel], crop_resize=[], batch=256),
-        "gpu-transfer": result(bandwidth={"gb_per_s": rates}, overlap={"hidden (0.95)": 0.97, "hidden_by_products": 0.9}),
+        "gpu-transfer": result(
+            bandwidth={"gb_per_s": rates}, overlap={"hidden (0.95)": 0.97, "hidden_by_products": 0.9}
+        ),
         "gpu-feed-4": result(
             rows=feeds,
             workers=4,

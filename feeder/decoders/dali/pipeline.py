@@ -43,8 +43,8 @@ class PipelineOptions:
         crops: True to decode what the rows call decoded, not whole images; see Note [Whole images on a GPU].
         hw_decoder_load: Share of images for the hardware JPEG engine, if there is one, 0 to 1.
         preallocate: (height, width) of the largest image to reserve decoding memory for, or None.
-        fancy_upsampling: True to interpolate chroma, as libjpeg-turbo and so Pillow do; False to repeat it, with which a
-            GPU's JPEG engine is faster.
+        fancy_upsampling: True to interpolate chroma, as libjpeg-turbo and so Pillow do; False to repeat it, which is
+            faster in a GPU's JPEG engine.
     """
 
     device_id: int | None = None
