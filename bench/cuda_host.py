@@ -61,7 +61,7 @@ class Host:
         self._work = Work(reader, dataset.recipe, "cuda")
         self._work.stager = PlanStager()
         known = reader.peek(planning_sample(len(reader), in_shards=True))
-        self._work.share_bytes = plan_capacity(known, [SIZE], part).share_bytes
+        self._work.share_bytes = plan_capacity(known, [SIZE], part, plans=True).share_bytes
         self._tables = np.zeros(0, np.uint8)
 
     def run(self, epoch: int) -> dict[str, float]:

@@ -283,7 +283,7 @@ def test_staged_views_that_find_no_room_in_a_slot_travel_another_way(
     plan = "feeder.loader.fast.setup.plan_capacity"
     for share in (ROW.itemsize * len(SHAPES), ROW.itemsize * len(SHAPES) + 320):
         with monkeypatch.context() as patched:
-            patched.setattr(plan, lambda *given, share=share: plan_capacity(*given)._replace(share_bytes=share))
+            patched.setattr(plan, lambda *a, share=share, **k: plan_capacity(*a, **k)._replace(share_bytes=share))
             loader = DataLoader(dataset, **options)
             assert_same(epoch(loader), expected)
         assert loader.stats()["dali_images"] == decoded

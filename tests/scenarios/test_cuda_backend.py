@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from feeder import DataLoader, ShardDataset
-from feeder.decoders.cuda.batch import PlannedImages
+from feeder import DataLoader, ShardDataset, _native
+from feeder.decoders.cuda.batch import PlannedImages, upload
 from feeder.decoders.cuda.decoder import CudaDecoder
 from feeder.decoders.cuda.stager import PlanStager
 from feeder.errors import DecodeError
@@ -28,6 +28,7 @@ from feeder.transforms import (
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomShortestSize,
+    Resize,
     ToDtype,
     Views,
 )
@@ -122,6 +123,26 @@ def test_what_else_a_loader_does(sets: dict[str, Path], recipe: Any, options: di
     assert stats["cuda_images"] > 3 * stats["cpu_images"]
     if options.get("channels_last"):
         assert found[0][0].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("encode", ["seekable", "packed"])
+def test_plans_of_small_whole_images_find_room_in_the_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encode: Any
+) -> None:
+    """Their tables are a large part of them; what finds no room costs a message and a copy."""
+    for i in range(48):
+        (tmp_path / "images" / "0").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / "0" / f"{i}.jpg").write_bytes(jpegs.jpeg("4:2:0", (120, 90), i))
+    shard(str(tmp_path / "images"), str(tmp_path / "set"), ShardOptions(encode=EncodeOptions(encode)))
+    runs: list[int] = []
+
+    def noted(device: torch.device, plans: list[Any]) -> Any:
+        runs.append(len(_native.upload_runs(plans)[1]))
+        return upload(device, plans)
+
+    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    epochs(tmp_path / "set", (Resize((32, 32)),), batch_size=16, num_workers=1)
+    assert runs == [1, 1, 1]  # those of a part lie back to back
 
 
 def test_usual_samples_are_planned_without_a_step_in_python(

@@ -18,6 +18,8 @@ _PEEK = 1024
 _PEEK_AT_FILES = 64
 _GROUPS = 512
 _ALIGN = 64
+# Of a plan, for an image; a row for each of its segments takes up to a quarter of their bytes.
+_TABLES_BYTES = 4096
 # Outliers have this many times the pixels of all but one image in a hundred, and at least this many.
 _OUTLIER_TIMES = 4
 _OUTLIER_LEAST = 4_000_000
@@ -61,13 +63,14 @@ def planning_sample(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
     return permute(np.arange(count), samples, 0) if samples else np.zeros(0, np.int64)
 
 
-def plan_capacity(found: Known, sizes: Sequence[tuple[int, int]], part_rows: int) -> Capacity:
+def plan_capacity(found: Known, sizes: Sequence[tuple[int, int]], part_rows: int, *, plans: bool = False) -> Capacity:
     """Plans the memory for staged images.
 
     Args:
         found: A sample of the images, see :func:`planning_sample`.
         sizes: (height, width) of each view: images that the trainer's decoder does not decode travel as pixels.
         part_rows: Number of images that share their memory, at least 1.
+        plans: True if JPEGs are staged as plans, which have tables beside the file's bytes.
     """
     rows_bytes, pixels_bytes = len(sizes) * ROW.itemsize, sum(3 * height * width for height, width in sizes)
     if not len(found.lengths):
@@ -76,7 +79,8 @@ def plan_capacity(found: Known, sizes: Sequence[tuple[int, int]], part_rows: int
     usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
     outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
     decoded_there = found.is_jpeg & (pixels <= outlier)
-    needs = np.where(decoded_there, found.lengths, pixels_bytes)
+    payloads = found.lengths + found.lengths // 4 + _TABLES_BYTES if plans else found.lengths
+    needs = np.where(decoded_there, payloads, pixels_bytes)
     # Images of a part share their memory, so the largest likely sum counts, not the largest image. Cuts take even less;
     # what does not fit travels another way.
     sums = np.random.default_rng(0).choice(needs, (_GROUPS, part_rows)).sum(axis=1)

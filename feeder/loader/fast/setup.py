@@ -112,7 +112,7 @@ def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: Ba
         views = [recipe.output_size or work.largest for recipe in work.recipes[of]]
         largest = [size for size in views if size is not None]
         assert len(largest) == len(views)
-        capacity = plan_capacity(found, largest, min(rows for _, rows in parts))
+        capacity = plan_capacity(found, largest, min(rows for _, rows in parts), plans=decoder.stager.plans)
         work.share_bytes = max(work.share_bytes, capacity.share_bytes)
     decoder.prepare(rows, capacity.preallocate, capacity.outlier_pixels)  # the same for every view
     work.stager = decoder.stager.with_threads(options.worker_threads)

@@ -47,9 +47,9 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_finds_no_room_in_a_slot_travels_another_way(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def narrow(*arguments: Any) -> Any:
+    def narrow(*arguments: Any, **options: Any) -> Any:
         narrowed.append(share)
-        return plan_capacity(*arguments)._replace(share_bytes=share)
+        return plan_capacity(*arguments, **options)._replace(share_bytes=share)
 
     narrowed: list[int] = []
     dataset = ShardDataset(shards, RECIPE)
