@@ -118,7 +118,9 @@ def get_decoder(
             decoder.check(each)
         return decoder
     reasons = []
-    candidates = _AUTO if not device.startswith("cuda") else _AUTO_BY_SEGMENTS if in_segments else _AUTO_ON_CUDA
+    candidates: tuple[str, ...] = (
+        _AUTO if not device.startswith("cuda") else _AUTO_BY_SEGMENTS if in_segments else _AUTO_ON_CUDA
+    )
     if gpu_memory_limit_bytes is not None or hw_decoder_load is not None:  # which are DALI's
         candidates = tuple(name for name in candidates if name != "cuda")
     for candidate in candidates:

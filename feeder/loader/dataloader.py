@@ -137,8 +137,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             images are such JPEGs and one view is made of each, else "dali".
         fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
             less work where a crop is at least 2 or 4 times as large as its output: JPEGs are decoded at half or quarter
-            size, and fine details differ (``feeder parity --fidelity draft`` measures it). Only the backend "cpu" has
-            such a decoding; the others take "draft" as "fast".
+            size, and fine details differ (``feeder parity --fidelity draft`` measures it). The backend "cpu" has such a
+            decoding; "dali" on a GPU repeats chroma, which is faster where a JPEG engine decodes; the others take
+            "draft" as "fast".
         device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
             GPU start from page-locked memory, on a separate stream; the caller may use a batch at once.
         prefetch_to_device: Number of batches that are copied to the device before the caller asks for them, 0 or more.
