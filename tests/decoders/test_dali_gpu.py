@@ -56,6 +56,16 @@ class TestOnTheGpu:
         if check is not conformance.check_bad_images_stay_alone:
             assert decoder.redone_images == 0
 
+    def test_a_draft_repeats_chroma(self) -> None:
+        """Which costs levels at edges of colors, and not much else."""
+        buffers = self.batch()
+        found, fast = (
+            run(DaliDecoder(device="cuda", fidelity=each), buffers).astype(int) for each in ("draft", "fast")
+        )
+        difference = np.abs(found - fast)
+        assert difference.max() > 2
+        assert difference.mean() < 2
+
     def test_pixels_are_those_of_the_cpu_pipeline(self) -> None:
         buffers = self.batch()
         decoder = DaliDecoder(device="cuda")
