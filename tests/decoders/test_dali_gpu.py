@@ -57,7 +57,7 @@ class TestOnTheGpu:
             assert decoder.redone_images == 0
 
     def test_a_draft_repeats_chroma(self) -> None:
-        """Which costs levels at edges of colors, and not much else."""
+        """Levels differ at edges of colors, and little elsewhere."""
         buffers = self.batch()
         found, fast = (
             run(DaliDecoder(device="cuda", fidelity=each), buffers).astype(int) for each in ("draft", "fast")
