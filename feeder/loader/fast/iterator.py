@@ -148,4 +148,5 @@ class FastIterator:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and not getattr(self, "_closed", True):  # see Note [At the interpreter's end]
-            self.close()
+            with contextlib.suppress(ValueError):  # of a cycle the collector may have ended the task board before
+                self.close()
