@@ -15,8 +15,9 @@ combined helper, node           both are killed in one epoch
 head killed                     with a worker; epochs go on for --head-seconds. 0: nothing of Ray
 combined head, servers          all nodes are killed after the head: epochs go on by the local worker alone
 
-After the last of them a loader with service_only=True must end in the error that names the service. The fuzz test sends
---messages messages, most of them malformed, to a server.
+After the last of them a loader with service_only=True must end in the error that names the service. In the fuzz test a
+server takes --messages messages of clients that gave the token, over TCP and its Unix socket; most of their connections
+end with a malformed one.
 
 It fails if a pause after the loss of a node is longer than 2 s, but with --smoke, which takes two minutes.
 
@@ -70,7 +71,7 @@ _LOSSES = (
     "combined head, servers",
 )
 _ALONE_S = 10.0  # that a loader without local parts waits for a server
-_FUZZ = "tests/service/test_server.py::test_random_messages_cost_connections_and_never_a_server"
+_FUZZ = "tests/service/test_protocol_fuzz.py::test_random_messages_cost_connections_and_never_a_server"
 
 
 def loader(options: Any, num_workers: int = 1, **more: Any) -> Any:
@@ -261,7 +262,7 @@ def main() -> None:
     }
     for kind, values in pauses.items():
         print(f"{kind:28} longest pause {max(values):.2f} s")
-    print(f"{options.messages} messages of a fuzz test cost connections only")
+    print(f"a server took {options.messages} messages of a fuzz test, which cost connections only")
     print(f"written to {save('service_campaign', results, options.json)}")
     slow = [kind for kind in _LOSSES if max(pauses.get(kind, [0.0])) > _LOST_NODE_S]
     if slow and options.smoke is None:

@@ -20,6 +20,7 @@ _GAUGES = {
 _COUNTERS = {
     "lost": "Processes that died",
     "dropped": "Connections that broke the rules or stalled",
+    "messages": "Messages of clients that gave the token",
     "shared": "Parts that another job had made",
     "cpu_s": "CPU time of the server and its processes",
 }

@@ -71,7 +71,7 @@ class Server:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._clients: set[Client] = set()
         self._strangers: dict[Client, None] = {}  # who have not said the token, the oldest first
-        self._dropped = 0
+        self._dropped = self._messages = 0
         self._cpu = (0.0, 0.0)  # when it was looked at, and how much it was
         self._is_stopped = threading.Event()
         self._began_s = time.monotonic()
@@ -88,14 +88,16 @@ class Server:
         Returns:
             ``address``; ``cores``; ``busy`` (processes that make something); ``queue`` (parts that wait);
             ``connections``; ``lost`` (processes that died); ``dropped`` (connections that broke the rules or stalled);
-            ``shared`` (parts that were there already); ``cpu_s`` of this process and those that make parts; ``up_s``;
-            ``jobs``: by name ``parts``, ``images``, ``failed``, ``queue`` and ``busy``.
+            ``messages`` (frames taken from clients that gave the token); ``shared`` (parts that were there already);
+            ``cpu_s`` of this process and those that make parts; ``up_s``; ``jobs``: by name ``parts``, ``images``,
+            ``failed``, ``queue`` and ``busy``.
         """
         return {
             "address": f"{self.address[0]}:{self.address[1]}",
             "cores": self.options.cores,
             "connections": len(self._clients),
             "dropped": self._dropped,
+            "messages": self._messages,
             "cpu_s": self._cpu_s(),
             "up_s": round(time.monotonic() - self._began_s, 1),
             **self._scheduler.status(),
@@ -235,7 +237,9 @@ class Server:
         kind, message = frame.kind, frame.message
         if not client.job:
             self._welcome(client, kind, message)
-        elif kind == Kind.WORK:
+            return
+        self._messages += 1
+        if kind == Kind.WORK:
             self._scheduler.take_work(client, b"".join(frame.payload))
         elif kind == Kind.PART:
             self._scheduler.take_part(client, message, b"".join(frame.payload))

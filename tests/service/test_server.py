@@ -6,11 +6,9 @@ import base64
 import contextlib
 import json
 import os
-import random
 import resource
 import shutil
 import socket
-import struct
 import threading
 import time
 import urllib.request
@@ -26,11 +24,10 @@ from feeder import transforms as T
 from feeder.loader.fast import set_json
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import set_to_json
-from feeder.loader.fast.work_json import work_from_json, work_to_json
+from feeder.loader.fast.work_json import work_to_json
 from feeder.service.client import Client
 from feeder.service.frames import CLIENT_LIMITS, HEAD, Kind, ProtocolError, pack_frame, peer_versions
 from feeder.service.part_memory import Memory
-from feeder.service.roots import Roots
 from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
 from tests.support import named_functions
@@ -43,7 +40,6 @@ from tests.support.service import Peer, ServiceServer
 
 RECIPE = T.Compose([T.RandomResizedCrop(16)])
 LARGE = recipe_to_json(T.Recipe.of(T.Compose([T.RandomResizedCrop(2048)])))
-MESSAGES = int(os.environ.get("FEEDER_FUZZ_MESSAGES", "3000"))
 
 
 def work_of(path: Path, recipe: T.Compose = RECIPE) -> dict[str, Any]:
@@ -294,60 +290,6 @@ def test_samples_that_there_are_not_fail_alone(server: ServiceServer, root: Path
         assert answer is not None
         assert (answer.kind, answer.message["number"]) == (Kind.FAILED, k)
     peer.close()
-
-
-def _message(draw: random.Random, work: Any, server: ServiceServer) -> bytes:
-    """A message that a client may send, or nearly."""
-    kind = draw.choice(list(Kind))
-    count = draw.choice((0, 1, 4))
-    message: Any = {"number": draw.choice((0, 1, -1, "1", None)), "epoch": draw.choice((0, 1, 1 << 40))}
-    if draw.random() < 0.5:
-        message["size"] = draw.choice(([16, 16], [1, 1], [9, 1 << 15], [0, -1], [1.5, "x"], 3, {}, None))
-    if kind == Kind.WORK:
-        message = {"work": draw.choice((work, {}, [], work | {"recipe": [{"Resize": {"size": 1 << 30}}]}))}
-    if kind == Kind.HELLO:
-        message = {"token": draw.choice((server.token, "x", 1)), "versions": {}, "job": "fuzz"}
-    payload = draw.choice((numbers_of(count), draw.randbytes(count * 24)))  # the same part again and again, too
-    data = pack_frame(kind, message, len(payload)) + payload
-    if draw.random() < 0.3:
-        at = draw.randrange(len(data))
-        data = data[:at] + draw.randbytes(draw.randrange(8)) + data[at + draw.randrange(8) :]
-    return data
-
-
-def test_random_messages_cost_connections_and_never_a_server(server: ServiceServer, root: Path) -> None:
-    """FEEDER_FUZZ_MESSAGES sets their number: a million is a campaign."""
-    draw, work, sent = random.Random(0), work_of(root / "set"), 0
-    padded = work | {
-        "recipe": recipe_to_json(T.Recipe.of(T.Resize(12))),
-        "pad": {"multiple": 4, "value": 0, "group_by_aspect": False},
-    }
-    padded["largest"] = [16, 16]
-    assert work_from_json(padded, Roots([root])).pad is not None
-    while sent < MESSAGES:
-        peer = Peer(server)
-        is_known = draw.random() < 0.3
-        if is_known:
-            peer.ask(draw.choice((work, padded)))
-        elif draw.random() < 0.8:
-            peer.hello()
-        if not is_known and draw.random() < 0.6:
-            peer.work(draw.choice((work, padded)))
-        try:
-            for number in range(draw.randrange(4) if is_known else 0):
-                peer.send(Kind.PART, {"number": number, "epoch": 0}, numbers_of(draw.choice((1, 4))))
-                sent += 1
-            for _ in range(draw.randrange(1, 40)):
-                peer.connection.sendall(_message(draw, work, server))
-                sent += 1
-        except OSError:  # the server has ended the connection
-            pass
-        if draw.random() < 0.5:
-            peer.connection.setsockopt(1, 13, struct.pack("ii", 1, 0))  # a reset in place of an orderly end
-        peer.close()
-    assert server.process.poll() is None
-    check_serves(server, work, numbers_of(4))
-    assert server.status()["dropped"] > 0
 
 
 def test_the_same_part_twice_at_a_time_costs_the_connection(server: ServiceServer, root: Path) -> None:

@@ -159,7 +159,7 @@ def test_another_process_at_the_same_place_begins_anew_and_a_silent_one_is_told(
 
 
 def service_status(jobs: dict[str, dict[str, int]], **others: int) -> dict[str, Any]:
-    names = ("cores", "busy", "queue", "connections", "lost", "dropped", "shared", "cpu_s")
+    names = ("cores", "busy", "queue", "connections", "lost", "dropped", "messages", "shared", "cpu_s")
     return {**dict.fromkeys(names, 1), "jobs": jobs, **others}
 
 
