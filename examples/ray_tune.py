@@ -6,12 +6,13 @@
 
 All trials load one order, by one seed, and share its parts while they are at about the same place. With --own-order
 each has its own, and shares nothing. Each trial has a checkpoint for each epoch: one that dies goes on from there, and
-so does the whole search by the same command.
+so does the whole search by the same command. Other trials or options of training need another --name.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -25,6 +26,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from feeder import DataLoader, ShardDataset, transforms
 
 COLUMNS = {"config/lr": "lr", "config/weight_decay": "weight_decay", "config/width": "width"}
+FIXED = ("train", "val", "own_order", "trials", "epochs", "batch_size", "size", "seed")  # of a search that goes on
 COLUMNS |= {"epoch": "epochs", "loss": "loss", "accuracy": "accuracy"}
 
 
@@ -33,7 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("train", help="training images: a folder that `feeder shard` wrote")
     parser.add_argument("val", help="validation images, in the same form")
     parser.add_argument("--out", required=True, type=Path, help="folder for checkpoints and the table")
-    parser.add_argument("--name", default="ray-tune", help="of the search, in that folder")
+    parser.add_argument("--name", default="ray-tune", help="of the search, in that folder; an unfinished one goes on")
     parser.add_argument("--address", help="of the Ray cluster; without one Ray looks for it, or starts one here")
     parser.add_argument("--service", help="name of an input service; without one each trial decodes for itself")
     parser.add_argument("--service-only", action="store_true", help="leave all decoding to the service")
@@ -120,7 +122,13 @@ def search(args: argparse.Namespace) -> Any:
     """Returns Ray's results: those of all trials of this search, finished before or now."""
     place, resources = args.out.absolute() / args.name, {"cpu": 1.0}
     trainable = tune.with_resources(trial, resources)
+    options, fixed = place / "options.json", {name: getattr(args, name) for name in FIXED}
     if tune.Tuner.can_restore(str(place)):
+        before = json.loads(options.read_text())
+        changed = [name for name in FIXED if before[name] != fixed[name]]
+        if changed:  # Ray would go on with the former ones, and not say so
+            told = ", ".join(f"{name} {before[name]} (now {fixed[name]})" for name in changed)
+            raise SystemExit(f"{place} holds a search with {told}: repeat them, or take another --name")
         return tune.Tuner.restore(str(place), trainable, resume_unfinished=True, resume_errored=True).fit()
     names = ("batch_size", "epochs", "loader_workers", "seed", "service", "service_only", "size", "train", "val")
     space = {
@@ -130,6 +138,8 @@ def search(args: argparse.Namespace) -> Any:
         "order": tune.randint(0, 1 << 31) if args.own_order else args.seed,
         "args": {name: getattr(args, name) for name in names},
     }
+    place.mkdir(parents=True, exist_ok=True)
+    options.write_text(json.dumps(fixed))
     return tune.Tuner(
         trainable,
         param_space=space,

@@ -20,6 +20,7 @@ import torch
 
 from tests.support import ROOT, train_example
 from tests.support.documents import block, run_shell, smaller
+from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.train_example import load
 
@@ -201,6 +202,33 @@ def test_a_search_over_a_service_has_the_results_of_one_without(
     before = table(tmp_path / "runs/without")
     run(alone, *options, "--name", "without")
     assert table(tmp_path / "runs/without") == before  # of trials that are finished already
+
+
+def test_a_search_goes_on_after_its_driver_is_killed(data: list[str], cluster: RayCluster, tmp_path: Path) -> None:
+    """By the same command; one with other options is refused."""
+    _, _, command = commands("ray_tune.py", data, tmp_path / "runs")
+    options = ["--address", cluster.address, *SMALL, "--at-once", "1", "--name"]
+    alone = without_service(command)
+    _, *arguments = shlex.split(alone)
+    env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    folder = tmp_path / "runs" / "killed"
+    with subprocess.Popen([sys.executable, *arguments, *options, "killed"], env=env, cwd=ROOT) as driver:
+        wait_until(lambda: any(path.read_text() for path in folder.glob("*/result.json")))
+        driver.kill()
+    assert not (folder / "trials.csv").exists()
+    changed = [sys.executable, *arguments, *options, "killed", "--trials", "4", "--epochs", "3"]
+    refused = subprocess.run(changed, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "holds a search with trials 3 (now 4), epochs 2 (now 3): repeat them" in refused.stderr
+    for name in ("killed", "whole"):
+        run(alone, *options, name)
+    rates = {row["lr"] for row in table(folder)}
+    assert len(rates) == 3
+    assert rates == {row["lr"] for row in table(tmp_path / "runs/whole")}
+    for lr in rates:  # Ray may have lost what ASHA knew of earlier trials, so that it stops others
+        found, expected = results(folder, lr), results(tmp_path / "runs/whole", lr)
+        assert found.keys() & expected.keys()
+        assert all(found[epoch] == expected[epoch] for epoch in found.keys() & expected.keys())
 
 
 def results(folder: Path, lr: str) -> dict[int, tuple[float, float]]:
