@@ -26,8 +26,8 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from feeder import DataLoader, ShardDataset, transforms
 
 COLUMNS = {"config/lr": "lr", "config/weight_decay": "weight_decay", "config/width": "width"}
-FIXED = ("train", "val", "own_order", "trials", "epochs", "batch_size", "size", "seed")  # of a search that goes on
 COLUMNS |= {"epoch": "epochs", "loss": "loss", "accuracy": "accuracy"}
+FIXED = ("train", "val", "own_order", "trials", "epochs", "batch_size", "size", "seed")  # of a search that goes on
 
 
 def arguments() -> argparse.Namespace:
@@ -124,7 +124,7 @@ def search(args: argparse.Namespace) -> Any:
     trainable = tune.with_resources(trial, resources)
     options, fixed = place / "options.json", {name: getattr(args, name) for name in FIXED}
     if tune.Tuner.can_restore(str(place)):
-        before = json.loads(options.read_text())
+        before = json.loads(options.read_text()) if options.exists() else fixed
         changed = [name for name in FIXED if before[name] != fixed[name]]
         if changed:  # Ray would go on with the former ones, and not say so
             told = ", ".join(f"{name} {before[name]} (now {fixed[name]})" for name in changed)
