@@ -373,6 +373,20 @@ def test_the_committed_suite_result_has_a_reason_for_each_test_that_fails() -> N
     assert found["older_torch"]["failed"] == 0
 
 
+def test_other_pythons_have_a_committed_run_with_a_reason_for_each_test_that_failed() -> None:
+    runs = committed("pythons")["runs"]
+    assert {(each["python"].rpartition(".")[0], each["free_threaded"]) for each in runs} >= {
+        ("3.14", False),
+        ("3.14", True),
+    }
+    for each in runs:
+        assert re.fullmatch("[0-9a-f]{40}", each["commit"])
+        assert each["passed"] > 7000
+        assert each["failed"] == len(each["exceptions"]) <= 3
+        assert all(found["test"] and found["reason"] for found in each["exceptions"])
+        assert not each["exceptions"] or each["again"]["failed"] == 0
+
+
 def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> None:
     text = (ROOT / "docs/cluster.md").read_text()
     assert f"\n{service_plan.markdown(committed('service'))}\n" in text
