@@ -372,8 +372,12 @@ def sentence(results: Results) -> str:
     for pattern, words in (
         (r"ResNet-50: .*, of a resident batch", "ResNet-50 trains at {:.3f} of its speed on a batch that stays there"),
         (
-            r"4 workers: .* / torch \+ Pillow",
-            "4 workers feed {:.1f} times as many images as torch's `DataLoader` with Pillow",
+            r"4 workers: feeder dali, .* / torch \+ Pillow",
+            "4 workers and DALI feed {:.1f} times as many images as torch's `DataLoader` with 4 and Pillow",
+        ),
+        (
+            r"4 workers: feeder cpu .* / torch \+ Pillow",
+            "4 workers feed {:.1f} times as many images as torch's `DataLoader` with 4 and Pillow",
         ),
         (r"feeder's decoder: seekable / plain DALI", "feeder's own decoder gives {:.1f} times as many as plain DALI"),
     ):

@@ -46,11 +46,10 @@ BUILT_IN = {
     "pillow": BuiltIn("feeder.decoders.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
-# "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages, recipe and
-# data, so all choose alike; nothing is measured. The order is that of bench/results/gpu.
+# "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages and the
+# same recipe, so all choose alike; nothing is measured.
 _AUTO = ("cpu", "pillow")
 _AUTO_ON_CUDA = ("dali", *_AUTO)
-_AUTO_BY_SEGMENTS = ("cuda", *_AUTO_ON_CUDA)
 
 
 def decoder_names() -> tuple[str, ...]:
@@ -79,14 +78,13 @@ def get_decoder(
     device: str = "cpu",
     gpu_memory_limit_bytes: int | None = None,
     hw_decoder_load: float | None = None,
-    in_segments: bool = False,
 ) -> Decoder:
     """Makes a backend. A backend named explicitly never falls back to another.
 
     Args:
         name: "cpu", "pillow", "dali", "cuda", the name of an installed entry point, or "auto": the first of these that
-            is installed and can run the recipe: where the batches are wanted on a CUDA device "cuda" if the images are
-            in segments, and "dali"; the native backend "cpu"; "pillow".
+            is installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native
+            backend "cpu", "pillow".
         recipe: The recipe, the views, or several recipes that the backend must be able to run.
         threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
@@ -95,7 +93,6 @@ def get_decoder(
         device: Destination of the batches: "cpu", or a CUDA device. "dali" and "cuda" decode on a GPU.
         gpu_memory_limit_bytes: Limit for decoded images on the GPU, before they are cropped; None for no limit.
         hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for the backend's default.
-        in_segments: True if most images are seekable or packed JPEGs, and one view is made of each.
 
     Raises:
         ArgumentError: if there is no backend of that name.
@@ -118,11 +115,7 @@ def get_decoder(
             decoder.check(each)
         return decoder
     reasons = []
-    candidates: tuple[str, ...] = (
-        _AUTO if not device.startswith("cuda") else _AUTO_BY_SEGMENTS if in_segments else _AUTO_ON_CUDA
-    )
-    if gpu_memory_limit_bytes is not None or hw_decoder_load is not None:  # which are DALI's
-        candidates = tuple(name for name in candidates if name != "cuda")
+    candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO
     for candidate in candidates:
         try:
             decoder = get_decoder(candidate, recipe, **options, **on_device)
@@ -130,7 +123,7 @@ def get_decoder(
             reasons.append(str(error))
             continue
         why = "".join(f"; {reason}" for reason in reasons)
-        passed_over = "dali" in candidates and candidate in _AUTO and dali_is_installed()
+        passed_over = "dali" in candidates and candidate != "dali" and dali_is_installed()
         level = logging.WARNING if passed_over else logging.INFO
         _log.log(level, "backend 'auto' is '%s', the first of %s to run here%s", candidate, ", ".join(candidates), why)
         return decoder

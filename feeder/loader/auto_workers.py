@@ -37,7 +37,6 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset
 
-from feeder.decoders.cuda.driver import fatbin_path
 from feeder.decoders.registry import dali_is_installed
 from feeder.loader.group_store import group_store, is_initialized, within
 from feeder.loader.trial import run
@@ -281,12 +280,12 @@ def _unmeasurable(dataset: Any, fast: bool) -> str | None:
 
 def _decoded_elsewhere(fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
     """Returns, in words, what decodes in place of workers; None if they do."""
-    backend = arguments.get("backend")
-    on_gpu = device is not None and device.type == "cuda" and "collate_fn" not in arguments
-    may_decode = dali_is_installed() or fatbin_path().exists()
-    if backend == "cuda" or (fast and on_gpu and backend == "auto" and may_decode):
+    on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
+    if arguments.get("backend") == "cuda":
         return "workers only read, the GPU decodes"
-    return "workers only read, decoding is DALI's" if backend == "dali" else None
+    if arguments.get("backend") == "dali" or (fast and on_gpu and arguments.get("backend") == "auto"):
+        return "workers only read, decoding is DALI's"
+    return None
 
 
 def _length(dataset: Any) -> int:

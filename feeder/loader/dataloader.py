@@ -133,8 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             each time, and with ``seed=rank`` also those that it repeats on other ranks.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it. "cuda" decodes seekable
-            and packed JPEGs on the GPU ``device``, by feeder's own kernels. On a GPU "auto" takes "cuda" where most
-            images are such JPEGs and one view is made of each, else "dali".
+            and packed JPEGs on the GPU ``device``, by feeder's own kernels; "auto" never takes it.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
             less work where a crop is at least 2 or 4 times as large as its output: JPEGs are decoded at half or quarter
             size, and fine details differ (``feeder parity --fidelity draft`` measures it). The backend "cpu" has such a

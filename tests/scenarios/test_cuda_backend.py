@@ -274,39 +274,3 @@ def test_a_damaged_image_is_named_or_replaced_as_by_the_cpu_backend(damaged: tup
         assert loaders[0].stats()["substitutions"] == loaders[1].stats()["substitutions"]
         assert [each["position"] for each in loaders[0].stats()["substitutions"]] == [bad]
         assert loaders[0].stats()["redone_images"] == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "recipe", "options", "backend"),
-    [
-        ("seekable", CROP, {}, "cuda"),
-        ("packed", CROP, {}, "cuda"),
-        ("keep", CROP, {}, "cpu"),  # as there is no DALI for this device
-        ("seekable", Views([CROP, CROP]), {}, "cpu"),
-        ("seekable", CROP, {"fidelity": "exact"}, "cpu"),
-        ("seekable", CROP, {"gpu_memory_limit_bytes": 1 << 30}, "cpu"),
-        ("seekable", CROP, {"hw_decoder_load": 0.5}, "cpu"),
-        ("seekable", CROP, {"collate_fn": list}, "cpu"),
-        ("seekable", (RandomResizedCrop(BUCKET),), {"buckets": Buckets(sizes=[(24, 40), (40, 24)])}, "cpu"),
-    ],
-)
-def test_auto_takes_it_on_a_gpu_for_one_view_of_seekable_and_packed_images(
-    sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch, name: str, recipe: Any, options: Any, backend: str
-) -> None:
-    monkeypatch.setattr("feeder.loader.dataloader.checked_device", lambda device: device and torch.device(device))
-    dataset = ShardDataset(sets[name], recipe)
-    assert DataLoader(dataset, batch_size=4, device="cuda:0", **options).stats()["backend"] == backend
-    assert DataLoader(dataset, batch_size=4, **options).stats()["backend"] == "cpu"
-
-
-def test_auto_leaves_images_that_cant_be_read_to_the_loader(
-    sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feeder.loader.dataloader.checked_device", lambda device: device and torch.device(device))
-    dataset = ShardDataset(sets["seekable"], CROP)
-
-    def fail(ids: Any, wanted: Any = None) -> Any:
-        raise DecodeError("gone")
-
-    monkeypatch.setattr(dataset.reader, "read", fail)
-    assert DataLoader(dataset, batch_size=4, device="cuda:0").stats()["backend"] == "cpu"

@@ -54,6 +54,8 @@ class CudaDecoder(TrainerDecoder):
     size and boxes of at most 1,024 pixels are decoded by workers, with the CPU backend, and join the batch. An image
     that a kernel finds damaged or unusual is decoded again by the CPU backend, which has the last word on it.
 
+    ``backend="auto"`` never takes it.
+
     Args:
         max_pixels: Larger images are refused.
         threads: Threads of the CPU backend.

@@ -78,7 +78,7 @@ def page_lock(slots: Slots) -> None:
     if code != 0:
         raise ArgumentError(
             f"can't page-lock {size >> 20} MiB for batches (CUDA error {code}): raise the limit of locked memory "
-            "(ulimit -l), or set pin_memory=False and device=None"
+            "(ulimit -l), or set pin_memory=False and device=None, which takes another backend than 'cuda'"
         )
     slots.before_end(runtime.cudaHostUnregister, address)
 

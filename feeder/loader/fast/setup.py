@@ -10,13 +10,12 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
-from feeder.dataset.reader import Reader
 from feeder.dataset.targets import in_padded_batches
 from feeder.decoders.decoder import Decoder, TrainerDecoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
-from feeder.errors import ArgumentError, FeederError
+from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
@@ -32,13 +31,11 @@ from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
-from feeder.shard.format.index_builder import row_data
 from feeder.system.numa import cpus_near, gpu_cpus, numa_nodes
 
 __all__ = ["make_engine", "make_service", "make_work", "worker_cpus"]
 
 _PREFETCH = 2  # batches a worker, as torch has it
-_LOOKED_AT = 8  # images
 _SERVICE_WORKERS = 4  # as many batches ahead as for so many workers more
 
 
@@ -56,18 +53,15 @@ def make_work(
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
     # all that a service makes.
     in_workers = collate_fn is not None or ((sizes.varies or fixed.service is not None) and fixed.backend == "auto")
-    recipes = *recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))
-    on_gpu = target is not None and target.type == "cuda" and not in_workers
     decoder = get_decoder(
         fixed.backend,
-        recipes,
+        (*recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU.
         device="cpu" if target is None or in_workers else str(target),
         gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
         hw_decoder_load=fixed.hw_decoder_load,
-        in_segments=on_gpu and fixed.backend == "auto" and len(recipes) == 1 and _are_in_segments(source.reader),
     )
     _check_sizes(fixed, options, sizes)
     ragged = next((extra.name for extra in source.extras if extra.is_ragged), None)
@@ -103,16 +97,6 @@ def make_work(
     elif target is not None and fixed.pad is None:
         work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
     return work, decoder
-
-
-def _are_in_segments(reader: Reader) -> bool:
-    """Returns True if most of a few images are seekable or packed JPEGs."""
-    some = planning_sample(len(reader), in_shards=True)[:_LOOKED_AT]
-    try:
-        found = [row_data(bytes(buffer)) for buffer in reader.read(some).buffers]
-    except (FeederError, OSError):  # of which the loader speaks when their turn comes
-        return False
-    return 2 * sum(map(bool, found)) > len(found)
 
 
 def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: BatchSizes) -> None:

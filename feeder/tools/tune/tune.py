@@ -220,9 +220,7 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     backend = probe.stats().get("backend")
     probe.close()
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
-    backends = () if backend is None else (backend,)
-    if backends and wanted == "auto":  # the present one may be for the loader's device only
-        backends = tuple(dict.fromkeys((*_backends(dataset.recipe), *backends)))
+    backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
     numbers = ("num_workers", "worker_threads")
     given: dict[str, Any] = {name: arguments[name] for name in numbers if arguments.get(name) not in (None, "auto")}
     if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
