@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import pickle
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,6 +288,26 @@ def test_an_attempt_raises_what_may_be_its_machines_fault(
         kind, error = _attempt(tree, out, output, writer_versions(), skip_unreadable=True)
         assert (kind, error.errno) == ("failed", errno.EIO)
         assert os.listdir(output.path) == []  # type: ignore[attr-defined]
+
+
+def test_an_attempt_that_goes_on_leaves_nothing_behind_a_run_that_has_ended(out: OutputFolder) -> None:
+    def write_on(folder: str) -> None:
+        with suppress(FileNotFoundError):
+            for number in itertools.count():
+                Path(folder, f"{number}.tmp").touch()
+                writes.set()
+                if ended.is_set():
+                    return
+
+    for _ in range(20):
+        writes, ended = threading.Event(), threading.Event()
+        with out.shared() as output, output.attempt() as folder:
+            thread = threading.Thread(target=write_on, args=(folder,))
+            thread.start()
+            writes.wait()
+        ended.set()
+        thread.join()
+        assert os.listdir(out.work) == []
 
 
 def test_an_attempt_for_a_run_that_has_ended_writes_nothing(tree: Path, bucket: Bucket, tmp_path: Path) -> None:

@@ -197,12 +197,12 @@ class OutputFolder:
     @contextlib.contextmanager
     def shared(self) -> Iterator[SharedOutput]:
         """Opens the output to the nodes of a cluster; see Note [Attempts] in shared_output.py."""
-        attempts = os.path.abspath(self.part(f"{_ATTEMPTS}{os.urandom(8).hex()}"))
+        attempts = os.path.abspath(self._new_attempts())
         os.mkdir(attempts)
         try:
             yield SharedFolder(attempts)
         finally:
-            shutil.rmtree(attempts, ignore_errors=True)
+            self._remove_attempts(attempts)
 
     def adopt(self, finished: FinishedAttempt) -> None:
         """Puts a shard that a node has finished in place, with its index and its record; see Note [Resume]."""
@@ -350,11 +350,22 @@ class OutputFolder:
         files = [self.file(name) for name in os.listdir(self.path) if name not in kept and _is_ours(name)]
         self.remove(*parts, *files)
 
+    def _new_attempts(self) -> str:
+        """Path of a folder for attempts that does not exist."""
+        return self.part(f"{_ATTEMPTS}{os.urandom(8).hex()}")
+
+    def _remove_attempts(self, path: str) -> None:
+        """Removes a folder of attempts, under another name: a node that still writes to it can then add nothing."""
+        renamed = self._new_attempts()
+        with contextlib.suppress(OSError):
+            os.rename(path, renamed)
+        shutil.rmtree(renamed, ignore_errors=True)
+
     def _remove_leftovers(self) -> None:
         """Removes the temporary files of runs that were killed."""
         for name in os.listdir(self.work):
             if name.startswith(_ATTEMPTS):
-                shutil.rmtree(self.part(name), ignore_errors=True)
+                self._remove_attempts(self.part(name))
         for folder in (self.path, self.work):
             for name in os.listdir(folder):
                 if name.endswith(TEMPORARY_SUFFIX) and (folder == self.work or _is_ours(name)):
