@@ -26,6 +26,7 @@ def machine() -> dict[str, Any]:
     """Returns processor, cores, memory, kernel, commit and package versions.
 
     ``cpu`` has the processor's microarchitecture, family, model and stepping, each None where it isn't known.
+    ``memory_free_gib`` is free now: where there is little, the kernel takes CPU time for each page that is written.
     """
     from feeder.system.versions import versions
 
@@ -34,13 +35,18 @@ def machine() -> dict[str, Any]:
         "processor": cpu.name or platform.machine(),
         "cpu": {name: getattr(cpu, name) for name in ("microarchitecture", "family", "model", "stepping")},
         "cores": cores().usable,
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "memory_gib": _memory_gib("SC_PHYS_PAGES"),
+        "memory_free_gib": _memory_gib("SC_AVPHYS_PAGES"),
         "kernel": platform.release().partition("-")[0],
         "commit": _commit(),
         "versions": {name: value for name, value in _without_paths(versions()).items() if name != "platform"},
         "arguments": [os.path.basename(a) if os.path.isabs(a) else a for a in sys.argv[1:]],
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _memory_gib(pages: str) -> float:
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages) / 2**30, 1)
 
 
 def processor_name(machine: Mapping[str, Any]) -> str:
