@@ -77,24 +77,54 @@ def test_pixels_are_libjpegs_to_the_bit(level: str, kind: str) -> None:
     np.testing.assert_array_equal(out[1], out[2])
 
 
+@pytest.mark.parametrize(("size", "interval"), [((90, 70), 2), ((256, 184), 16)])
 @pytest.mark.parametrize("sampling", ["4:4:4", "4:2:0"])
 @pytest.mark.parametrize("quality", [60, 95, 100])
-def test_blocks_filled_to_the_last_coefficient_are_libjpegs(level: str, quality: int, sampling: str) -> None:
+def test_blocks_filled_to_the_last_coefficient_are_libjpegs(
+    level: str, quality: int, sampling: str, size: tuple[int, int], interval: int
+) -> None:
     """No symbol of the next block is taken along with the last one, and tables of both kinds of file can take turns."""
-    noise = np.random.default_rng(quality).normal(128, 400 / quality, (70, 90, 3)).clip(0, 255).astype(np.uint8)
+    pixels = np.random.default_rng(quality).normal(128, 400 / quality, (*size[::-1], 3))
+    noise = pixels.clip(0, 255).astype(np.uint8)
 
     def encoded(**options: Any) -> bytes:
         buffer = io.BytesIO()
         Image.fromarray(noise).save(buffer, "jpeg", quality=quality, subsampling=sampling, **options)
         return buffer.getvalue()
 
-    plain, restarts = encoded(), encoded(restart_marker_blocks=2)
+    plain, restarts = encoded(), encoded(restart_marker_blocks=interval)
     best = encoded(optimize=True)
     for data in (plain, restarts, plain, best, restarts):
         assert native.entropy_decode(data) > 0
-        box = (0, 0, 90, 70)
+        box = (0, 0, *size)
         found, expected = native.jpeg_planes(data, box), native.jpeg_planes(data, box, libjpeg=True)
         assert all(map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("kind", ["gray", "4:4:4", "4:2:0"])
+def test_damage_is_noticed_alike_at_every_level(level: str, kind: str) -> None:
+    """Of many short segments, which are decoded together, one has a wrong byte."""
+    size = (203, 151)
+    whole = native.transcode(jpegs.jpeg(kind, size), keep_metadata=False, segment_px=16)
+    rng = np.random.default_rng(len(kind))
+
+    def planes(data: bytes, box: tuple[int, int, int, int]) -> list[bytes] | None:
+        try:
+            return [plane.tobytes() for plane in native.jpeg_planes(data, box)]
+        except native.Unsupported:
+            return None
+
+    refused = 0
+    for at in rng.integers(jpegs.entropy_offset(whole), len(whole), 150):
+        data = whole[:at] + rng.bytes(1) + whole[at + 1 :]
+        left, top = rng.integers(0, 60, 2)
+        box = (int(left), int(top), *size)
+        found = planes(data, box)
+        native.set_simd_level("portable")
+        assert found == planes(data, box)
+        native.set_simd_level(level)
+        refused += found is None
+    assert 10 < refused < 140
 
 
 def test_fuzz_seeds_are_what_they_are_for(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "cpu/jpeg/idct.h"
 #include "cpu/jpeg/reduced_idct.h"
@@ -12,6 +13,8 @@ namespace {
 
 // A run of MCUs changes a DC prediction by less than this, so a prediction beyond it has not wrapped yet.
 constexpr unsigned kMostPrediction = 1u << 30;
+
+constexpr size_t kFewWide = 10;  // tasks from which on wide decoding pays
 
 }  // namespace
 
@@ -104,36 +107,67 @@ bool BaselineDecoder::plan_tasks(ByteSpan file, const JpegHeader& header, const 
     return true;
 }
 
-// Starts a run: MCUs of one row from lane.mcu on, all needed or all not, as many as fit into the lane's blocks.
-void BaselineDecoder::start_run(const EntropyKernels& kernels, Lane& lane, const Window& window) {
-    const int row = lane.row, column = lane.column;
+void BaselineDecoder::Run::start(const Task& started, const Window& window) {
+    task = &started;
+    mcu = started.first_mcu;
+    row = mcu / window.columns;
+    column = mcu % window.columns;
+}
+
+void BaselineDecoder::Run::next(const Window& window, int most_wanted) {
     int end = window.columns;
-    lane.wanted = row >= window.first_row && column >= window.first_column && column < window.end_column;
-    if (lane.wanted) {
-        end = std::min(window.end_column, column + kRunBlocks / plan_.blocks);
+    wanted = row >= window.first_row && column >= window.first_column && column < window.end_column;
+    if (wanted) {
+        end = std::min(window.end_column, column + most_wanted);
     } else if (row >= window.first_row && column < window.first_column) {
         end = window.first_column;
     }
-    lane.run_mcus = std::min(end - column, lane.task->end_mcu - lane.mcu);
+    mcus = std::min(end - column, task->end_mcu - mcu);
+}
+
+void BaselineDecoder::Run::next_whole(const Window& window, int most) {
+    mcus = std::min({window.columns - column, task->end_mcu - mcu, most});
+    wanted = row >= window.first_row && column < window.end_column && column + mcus > window.first_column;
+}
+
+bool BaselineDecoder::Run::pass(const Window& window) {
+    mcu += mcus;
+    column += mcus;
+    if (column == window.columns) {
+        column = 0;
+        ++row;
+    }
+    return mcu < task->end_mcu;
+}
+
+void BaselineDecoder::start_run(const EntropyKernels& kernels, Lane& lane, const Window& window) {
+    lane.run.next(window, kRunBlocks / plan_.blocks);
     EntropyStream& stream = lane.stream;
     stream.block = lane.blocks;
     stream.last = lane.last;
-    stream.step = lane.wanted ? 1 : 0;
-    stream.mcus_left = lane.run_mcus;
+    stream.step = lane.run.wanted ? 1 : 0;
+    stream.mcus_left = lane.run.mcus;
     kernels.begin_run(stream, plan_);
 }
 
-// Whole bytes left over before a restart marker mean that the segment is damaged.
-bool BaselineDecoder::at_end(const Lane& lane) const {
-    return lane.task->may_have_rest || lane.stream.end_bit - lane.stream.position() < 8;
+void BaselineDecoder::start_run(WideStreams& streams, int lane, Run& run, const Window& window) {
+    run.next_whole(window, WideStreams::kRunBlocks / plan_.blocks);
+    streams.start(lane, run.mcus * plan_.blocks);
 }
 
+namespace {
+
+// Whole bytes left over before a restart marker mean that the segment is damaged.
+bool is_whole(bool may_have_rest, int64_t rest_bits) { return may_have_rest || rest_bits < 8; }
+
 // False if a DC prediction is absurdly large: libjpeg's versions differ in their treatment of one that wraps.
-bool BaselineDecoder::sane(const EntropyStream& stream) const {
+bool are_sane(const unsigned (&predictions)[4]) {
     bool sane = true;
-    for (const unsigned prediction : stream.dc) sane = sane && prediction + kMostPrediction <= 2 * kMostPrediction;
+    for (const unsigned prediction : predictions) sane = sane && prediction + kMostPrediction <= 2 * kMostPrediction;
     return sane;
 }
+
+}  // namespace
 
 // Decodes the tasks, kStreams at a time, and calls take() for every run that is needed.
 template <typename Take>
@@ -143,11 +177,9 @@ bool BaselineDecoder::decode_tasks(const EntropyKernels& kernels, const Window& 
     int active = 0;
     size_t next = 0;
     const auto start_task = [&](Lane& lane) {
-        lane.task = &tasks_[next++];
-        lane.mcu = lane.task->first_mcu;
-        lane.row = lane.mcu / window.columns;
-        lane.column = lane.mcu % window.columns;
-        lane.stream.open(unstuffed_.data() + lane.task->offset, 8 * static_cast<int64_t>(lane.task->bytes));
+        const Task& task = tasks_[next++];
+        lane.run.start(task, window);
+        lane.stream.open(unstuffed_.data() + task.offset, 8 * static_cast<int64_t>(task.bytes));
         start_run(kernels, lane, window);
     };
     for (Lane& lane : lanes_) {
@@ -163,25 +195,20 @@ bool BaselineDecoder::decode_tasks(const EntropyKernels& kernels, const Window& 
         if (over == active) over = (plan_.has_pairs ? kernels.run_pairs : kernels.run[active - 1])(streams, plan_);
         lap.add_to(&StageTimes::entropy);
         Lane& lane = *lanes[over];
-        if (lane.stream.bad || !sane(lane.stream)) {
+        if (lane.stream.bad || !are_sane(lane.stream.dc)) {
             good = false;
             break;
         }
-        if (lane.wanted) {
-            take(lane);
+        if (lane.run.wanted) {
+            take(lane.run, lane.blocks, lane.last);
+            std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run.mcus * plan_.blocks));
             lap.add_to(&StageTimes::idct);
         } else {
             std::memset(lane.blocks[0], 0, sizeof(lane.blocks[0]));  // which took the coefficients not needed
         }
-        lane.mcu += lane.run_mcus;
-        lane.column += lane.run_mcus;
-        if (lane.column == window.columns) {
-            lane.column = 0;
-            ++lane.row;
-        }
-        if (lane.mcu < lane.task->end_mcu) {
+        if (lane.run.pass(window)) {
             start_run(kernels, lane, window);
-        } else if (!at_end(lane)) {
+        } else if (!is_whole(lane.run.task->may_have_rest, lane.stream.end_bit - lane.stream.position())) {
             good = false;
         } else if (next < tasks_.size()) {
             start_task(lane);
@@ -197,18 +224,104 @@ bool BaselineDecoder::decode_tasks(const EntropyKernels& kernels, const Window& 
     return good;
 }
 
-// Makes the blocks of a run zero again.
-void BaselineDecoder::clear_run(Lane& lane) const {
-    std::memset(lane.blocks, 0, sizeof(lane.blocks[0]) * static_cast<size_t>(lane.run_mcus * plan_.blocks));
+WidePlan BaselineDecoder::wide_plan() {
+    WidePlan plan;
+    plan.blocks = plan_.blocks;
+    plan.tables = wide_->tables[0].lookup;
+    plan.bytes = unstuffed_.data();
+    const auto add = [&](const HuffmanCodes& codes, CodeTable& table, bool is_dc, int32_t& index) {
+        table.build(codes, is_dc);
+        index = static_cast<int32_t>(table.lookup - plan.tables);
+        return &codes;
+    };
+    for (int i = 0; i < plan_.blocks; ++i) {
+        const McuPlan::Block& block = plan_.block[i];
+        plan.dc_codes[i] = add(block.dc->codes, wide_->tables[block.dc - dc_tables_], true, plan.dc[i]);
+        plan.ac_codes[i] = add(block.ac->codes, wide_->tables[4 + (block.ac - ac_tables_)], false, plan.ac[i]);
+    }
+    return plan;
+}
+
+// The same as decode_tasks() by a kernel that decodes many at a time.
+template <typename Take>
+bool BaselineDecoder::decode_wide(WideDecode decode, const Window& window, const Take& take, Lap& lap) {
+    if (!wide_) {
+        wide_ = std::make_unique<Wide>();
+        for (auto& memory : wide_->streams.memory) std::fill(memory + WideStreams::kLasts, std::end(memory), int16_t{63});
+    }
+    WideStreams& streams = wide_->streams;
+    const WidePlan plan = wide_plan();
+    size_t next = 0;
+    const auto start_task = [&](int lane) {
+        Run& run = wide_->run[lane];
+        const Task& task = tasks_[next++];
+        run.start(task, window);
+        streams.open(lane, task.offset, task.offset + task.bytes);
+        std::fill_n(wide_->dc[lane], 4, 0u);
+        start_run(streams, lane, run, window);
+        streams.active |= 1u << lane;
+    };
+    streams.active = 0;
+    for (int lane = 0; lane < WideStreams::kLanes; ++lane) {
+        streams.clear(lane);
+        if (next < tasks_.size()) start_task(lane);
+    }
+    bool good = true;
+    while (streams.active != 0 && good) {
+        uint32_t over = decode(streams, plan);
+        lap.add_to(&StageTimes::entropy);
+        good = !streams.bad;
+        for (; over != 0 && good; over &= over - 1) {
+            const int lane = __builtin_ctz(over);
+            Run& run = wide_->run[lane];
+            const Task& task = *run.task;
+            const int count = run.mcus * plan_.blocks;
+            auto* const blocks = reinterpret_cast<int16_t(*)[64]>(streams.memory[lane]);
+            int16_t* const found = streams.memory[lane] + WideStreams::kLasts;
+            uint8_t last[WideStreams::kRunBlocks];
+            unsigned(&dc)[4] = wide_->dc[lane];
+            for (int m = 0, n = 0; m < run.mcus; ++m) {
+                for (int i = 0; i < plan_.blocks; ++i, ++n) {
+                    unsigned& prediction = dc[plan_.block[i].component];
+                    prediction += static_cast<unsigned>(int{blocks[n][0]});
+                    blocks[n][0] = static_cast<int16_t>(prediction);
+                }
+            }
+            for (int n = 0; n < count; ++n) last[n] = static_cast<uint8_t>(found[n]);
+            std::fill_n(found, count, int16_t{63});
+            const int64_t rest_bits = 8 * static_cast<int64_t>(task.offset + task.bytes) - streams.position(lane);
+            good = are_sane(dc) && rest_bits >= 0;
+            if (good && run.wanted) {
+                Run part = run;
+                part.column = std::max(run.column, window.first_column);
+                part.mcus = std::min(run.column + run.mcus, window.end_column) - part.column;
+                const int first = (part.column - run.column) * plan_.blocks;
+                take(part, blocks + first, last + first);
+            }
+            std::memset(blocks, 0, sizeof(blocks[0]) * static_cast<size_t>(count));
+            lap.add_to(&StageTimes::idct);
+            if (run.pass(window)) {
+                start_run(streams, lane, run, window);
+            } else if (!is_whole(task.may_have_rest, rest_bits)) {
+                good = false;
+            } else if (next < tasks_.size()) {
+                start_task(lane);
+            } else {
+                streams.active &= ~(1u << lane);
+                streams.clear(lane);
+            }
+        }
+    }
+    if (!good) wide_.reset();
+    return good;
 }
 
 // The reduced inverse DCT of a run.
-void BaselineDecoder::transform_reduced(const JpegHeader& header, const Window& window, const Lane& lane,
-                                        const Planes& planes, int shrink) {
+void BaselineDecoder::transform_reduced(const JpegHeader& header, const Window& window, const Run& run,
+                                        const int16_t (*block)[64], const Planes& planes, int shrink) {
     const int edge = 8 / shrink;
-    const ptrdiff_t row = lane.row - window.first_row, column = lane.column - window.first_column;
-    const int16_t(*block)[64] = lane.blocks;
-    for (int m = 0; m < lane.run_mcus; ++m) {
+    const ptrdiff_t row = run.row - window.first_row, column = run.column - window.first_column;
+    for (int m = 0; m < run.mcus; ++m) {
         for (int i = 0; i < header.components; ++i) {
             const JpegComponent& component = header.component[i];
             const ptrdiff_t stride = planes.plane[i].stride_bytes;
@@ -223,11 +336,13 @@ void BaselineDecoder::transform_reduced(const JpegHeader& header, const Window& 
 }
 
 // The inverse DCT of a run.
-void BaselineDecoder::transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes) {
-    const int row = lane.row - window.first_row, column = lane.column - window.first_column;
+void BaselineDecoder::transform(const JpegHeader& header, const Window& window, const Run& run, int16_t (*blocks)[64],
+                                const uint8_t* lasts, const Planes& planes) {
+    const int row = run.row - window.first_row, column = run.column - window.first_column;
     // Sorted into flat ones, corners and others, without a branch on the kind. 16 bits of `ends` for each kind.
-    constexpr uint64_t kBegins = uint64_t{kRunBlocks} << 16 | uint64_t{2 * kRunBlocks} << 32;
-    IdctBlock sorted[3 * kRunBlocks];
+    constexpr int kMost = std::max(kRunBlocks, WideStreams::kRunBlocks);
+    constexpr uint64_t kBegins = uint64_t{kMost} << 16 | uint64_t{2 * kMost} << 32;
+    IdctBlock sorted[3 * kMost];
     uint64_t ends = kBegins;
     int first = 0;  // block of the component in its MCU
     for (int i = 0; i < header.components; ++i) {
@@ -235,13 +350,13 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
         const Plane& plane = planes.plane[i];
         const ptrdiff_t stride = plane.stride_bytes;
         uint8_t* const top = const_cast<uint8_t*>(plane.data) + static_cast<ptrdiff_t>(row) * 8 * component.v * stride;
-        for (int m = 0; m < lane.run_mcus; ++m) {
+        for (int m = 0; m < run.mcus; ++m) {
             int block = m * plan_.blocks + first;
             for (int v = 0; v < component.v; ++v) {
                 for (int h = 0; h < component.h; ++h, ++block) {
-                    const IdctBlock target = {lane.blocks[block],
+                    const IdctBlock target = {blocks[block],
                                               top + 8 * v * stride + 8 * ((column + m) * component.h + h)};
-                    const int last = lane.last[block];
+                    const int last = lasts[block];
                     const int at = 16 * ((last > 0) + (last >= kCornerEnd));
                     sorted[ends >> at & 0xFFFF] = target;
                     ends += uint64_t{1} << at;
@@ -254,11 +369,11 @@ void BaselineDecoder::transform(const JpegHeader& header, const Window& window, 
             std::memcmp(quant_[i], quant_[i + 1], sizeof(quant_[i])) == 0) {
             continue;
         }
-        const IdctBlock* const corners = sorted + kRunBlocks;
-        const IdctBlock* const others = corners + kRunBlocks;
+        const IdctBlock* const corners = sorted + kMost;
+        const IdctBlock* const others = corners + kMost;
         const auto end_of = [&](int kind) { return static_cast<int>(ends >> (16 * kind) & 0xFFFF); };
-        transform_.full(idct_kernels(), others, end_of(2) - 2 * kRunBlocks, quant_[i], stride);
-        transform_.corner(idct_kernels(), corners, end_of(1) - kRunBlocks, quant_[i], stride);
+        transform_.full(idct_kernels(), others, end_of(2) - 2 * kMost, quant_[i], stride);
+        transform_.corner(idct_kernels(), corners, end_of(1) - kMost, quant_[i], stride);
         for (int n = 0; n < end_of(0); ++n) transform_.flat(sorted[n].coefficients[0], sorted[n].out, quant_[i], stride);
         ends = kBegins;
     }
@@ -283,14 +398,15 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
     window.end_row = (pixel_window.bottom + grid.mcu_height_px - 1) / grid.mcu_height_px;
     window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
     if (!plan_tasks(file, header, window, file_row, lap)) return false;
-    const auto take = [&](Lane& lane) {
+    const auto take = [&](const Run& run, int16_t(*blocks)[64], const uint8_t* last) {
         if (shrink == 1) {
-            transform(header, window, lane, planes);
+            transform(header, window, run, blocks, last, planes);
         } else {
-            transform_reduced(header, window, lane, planes, shrink);
+            transform_reduced(header, window, run, blocks, planes, shrink);
         }
-        clear_run(lane);
     };
+    if (const WideDecode decode = wide_decode(); decode != nullptr && tasks_.size() >= kFewWide)
+        return decode_wide(decode, window, take, lap);
     return decode_tasks(entropy_kernels(CoefficientOrder::natural), window, take, lap);
 }
 
@@ -304,13 +420,12 @@ int64_t BaselineDecoder::read_coefficients(ByteSpan file, const JpegHeader& orig
     window.end_row = grid.rows;
     window.mcus = static_cast<int64_t>(grid.columns) * grid.rows;
     if (!plan_tasks(file, header, window, 0, lap)) return -1;
-    const auto take = [&](Lane& lane) {
-        const size_t count = static_cast<size_t>(lane.run_mcus) * static_cast<size_t>(plan_.blocks);
+    const auto take = [&](const Run& run, int16_t(*blocks)[64], const uint8_t*) {
+        const size_t count = static_cast<size_t>(run.mcus) * static_cast<size_t>(plan_.blocks);
         if (coefficients != nullptr) {
-            const size_t first = static_cast<size_t>(lane.mcu) * static_cast<size_t>(plan_.blocks);
-            std::memcpy(coefficients + 64 * first, lane.blocks, count * sizeof(lane.blocks[0]));
+            const size_t first = static_cast<size_t>(run.mcu) * static_cast<size_t>(plan_.blocks);
+            std::memcpy(coefficients + 64 * first, blocks, count * sizeof(blocks[0]));
         }
-        clear_run(lane);
     };
     const EntropyKernels& kernels = entropy_kernels(CoefficientOrder::zigzag);
     return decode_tasks(kernels, window, take, lap) ? window.mcus * plan_.blocks : -1;

@@ -1,12 +1,14 @@
 // Our own decoder for the common case: Huffman-coded sequential JPEG of 8 bits in one scan, straight to planes.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "cpu/bytes.h"
 #include "cpu/image.h"
 #include "cpu/jpeg/block_transform.h"
 #include "cpu/jpeg/entropy.h"
+#include "cpu/jpeg/entropy_wide.h"
 #include "cpu/jpeg/header.h"
 #include "cpu/jpeg/huffman.h"
 #include "cpu/jpeg/planes.h"
@@ -51,17 +53,36 @@ class BaselineDecoder {
         int end_mcu = 0;
         bool may_have_rest = false;
     };
-    // A stream with its task, its current run of neighbouring MCUs, and the memory for their blocks.
-    struct Lane {
-        EntropyStream stream;
+    // A task at work, and its current run of neighbouring MCUs.
+    struct Run {
         const Task* task = nullptr;
         int mcu = 0;
         int row = 0;
         int column = 0;
-        int run_mcus = 0;
+        int mcus = 0;
         bool wanted = false;
+
+        void start(const Task& started, const Window& window);
+        // MCUs of one row from `mcu` on, all needed or all not; of needed ones at most so many.
+        void next(const Window& window, int most_wanted);
+        // MCUs of one row from `mcu` on, at most so many, `wanted` if any is.
+        void next_whole(const Window& window, int most);
+        // False: the task is over.
+        bool pass(const Window& window);
+    };
+    // A stream with its run, and the memory for its blocks.
+    struct Lane {
+        EntropyStream stream;
+        Run run;
         uint8_t last[kRunBlocks];
         alignas(64) int16_t blocks[kRunBlocks][64] = {};
+    };
+    // The same for each lane of a vector.
+    struct Wide {
+        WideStreams streams;
+        Run run[WideStreams::kLanes];
+        unsigned dc[WideStreams::kLanes][4];
+        CodeTable tables[8];  // DC and AC
     };
 
     bool prepare(ByteSpan file, const JpegHeader& original, JpegHeader& header);
@@ -69,13 +90,15 @@ class BaselineDecoder {
     bool plan_tasks(ByteSpan file, const JpegHeader& header, const Window& window, int file_row, Lap& lap);
     template <typename Take>
     bool decode_tasks(const EntropyKernels& kernels, const Window& window, const Take& take, Lap& lap);
+    template <typename Take>
+    bool decode_wide(WideDecode decode, const Window& window, const Take& take, Lap& lap);
     void start_run(const EntropyKernels& kernels, Lane& lane, const Window& window);
-    bool at_end(const Lane& lane) const;
-    bool sane(const EntropyStream& stream) const;
-    void transform(const JpegHeader& header, const Window& window, Lane& lane, const Planes& planes);
-    void transform_reduced(const JpegHeader& header, const Window& window, const Lane& lane, const Planes& planes,
-                           int shrink);
-    void clear_run(Lane& lane) const;
+    void start_run(WideStreams& streams, int lane, Run& run, const Window& window);
+    void transform(const JpegHeader& header, const Window& window, const Run& run, int16_t (*blocks)[64],
+                   const uint8_t* last, const Planes& planes);
+    void transform_reduced(const JpegHeader& header, const Window& window, const Run& run,
+                           const int16_t (*blocks)[64], const Planes& planes, int shrink);
+    WidePlan wide_plan();
 
     BlockTransform transform_;
     DcTable dc_tables_[4];
@@ -86,6 +109,7 @@ class BaselineDecoder {
     std::vector<Task> tasks_;
     Bytes unstuffed_;
     Lane lanes_[kStreams];
+    std::unique_ptr<Wide> wide_;  // once it was used
 };
 
 }  // namespace feeder

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "cpu/jpeg/code_table.h"
+
 namespace feeder {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "words of bits are swapped");
@@ -115,6 +117,18 @@ void AcTable::add_pairs() {
                 lookup[at + i] = second[each + i] != 0 ? first + second[each + i] : lookup[at + i];
         }
     });
+}
+
+void CodeTable::build(const HuffmanCodes& codes, bool is_dc) {
+    if (is_dc == is_dc_ && codes.built_from({source_, source_length_})) return;
+    const uint32_t end = for_codes(codes, kLookupBits, [&](int symbol, int length, uint32_t at, uint32_t span) {
+        const uint32_t found = entry(is_dc, symbol, length);
+        std::fill_n(lookup + at, span, found >> 24 <= kMostBits ? found : kUnknown);
+    });
+    std::fill(lookup + end, lookup + (1 << kLookupBits), kUnknown);
+    is_dc_ = is_dc;
+    source_length_ = codes.source_length;
+    std::memcpy(source_, codes.source, source_length_);
 }
 
 }  // namespace feeder
