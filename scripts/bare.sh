@@ -59,10 +59,9 @@ timed shard_s feeder shard images
 timed train_s python train.py images-shards images-shards --out run --epochs 1 --image-size 64 --batch-size 20
 SECONDS_TAKEN="$seconds" python - <<'END'
 import os
-from feeder.tools.bench.result_file import machine, save
+from feeder.tools.bench.result_file import save
 taken = {name: int(us) / 1e6 for name, us in (each.split("=") for each in os.environ["SECONDS_TAKEN"].split())}
-about = {"machine": machine() | {"commit": os.environ["COMMIT"] or None}}  # which an installed feeder does not know
-save("bare", about | {"images": 60, "seconds": taken | {"all": sum(taken.values())}}, "times.json")
+save("bare", {"images": 60, "seconds": taken | {"all": sum(taken.values())}}, "times.json")
 print(", ".join(f"{name} {value:.1f}" for name, value in taken.items()))
 END
 python load_epoch.py images-shards
@@ -89,6 +88,6 @@ EOF
 # Namespaces of its own: what is mounted goes when it ends, and there is no network.
 unshare --mount --pid --net --fork --kill-child bash -euc '
     mount -t proc proc "$1/proc" && mkdir -p "$1/dev/shm" && mount -t tmpfs tmpfs "$1/dev/shm"
-    exec chroot "$1" /usr/bin/env -i COMMIT="$2" /bin/bash /trial/try.sh' - "$bare" "$commit" </dev/null
+    exec chroot "$1" /usr/bin/env -i FEEDER_COMMIT="$2" /bin/bash /trial/try.sh' - "$bare" "$commit" </dev/null
 cp "$bare/trial/times.json" "$home/"
 say "$1 works on a bare Debian 12; times are in build/bare/times.json"

@@ -194,6 +194,7 @@ def test_a_wrong_package_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatc
         'pip uninstall -y nvidia-dali-cuda130 && pip install "feeder-data[dali-cuda12]"'
     )
     assert "driver for CUDA 12" in remedy("DALI", old, **dali)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     undone = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "overlaid": None, "undone": "12.1.1.post0"}
     assert remedy("Pillow", cuda13, pillow=undone) == (
         'pip install pillow==12.1.1 && CC="cc -mavx2" pip install --no-cache-dir --no-deps --force-reinstall '
@@ -275,9 +276,10 @@ def test_a_pillow_that_cant_be_compiled_here_is_no_warning_and_the_remedy_instal
     plain = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}
     found = {each.name: each for each in check_packages(Driver(), {**FOUND, "pillow": plain})}["Pillow"]
     assert found.level == "note"
-    assert found.remedy.startswith(
-        "sudo apt-get install -y gcc python3-dev zlib1g-dev libjpeg-dev && pip install pillow==12.1.1 && "
-    )
+    compiled = "sudo apt-get install -y gcc python3-dev zlib1g-dev libjpeg-dev && pip install pillow==12.1.1 && "
+    assert found.remedy.startswith(compiled)
+    for wrong in ({**PILLOW, "overlaid": "13.0.0"}, {**plain, "undone": "12.1.1.post0"}):
+        assert remedy("Pillow", Driver(), pillow=wrong).startswith(compiled)
     (tmp_path / "cc").touch(0o755)
     assert levels(check_packages(Driver(), {**FOUND, "pillow": plain}))["Pillow"] == "warning"
 

@@ -83,6 +83,12 @@ def _native(found: dict[str, Any]) -> Finding:
     return Finding("kernels", "ok", f"feeder {found['feeder']} with its native kernels and libjpeg-turbo {turbo}")
 
 
+def _simd_command(version: str = PILLOW_SIMD) -> str:
+    """Returns the command that installs pillow-simd, and a compiler if there is none."""
+    command = pillow_simd_command(version)
+    return command if shutil.which("cc") else f"sudo apt-get install -y {_COMPILER} && {command}"
+
+
 def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
     if pillow is None:
         why = "torchvision's data sets decode with it, and feeder decodes other formats than JPEG with it."
@@ -97,7 +103,7 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "problem",
             f"{said} is installed over files of pillow {pillow['overlaid']}",
             "Compiled parts of two releases are mixed: expect wrong pixels or a crash.",
-            pillow_simd_command(version),
+            _simd_command(version),
         )
     elif pillow["undone"] is not None:
         yield Finding(
@@ -105,7 +111,7 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "warning",
             f"{said} is installed over pillow-simd {pillow['undone']}",
             "An install of another package brought pillow back: resizing with it does not use AVX2.",
-            pillow_simd_command(pillow["undone"]),
+            _simd_command(pillow["undone"]),
         )
     elif not pillow["simd"] and platform.machine() == "x86_64":
         why = "Resizing with Pillow (torchvision's transforms, feeder's pillow backend) does not use AVX2. "
@@ -114,11 +120,10 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         if base != newest:
             why += f" pillow-simd is there for Pillow {newest}."
         level: Level = "warning" if base == newest else "note"
-        remedy = pillow_simd_command()
         if shutil.which("cc") is None:
-            level, remedy = "note", f"sudo apt-get install -y {_COMPILER} && {remedy}"
+            level = "note"
             why += " pillow-simd has to be compiled, and there is no C compiler."
-        yield Finding("Pillow", level, f"{said}, not a SIMD build", why, remedy)
+        yield Finding("Pillow", level, f"{said}, not a SIMD build", why, _simd_command())
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
     again = f"pip install --force-reinstall --no-deps --only-binary pillow pillow=={base}"
