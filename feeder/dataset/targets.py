@@ -58,7 +58,7 @@ class TargetValue(Extra):
     def read(self, reader: Reader, i: int) -> _Given:
         data = reader.member(i, self.name)
         if data is None:
-            raise self._error("the sample has no such member")
+            raise self._error("the sample has no such member; each sample needs one")
         orientation = reader.orientation(i)
         if orientation != 1 and self.target.canvas is None:
             raise self._error(

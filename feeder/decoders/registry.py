@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
+from feeder.system.versions import KERNELS_COMMAND
 from feeder.transforms import Recipe, Views
 
 if TYPE_CHECKING:
@@ -38,10 +39,8 @@ class BuiltIn(NamedTuple):
 
 
 BUILT_IN = {
-    "cpu": BuiltIn(
-        "feeder.decoders.native:CpuDecoder", "reinstall feeder-data with a C++20 compiler: pip install feeder-data"
-    ),
-    "cuda": BuiltIn("feeder.decoders.cuda.decoder:CudaDecoder", "reinstall feeder-data: pip install feeder-data"),
+    "cpu": BuiltIn("feeder.decoders.native:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "cuda": BuiltIn("feeder.decoders.cuda.decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
     "dali": BuiltIn("feeder.decoders.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
     "pillow": BuiltIn("feeder.decoders.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
 }

@@ -57,7 +57,9 @@ def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskA
     """
     head = bytes(data[:26])
     if len(head) < 26 or head[:8] != _PNG or head[12:16] != b"IHDR":
-        raise DecodeError(f"a mask must be a PNG; this member starts with {head[:8]!r}")
+        raise DecodeError(
+            f"a mask must be a PNG; this member starts with {head[:8]!r}: write masks as PNGs, which keep each number"
+        )
     width, height, depth, color = struct.unpack(">IIBB", head[16:26])
     if color in _COLORS:
         raise DecodeError(

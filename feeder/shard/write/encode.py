@@ -15,6 +15,7 @@ from feeder.decoders.image_header import EXIF_HEAD, PILLOW_FORMATS, ImageInfo, j
 from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, BackendError
+from feeder.system.versions import KERNELS_COMMAND
 from feeder.transforms import Recipe, Resize
 
 __all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]
@@ -121,7 +122,7 @@ def check_encoder(options: EncodeOptions) -> None:
         except ImportError as error:
             raise BackendError(
                 f"--encode {options.mode} needs feeder's native kernels, which can't be loaded ({error}): install "
-                "feeder again (pip install --force-reinstall feeder-data), or use --encode keep"
+                f"them ({KERNELS_COMMAND}), or use --encode keep"
             ) from None
 
 

@@ -96,8 +96,8 @@ def _without_paths(value: Any) -> Any:
 def _commit() -> str | None:
     """Returns the commit of feeder's checkout, with "+changes" if it has changes.
 
-    An installed feeder has no checkout: its commit is that of FEEDER_COMMIT, which bench/gpu.sh and scripts/bare.sh set;
-    else None.
+    An installed feeder has no checkout: its commit is that of FEEDER_COMMIT, which bench/gpu.sh and scripts/bare.sh
+    set; else None.
     """
     root = Path(feeder.__file__).resolve().parent.parent
     if not (root / ".git").exists():

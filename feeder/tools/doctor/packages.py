@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from feeder.system.nvml import Nvml
-from feeder.system.versions import PILLOW_SIMD, pillow_simd_command, versions
+from feeder.system.versions import KERNELS_COMMAND, PILLOW_SIMD, pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding, Level
 
 __all__ = ["Driver", "check_packages", "driver_of"]
@@ -66,7 +66,7 @@ def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Itera
 
 def _native(found: dict[str, Any]) -> Finding:
     why = "Without them feeder decodes with Pillow, several times slower."
-    remedy = "pip install --force-reinstall --no-deps feeder_data-*.whl; from a clone: make wheel makes that file"
+    remedy = KERNELS_COMMAND
     if not found["native"]:
         return Finding("kernels", "problem", "feeder's native kernels are absent", why, remedy)
     try:

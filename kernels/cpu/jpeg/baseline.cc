@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <new>
 
 #include "cpu/jpeg/idct.h"
 #include "cpu/jpeg/reduced_idct.h"
@@ -224,6 +225,16 @@ bool BaselineDecoder::decode_tasks(const EntropyKernels& kernels, const Window& 
     return good;
 }
 
+// False: no memory.
+bool BaselineDecoder::has_wide() {
+    if (!wide_) {
+        wide_.reset(new (std::nothrow) Wide());
+        if (!wide_) return false;
+        for (auto& memory : wide_->streams.memory) std::fill(memory + WideStreams::kLasts, std::end(memory), int16_t{63});
+    }
+    return true;
+}
+
 WidePlan BaselineDecoder::wide_plan() {
     WidePlan plan;
     plan.blocks = plan_.blocks;
@@ -245,10 +256,6 @@ WidePlan BaselineDecoder::wide_plan() {
 // The same as decode_tasks() by a kernel that decodes many at a time.
 template <typename Take>
 bool BaselineDecoder::decode_wide(WideDecode decode, const Window& window, const Take& take, Lap& lap) {
-    if (!wide_) {
-        wide_ = std::make_unique<Wide>();
-        for (auto& memory : wide_->streams.memory) std::fill(memory + WideStreams::kLasts, std::end(memory), int16_t{63});
-    }
     WideStreams& streams = wide_->streams;
     const WidePlan plan = wide_plan();
     size_t next = 0;
@@ -405,7 +412,7 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
             transform_reduced(header, window, run, blocks, planes, shrink);
         }
     };
-    if (const WideDecode decode = wide_decode(); decode != nullptr && tasks_.size() >= kFewWide)
+    if (const WideDecode decode = wide_decode(); decode != nullptr && tasks_.size() >= kFewWide && has_wide())
         return decode_wide(decode, window, take, lap);
     return decode_tasks(entropy_kernels(CoefficientOrder::natural), window, take, lap);
 }

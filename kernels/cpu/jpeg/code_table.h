@@ -20,7 +20,7 @@ struct CodeTable {
 
     void build(const HuffmanCodes& codes, bool is_dc);
 
-    static uint32_t entry(bool is_dc, int symbol, int length) {
+    static FEEDER_INLINE uint32_t entry(bool is_dc, int symbol, int length) {
         const int size = symbol & 15, run = is_dc ? 0 : symbol >> 4;
         const uint32_t move = is_dc || size != 0 || run == 15 ? static_cast<uint32_t>(run) + 1 : kBlockEnd;
         return static_cast<uint32_t>(length | size << 8) | move << 16 | static_cast<uint32_t>(length + size) << 24;
