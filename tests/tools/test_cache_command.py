@@ -27,9 +27,7 @@ def fill(cache: Path, url: str, shards: int, first_time: int) -> Path:
     for number in range(shards):
         path = folder / f"{number}.tar"
         path.write_bytes(np.random.default_rng(number).bytes(SHARD))
-        record = Record.create(record_path(str(folder), path.name), SHARD, bytes(IDENTITY_BYTES))
-        with open(record.path, "r+b") as file:
-            record.mark(0, 2, file.fileno())
+        Record.create(record_path(str(folder), path.name), SHARD, bytes(IDENTITY_BYTES)).mark(0, 2)
         os.utime(path, (first_time + number, first_time + number))
     os.utime(folder / MARK, (first_time, first_time))
     return folder

@@ -38,7 +38,6 @@ Int64s = npt.NDArray[np.int64]
 
 RANGE_BYTES = 8 << 20
 _CHUNK_SAMPLES = 4096  # that are looked up together
-_TOGETHER = 8  # that part of what is looked ahead is planned together
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
@@ -182,9 +181,7 @@ class ReadAhead:
         self._chunk = max(1, _CHUNK_SAMPLES // split.batch_size)  # batches
         samples = split.batch_size * split.world_size
         self._made = made
-        needed = -(-_looked_ahead(order) // samples) + made + 1  # steps
-        self._together = max(1, min(self._chunk, needed // _TOGETHER))
-        self._ahead = needed + self._together - 1
+        self._ahead = -(-_looked_ahead(order) // samples) + made + 1  # steps
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
         per_index = self._steps_per_index() if takes_rows else {}
         fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())
@@ -276,7 +273,7 @@ class ReadAhead:
         batches, planned, told, is_first = self._batches(), 0, -1, True
         while (reached := self._reached()) is not None:
             end = min(len(self._split), reached + self._ahead)
-            if planned < end and (end - planned >= self._together or end == len(self._split) or is_first):
+            if planned < end:
                 found = list(itertools.islice(batches, 1 if is_first else min(self._chunk, end - planned)))
                 ids, steps = _joined(found, planned)
                 planned += len(found)
@@ -285,7 +282,7 @@ class ReadAhead:
                         self._sets[id(leaf)].extend(reached, steps[rows], own, is_first=is_first)
                     told, is_first = reached, False
                 continue
-            if reached != told and planned == len(self._split):
+            if reached != told:
                 for each in self._sets.values():
                     each.reached(reached)
                 told = reached

@@ -41,7 +41,7 @@ class CachedFile:
     @property
     def is_complete(self) -> bool:
         """True if all of its blocks are present."""
-        return self.record.has(0, self.record.blocks)
+        return not self.record.missing(0, self.record.blocks)
 
     def is_of(self, contents: Contents) -> bool:
         """Returns True if its blocks are of these contents."""

@@ -243,7 +243,6 @@ class Downloads:
             except Exception as failure:
                 error = failure
             self._finish(download, error, is_ahead=is_ahead)
-            self._files.close_own()
 
     def _take(self) -> tuple[Download, bool] | None:
         """Waits for something to do: returns a download that was begun, and True if nobody waits for it; None when
@@ -320,9 +319,6 @@ class Downloads:
                 data = [view for block in blocks[start - first : after - first] for view in block]
                 written += self._write(file, start, data)
                 right_bytes += sum(map(len, data))
-            is_last = file.record.has(first + len(blocks), end)  # or its twin was faster
-            if is_last:  # before those who wait are told
-                self._files.close_own()
             now = time.monotonic()
             with self._lock:
                 self.counts.hedged_bytes += right_bytes - written
@@ -337,7 +333,7 @@ class Downloads:
                 self._tell(file, right)
             found += wrong
             first += len(blocks)
-            if is_last:
+            if not file.record.missing(first, end):  # or its twin was faster
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
 
 from feeder.errors import StoreError
 from feeder.shard.cache.cached_file import CachedFile
@@ -30,19 +29,6 @@ _IOV_MAX = 1024  # pieces that one call writes
 # After files were dropped for a full disk, others are dropped only if room has not come by then: their readers close
 # them with their next question, or after a second of a wait.
 _LEAVE_S, _PAUSE_S = 1.5, 0.02
-
-
-class _Opened(NamedTuple):
-    """A file that a thread writes to.
-
-    Attributes:
-        record: Its record then.
-        data, marks: Descriptors of the file and the record.
-    """
-
-    record: Record
-    data: int
-    marks: int
 
 
 class CacheFiles:
@@ -81,7 +67,6 @@ class CacheFiles:
         self._pinned_bytes = self._largest = 0
         self.is_needed, self.is_read = is_needed, is_read
         self._waits_until = 0.0
-        self._thread = threading.local()
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
         # Those that don't stay, by whether a plan is done with them: of many files only these are looked through.
         self._passing: dict[bool, OrderedDict[str, CachedFile]] = {True: OrderedDict(), False: OrderedDict()}
@@ -175,8 +160,6 @@ class CacheFiles:
                 return
             except OSError as error:
                 self.disk_is_full(error, len(data), file.name)
-            finally:
-                self.close_own()
 
     def write(self, file: CachedFile, first: int, data: Sequence[memoryview]) -> int:
         """Writes whole blocks that were checked, and marks them as present.
@@ -194,58 +177,39 @@ class CacheFiles:
             OSError: if the disk takes no more.
         """
         start, left = first * BLOCK_BYTES, list(data)
-        at = start
+        path, at = os.path.join(self.folder, file.name), start
         with self.lock:
-            opened = self._opened_own(file)
-        while left:
-            done = os.pwritev(opened.data, left[:_IOV_MAX], at)
-            at += done
-            while left and done >= len(left[0]):
-                done -= len(left.pop(0))
-            if done:
-                left[0] = left[0][done:]
+            descriptor = self._open_own(file, path)
+        try:
+            inode = os.fstat(descriptor).st_ino
+            while left:
+                done = os.pwritev(descriptor, left[:_IOV_MAX], at)
+                at += done
+                while left and done >= len(left[0]):
+                    done -= len(left.pop(0))
+                if done:
+                    left[0] = left[0][done:]
+        finally:
+            os.close(descriptor)
         with self.lock:
-            if opened.record is not file.record or self.files.get(file.name) is not file:
-                raise self._deleted(file)
+            if inode != file.inode or self.files.get(file.name) is not file:
+                raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
             before, stop = file.present_bytes, blocks_of(start, at)[1]
             missing = file.record.missing(first, stop)
-            file.record.mark(first, stop, opened.marks)
+            file.record.mark(first, stop)
             for block in missing:
                 begin, end = file.block_range(block, block + 1)
                 self._count(file, end - begin)
             return file.present_bytes - before
 
-    def close_own(self) -> None:
-        """Closes the file that this thread has written to last, which stays open until then."""
-        opened: _Opened | None = getattr(self._thread, "opened", None)
-        if opened is not None:
-            self._thread.opened = None
-            os.close(opened.data)
-            os.close(opened.marks)
-
-    def _opened_own(self, file: CachedFile) -> _Opened:
-        """Opens a file for this thread to write to, with the lock held: it must not be another one that has taken its
-        place."""
-        opened: _Opened | None = getattr(self._thread, "opened", None)
-        is_its = opened is not None and opened.record is file.record and self.files.get(file.name) is file
-        if opened is not None and is_its and os.fstat(opened.data).st_nlink:
-            return opened
-        self.close_own()
-        if self.files.get(file.name) is not file:
-            raise self._deleted(file)
-        data = os.open(os.path.join(self.folder, file.name), os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            if os.fstat(data).st_ino != file.inode:
-                raise self._deleted(file)
-            marks = os.open(file.record.path, os.O_WRONLY | os.O_CLOEXEC)
-        except BaseException:
-            os.close(data)
-            raise
-        opened = self._thread.opened = _Opened(file.record, data, marks)
-        return opened
-
-    def _deleted(self, file: CachedFile) -> FileNotFoundError:
-        return FileNotFoundError(errno.ENOENT, "was deleted meanwhile", os.path.join(self.folder, file.name))
+    def _open_own(self, file: CachedFile, path: str) -> int:
+        """Opens a file for writing, with the lock held: it must not be another one that has taken its place."""
+        if self.files.get(file.name) is file:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            if os.fstat(descriptor).st_ino == file.inode:
+                return descriptor
+            os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
 
     def make_room(self, file: CachedFile, size_bytes: int, *, is_urgent: bool) -> bool:
         """Drops files that nobody needs until so many bytes more fit the budget.

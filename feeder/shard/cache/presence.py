@@ -168,15 +168,10 @@ class Record:
         is_last_short = bool(count) and bool(self._present[-1])
         return count * BLOCK_BYTES - (-self.size_bytes % BLOCK_BYTES if is_last_short else 0)
 
-    def has(self, first: int, end: int) -> bool:
-        """Returns True if the blocks from ``first`` to ``end`` are all present."""
-        return 0 not in self._present[first:end]
-
-    def mark(self, first: int, end: int, descriptor: int) -> None:
-        """Sets the blocks from ``first`` to ``end`` as present, by a descriptor of the record."""
-        present = b"\1" * (end - first)
-        os.pwrite(descriptor, present, _HEAD.size + first)
-        self._present[first:end] = present
+    def mark(self, first: int, end: int) -> None:
+        """Sets the blocks from ``first`` to ``end`` as present."""
+        self._write(b"\1" * (end - first), _HEAD.size + first)
+        self._present[first:end] = b"\1" * (end - first)
 
     def unmark(self, block: int) -> None:
         """Sets a block as not present."""

@@ -537,16 +537,6 @@ class Clients:
         self._listener.close()
 
 
-def test_no_file_stays_open_once_its_blocks_have_come(places: Places) -> None:
-    def is_open(descriptor: Path) -> bool:
-        with contextlib.suppress(OSError):
-            return str(places.cache) in os.readlink(descriptor)
-        return False
-
-    places.read_all(places.fetcher(100 * SHARD))
-    wait_until(lambda: not any(map(is_open, Path("/proc/self/fd").iterdir())))
-
-
 def test_a_file_stays_while_blocks_of_it_are_on_their_way(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when nobody waits for them any more."""
     fetcher = places.fetcher(100 * SHARD)
