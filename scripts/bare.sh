@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tries a wheel where there is nothing: installs it in a Debian 12 with Python but no compiler, library or network, then
 # makes images, shards them, trains an epoch, benches, and opens the page of `feeder browse`. build/bare/times.json has the
-# seconds that the way to a trained epoch takes, without the download. Needs root and debootstrap; the wheel is one for
+# seconds that the way to a trained epoch takes, and those of the download. Needs root and debootstrap; the wheel is one for
 # Python 3.11.
 # Usage: [TORCH_INDEX=URL] scripts/bare.sh dist/feeder_data-*-cp311-*.whl
 set -euo pipefail
@@ -26,8 +26,10 @@ fi
 say "downloading what $1 depends on"
 rm -rf "$bare"/{wheels,feeder,trial}
 mkdir "$bare/wheels" "$bare/trial"
-"${PYTHON:-python3}" -m pip download -q --progress-bar off --only-binary :all: --python-version 3.11 -d "$bare/wheels" \
+started="${EPOCHREALTIME/[.,]/}"
+"${PYTHON:-python3}" -m pip download -q --no-cache-dir --progress-bar off --only-binary :all: --python-version 3.11 -d "$bare/wheels" \
     -c constraints.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$1[browse]"
+download="$((${EPOCHREALTIME/[.,]/} - started)) $(du -sb "$bare/wheels" | cut -f1)"
 cp "$1" "$bare/wheels/" 2>/dev/null || true
 cp bench/make_images.py examples/{load_epoch,train,train_parallel}.py "$bare/trial/"
 
@@ -61,7 +63,9 @@ SECONDS_TAKEN="$seconds" python - <<'END'
 import os
 from feeder.tools.bench.result_file import save
 taken = {name: int(us) / 1e6 for name, us in (each.split("=") for each in os.environ["SECONDS_TAKEN"].split())}
-save("bare", {"images": 60, "seconds": taken | {"all": sum(taken.values())}}, "times.json")
+us, size_bytes = map(int, os.environ["DOWNLOAD"].split())
+download = {"seconds": us / 1e6, "mib": size_bytes / 2**20}
+save("bare", {"images": 60, "seconds": taken | {"all": sum(taken.values())}, "download": download}, "times.json")
 print(", ".join(f"{name} {value:.1f}" for name, value in taken.items()))
 END
 python load_epoch.py images-shards
@@ -88,6 +92,6 @@ EOF
 # Namespaces of its own: what is mounted goes when it ends, and there is no network.
 unshare --mount --pid --net --fork --kill-child bash -euc '
     mount -t proc proc "$1/proc" && mkdir -p "$1/dev/shm" && mount -t tmpfs tmpfs "$1/dev/shm"
-    exec chroot "$1" /usr/bin/env -i FEEDER_COMMIT="$2" /bin/bash /trial/try.sh' - "$bare" "$commit" </dev/null
+    exec chroot "$1" /usr/bin/env -i FEEDER_COMMIT="$2" DOWNLOAD="$3" /bin/bash /trial/try.sh' - "$bare" "$commit" "$download" </dev/null
 cp "$bare/trial/times.json" "$home/"
 say "$1 works on a bare Debian 12; times are in build/bare/times.json"
