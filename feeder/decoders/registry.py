@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
 from feeder.errors import ArgumentError, BackendError
-from feeder.system.versions import KERNELS_COMMAND
 from feeder.transforms import Recipe, Views
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "KERNELS_COMMAND",
     "available_decoders",
     "check_name",
     "dali_is_installed",
@@ -31,6 +31,9 @@ __all__ = [
 ENTRY_POINT_GROUP = "feeder.decoders"
 
 _log = logging.getLogger(__name__)
+
+# What installs the native kernels; the name is not asked for, as it may be another's on a package index.
+KERNELS_COMMAND = "pip install --force-reinstall --no-deps dist/feeder_data-*.whl, which `make wheel` makes in a clone"
 
 
 class BuiltIn(NamedTuple):

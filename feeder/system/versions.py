@@ -18,10 +18,7 @@ from typing import Any
 
 import feeder
 
-__all__ = ["KERNELS_COMMAND", "PILLOW_SIMD", "PillowInfo", "pillow_info", "pillow_simd_command", "versions"]
-
-# What installs feeder's native kernels; the name is not asked for, as it may be another's on a package index.
-KERNELS_COMMAND = "pip install --force-reinstall --no-deps dist/feeder_data-*.whl, which `make wheel` makes in a clone"
+__all__ = ["PILLOW_SIMD", "PillowInfo", "pillow_info", "pillow_simd_command", "versions"]
 
 _DALI = ("nvidia-dali-cuda130", "nvidia-dali-cuda120", "nvidia-dali-cuda110")
 

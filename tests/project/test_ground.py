@@ -390,6 +390,16 @@ def test_other_pythons_have_a_committed_run_with_a_reason_for_each_test_that_fai
         assert not each["exceptions"] or each["again"]["failed"] == 0
 
 
+def test_wheels_have_a_committed_run_on_other_pythons() -> None:
+    wheels = committed("pythons")["wheels"]
+    assert re.fullmatch("[0-9a-f]{40}", wheels["commit"])
+    tried = {each["python"].rpartition(".")[0] + "t" * each["free_threaded"]: each for each in wheels["runs"]}
+    assert set(tried) == {"3.10", "3.12", "3.13", "3.14", "3.14t"}
+    for each in tried.values():
+        assert each["passed"] > 1000
+        assert each["failed"] == 0
+
+
 def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> None:
     text = (ROOT / "docs/cluster.md").read_text()
     assert f"\n{service_plan.markdown(committed('service'))}\n" in text

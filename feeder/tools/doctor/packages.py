@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from feeder.decoders.registry import KERNELS_COMMAND
 from feeder.system.nvml import Nvml
-from feeder.system.versions import KERNELS_COMMAND, PILLOW_SIMD, pillow_simd_command, versions
+from feeder.system.versions import PILLOW_SIMD, pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding, Level
 
 __all__ = ["Driver", "check_packages", "driver_of"]
