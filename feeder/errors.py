@@ -26,6 +26,7 @@ from typing import ClassVar
 from feeder.system.text import printable
 
 __all__ = [
+    "KERNELS_COMMAND",
     "ArgumentError",
     "BackendError",
     "ChangedError",
@@ -43,6 +44,9 @@ __all__ = [
     "WorkerError",
     "stop_in_a_batch",
 ]
+
+# What installs the native kernels; the name is not asked for, as it may be another's on a package index.
+KERNELS_COMMAND = "pip install --force-reinstall --no-deps dist/feeder_data-*.whl, which `make wheel` makes in a clone"
 
 
 class FeederError(Exception):

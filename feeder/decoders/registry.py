@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeder.decoders.decoder import MAX_PIXELS, Decoder, check_options
-from feeder.errors import ArgumentError, BackendError
+from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
 from feeder.transforms import Recipe, Views
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
-    "KERNELS_COMMAND",
     "available_decoders",
     "check_name",
     "dali_is_installed",
@@ -31,9 +30,6 @@ __all__ = [
 ENTRY_POINT_GROUP = "feeder.decoders"
 
 _log = logging.getLogger(__name__)
-
-# What installs the native kernels; the name is not asked for, as it may be another's on a package index.
-KERNELS_COMMAND = "pip install --force-reinstall --no-deps dist/feeder_data-*.whl, which `make wheel` makes in a clone"
 
 
 class BuiltIn(NamedTuple):

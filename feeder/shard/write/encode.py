@@ -13,8 +13,8 @@ import numpy as np
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.decoders.image_header import EXIF_HEAD, PILLOW_FORMATS, ImageInfo, jpeg_orientation, quiet_pillow
 from feeder.decoders.packed import add_codebooks, codebook_id
-from feeder.decoders.registry import KERNELS_COMMAND, get_decoder
-from feeder.errors import ArgumentError, BackendError
+from feeder.decoders.registry import get_decoder
+from feeder.errors import KERNELS_COMMAND, ArgumentError, BackendError
 from feeder.transforms import Recipe, Resize
 
 __all__ = ["ENCODINGS", "PROGRESSIVE", "EncodeOptions", "EncodedImage", "Encoder", "check_encoder"]

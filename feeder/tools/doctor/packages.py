@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.decoders.registry import KERNELS_COMMAND
+from feeder.errors import KERNELS_COMMAND
 from feeder.system.nvml import Nvml
 from feeder.system.versions import PILLOW_SIMD, pillow_simd_command, versions
 from feeder.tools.doctor.finding import Finding, Level
