@@ -250,6 +250,16 @@ def test_kernels_readme_has_the_committed_tables() -> None:
         assert f"\n{script.markdown(committed(name))}\n" in text, f"kernels/README.md: another table than {name}.json's"
 
 
+def test_the_documented_gain_of_wide_decoding_is_the_committed_one() -> None:
+    found, where = committed("decode_wide"), "avx512, seekable"
+    text = " ".join((ROOT / "kernels/README.md").read_text().split())
+    before, after = (found["stages_us"][where][name]["entropy"] for name in ("before", "after"))
+    assert f"Huffman decoding took {after:.0f} us an image instead of {before:.0f} so" in text
+    before, after = (found["us_per_image"][where][name]["min"] for name in ("before", "after"))
+    assert f"the whole decode {after:.0f} instead of {before:.0f}" in text
+    assert found["times_as_fast"][where]["median"] > 1
+
+
 def test_the_committed_loading_result_is_what_the_loader_promises() -> None:
     """A new measurement on a quiet machine must show this before it may take the old one's place."""
     found = committed("loader")

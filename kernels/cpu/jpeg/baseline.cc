@@ -225,8 +225,8 @@ bool BaselineDecoder::decode_tasks(const EntropyKernels& kernels, const Window& 
     return good;
 }
 
-// False: no memory.
-bool BaselineDecoder::has_wide() {
+// Makes the memory of wide decoding at its first use. False: there is none.
+bool BaselineDecoder::open_wide() {
     if (!wide_) {
         wide_.reset(new (std::nothrow) Wide());
         if (!wide_) return false;
@@ -412,7 +412,7 @@ bool BaselineDecoder::decode(ByteSpan file, const JpegHeader& original, const Pi
             transform_reduced(header, window, run, blocks, planes, shrink);
         }
     };
-    if (const WideDecode decode = wide_decode(); decode != nullptr && tasks_.size() >= kFewWide && has_wide())
+    if (const WideDecode decode = wide_decode(); decode != nullptr && tasks_.size() >= kFewWide && open_wide())
         return decode_wide(decode, window, take, lap);
     return decode_tasks(entropy_kernels(CoefficientOrder::natural), window, take, lap);
 }

@@ -98,7 +98,7 @@ class BaselineDecoder {
                    const uint8_t* last, const Planes& planes);
     void transform_reduced(const JpegHeader& header, const Window& window, const Run& run,
                            const int16_t (*blocks)[64], const Planes& planes, int shrink);
-    bool has_wide();
+    bool open_wide();
     WidePlan wide_plan();
 
     BlockTransform transform_;
