@@ -81,8 +81,8 @@ class ShardDataset(FeederDataset):
             "boxes.json": T.BoundingBoxes(), "kp.json": T.KeyPoints()}``, or further images, ``{"right.png":
             T.Image()}``. A sample has them after its label, before its fields.
         cache_dir: Folder of the cache of remote sets; None: ``feeder`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
-        cache_bytes: Bytes that the cache of each remote set may take; None: what leaves a tenth of the disk free.
-            Shards stay until the cache is full; the others come and go.
+        cache_bytes: Bytes that the cache of each remote set may take; None: what leaves 10 GiB of the disk free,
+            or a tenth of a smaller one. Shards stay until the cache is full; the others come and go.
         allow_http: True to allow http without encryption; None: as ``AWS_ALLOW_HTTP`` says, else False.
         timeout: Seconds without an answer of a store after which reading is an error.
         fetch_crops: True to fetch of each image in a store only the blocks of 256 KiB that the rows of its crop lie in,

@@ -73,7 +73,8 @@ class Fetcher:
         folder: The mirror's folder.
         store: The set's place.
         contents: Makes the set's contents for this fetcher.
-        budget_bytes: Bytes that the cache may take until a client says so; None: what leaves a tenth of the disk free.
+        budget_bytes: Bytes that the cache may take until a client says so; None: what leaves 10 GiB of the disk free,
+            or a tenth of a smaller one.
         identity: Digest of the credentials that it has, see :func:`feeder.shard.cache.places.identity`.
     """
 

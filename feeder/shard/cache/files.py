@@ -22,7 +22,7 @@ __all__ = ["CHECKED", "CacheFiles"]
 
 CHECKED = ".checked."  # the start of the names of files that are checked before they count
 
-_FREE_SHARE = 10  # of the disk, as a divisor, that stays free without a budget
+_FREE_SHARE, _FREE_BYTES = 10, 10 << 30  # of the disk, as a divisor, that stays free without a budget; at most
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
 LOOK_S = 1.0  # between two looks at how much of the disk is free
 _IOV_MAX = 1024  # pieces that one call writes
@@ -36,7 +36,7 @@ class CacheFiles:
 
     Args:
         folder: The folder.
-        budget_bytes: Bytes that they may take; None: what leaves a tenth of the disk free.
+        budget_bytes: Bytes that they may take; None: what leaves 10 GiB of the disk free, or a tenth of a smaller one.
         is_needed: Returns True for a file that somebody reads, or will read soon.
         is_read: Returns True for a file that somebody reads.
 
@@ -325,7 +325,7 @@ class CacheFiles:
             return sum(file.present_bytes for file in self.files.values() if file.contents and file.contents.is_kept)
 
     def set_budget(self, budget_bytes: int | None) -> None:
-        """Sets the budget; None: what leaves a tenth of the disk free."""
+        """Sets the budget; None: what leaves 10 GiB of the disk free, or a tenth of a smaller one."""
         with self.lock:
             self._has_budget, self._looked = budget_bytes is not None, time.monotonic()
             self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
@@ -459,5 +459,5 @@ class CacheFiles:
 
     def _free_budget(self) -> int:
         disk = os.statvfs(self.folder)
-        free = disk.f_bavail * disk.f_frsize - disk.f_blocks * disk.f_frsize // _FREE_SHARE
-        return self.used_bytes + max(0, free)
+        kept_free = min(disk.f_blocks * disk.f_frsize // _FREE_SHARE, _FREE_BYTES)
+        return self.used_bytes + max(0, disk.f_bavail * disk.f_frsize - kept_free)

@@ -43,7 +43,8 @@ class FetchOptions:
     Args:
         url: The set's folder.
         index: Name of the set's header in it.
-        cache_bytes: Bytes that the cache may take; None: what leaves a tenth of its disk free.
+        cache_bytes: Bytes that the cache may take; None: what leaves 10 GiB of its disk free, or a tenth of a
+            smaller one.
         allow_http: True to allow plain http; None: as the environment says.
         timeout_s: Longest time without an answer of the store.
         reads_crops: True to fetch only the blocks that crops need, when they are needed.

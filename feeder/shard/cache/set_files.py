@@ -216,7 +216,7 @@ class SetFiles:
             if size_bytes > budget_bytes and not is_kept:
                 raise StoreError(
                     f"{self._store.url.object(key)}: {size_bytes:,} bytes of it are needed at once, and the cache may "
-                    f"take {budget_bytes:,}; give it more with cache_bytes="
+                    f"take {budget_bytes:,}; give it more with cache_bytes=, or a larger disk with cache_dir="
                 )
             for attempt in range(1, _ATTEMPTS + 1):
                 path = os.path.join(self._files.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")

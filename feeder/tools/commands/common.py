@@ -101,7 +101,7 @@ def add_cache(command: Any) -> None:
         "--cache-bytes",
         type=size_bytes,
         metavar="SIZE",
-        help="bytes that the cache of each remote set may take (default: what leaves a tenth of the disk free)",
+        help="bytes that the cache of each remote set may take (default: what leaves 10 GiB of the disk free)",
     )
 
 

@@ -237,6 +237,13 @@ def test_two_caches_leave_a_tenth_of_their_disk_free(places: Places, monkeypatch
     assert sum(each.stats()["cached_bytes"] for each in (first, second)) <= 9 * SHARD
 
 
+def test_of_a_large_disk_10_gib_stay_free(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    mib = 1 << 20
+    disk = os.statvfs_result((mib, mib, 4 * mib, 0, 11 << 10, *[0] * 4, 255))
+    monkeypatch.setattr(os, "statvfs", lambda folder: disk)
+    assert places.fetcher(None).stats()["budget_bytes"] == 1 << 30
+
+
 def test_a_disk_that_is_full_of_what_is_needed_is_an_error(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     full_disk(monkeypatch, places, SHARD // 2)
     with pytest.raises(StoreError, match=r"the disk of the cache is full.*cache_dir="):
