@@ -398,6 +398,10 @@ def test_other_pythons_have_a_committed_run_with_a_reason_for_each_test_that_fai
         assert each["failed"] == len(each["exceptions"]) <= 3
         assert all(found["test"] and found["reason"] for found in each["exceptions"])
         assert not each["exceptions"] or each["again"]["failed"] == 0
+    slow = committed("pythons")["slow"]
+    assert re.fullmatch("[0-9a-f]{40}", slow["commit"])
+    assert (slow["free_threaded"], slow["failed"]) == (True, 0)
+    assert slow["passed"] > 100
 
 
 def test_wheels_have_a_committed_run_on_other_pythons() -> None:
