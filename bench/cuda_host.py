@@ -82,7 +82,8 @@ class Host:
                 staged.payloads[row] for row in np.flatnonzero(staged.rows["kind"] == Kind.PLAN).tolist()
             ]
             places, _, size_bytes = _native.upload_runs(plans)
-            batch = _native.CudaBatch(plans, places)
+            own = np.arange(len(plans))
+            batch = _native.CudaBatch(plans, places, own, np.array([0, len(plans)]))
             if len(self._tables) < batch.tables_bytes:  # as torch's allocator of page-locked memory does it
                 self._tables = np.zeros(2 * batch.tables_bytes, np.uint8)
             batch.write(self._tables)

@@ -309,7 +309,7 @@ parity() { # SHARDS FIDELITY BACKEND DEVICE
     "$python" -m feeder parity "$1" --backend "$3" --device "$4" --fidelity "$2" --images 100 --json
 }
 parity_step() { # NAME SHARDS FIDELITY BACKEND DEVICE
-    step "$1" $((limit_s[parity] / 7)) bash -c 'parity "$1" "$2" "$3" "$4" >"$5"' - "${@:2}" "$out/$1.json"
+    step "$1" $((limit_s[parity] / 9)) bash -c 'parity "$1" "$2" "$3" "$4" >"$5"' - "${@:2}" "$out/$1.json"
 }
 if wanted parity && [ $gpu = yes ]; then
     export -f parity
@@ -318,6 +318,9 @@ if wanted parity && [ $gpu = yes ]; then
         for shards in "$seekable" "$keep"; do
             parity_step "parity-$(basename "$shards")-$fidelity" "$shards" $fidelity dali cuda
         done
+    done
+    for shards in "$seekable" "$packed"; do
+        parity_step "parity-$(basename "$shards")-cuda" "$shards" fast cuda cuda
     done
     for backend in cpu dali pillow; do
         parity_step "parity-cpu-$backend" "$seekable" fast $backend cpu

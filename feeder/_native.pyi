@@ -351,21 +351,24 @@ def plan_images(
     *,
     max_pixels: int,
     first_rows: npt.NDArray[np.int32] | None = None,
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Plans the decoding of N images on a GPU, without the GIL.
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """Plans the decoding of V views of N images on a GPU, without the GIL.
 
-    A plan is what the CUDA kernels need of an image: the restart segments or lines that its box needs, and tables.
+    A plan is what the CUDA kernels need of a view: the restart segments or lines that its box needs, and tables. Views
+    that lie close together are decoded together: the first one's plan has the segments or lines of all of them.
 
     Args:
-        buffers, source_boxes, support_boxes, flips, orientations, first_rows: See :func:`decode_batch`.
+        buffers, orientations, first_rows: See :func:`decode_batch`.
+        source_boxes, support_boxes, flips: As there, but of each view: [N, V, 4], [N, V, 4], [N, V].
         image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for.
-        output_sizes: int32 [N, 2], (height, width) of each output.
+        output_sizes: int32 [N, V, 2], (height, width) of each output.
         max_pixels: Leaves larger images out.
 
     Returns:
-        (uint8 [bytes], the plans; int64 [N + 1], where each begins and the last one ends). An image without bytes is
-        left to the CPU: of a kind that the kernels lack, not perfect as far as the host looks, or with a box of so few
-        pixels that :func:`decode_batch` decodes it exactly.
+        (uint8 [bytes], the plans; int64 [N * V + 1], where each begins and the last one ends; int32 [N, V], how many
+        views before each the one is whose segments or lines it needs). A view without bytes is left to the CPU: of a
+        kind that the kernels lack, not perfect as far as the host looks, or with a box of so few pixels that
+        :func:`decode_batch` decodes it exactly.
 
     Raises:
         ValueError: arrays of different lengths.
@@ -385,17 +388,25 @@ def upload_runs(
     """
 
 class CudaBatch:
-    """A batch of plans of one output size, for the CUDA kernels.
+    """A batch of plans, for the CUDA kernels.
 
     Args:
         plans: At least one of :func:`plan_images`; held until :meth:`write`.
         places: int64 [N], where each lies in memory of the GPU, which is under 4 GiB; see :func:`upload_runs`.
+        planes: int64 [N], for each the plan whose segments or lines it needs: itself, or an earlier one.
+        bounds: int64 [P + 1], where each part begins, whose outputs are of one size, and the last one ends.
 
     Raises:
         ValueError: for bytes that are no plan, or plans that can't be in one batch.
     """
 
-    def __init__(self, plans: Sequence[_Buffer | npt.NDArray[np.uint8]], places: npt.NDArray[np.int64]) -> None: ...
+    def __init__(
+        self,
+        plans: Sequence[_Buffer | npt.NDArray[np.uint8]],
+        places: npt.NDArray[np.int64],
+        planes: npt.NDArray[np.int64],
+        bounds: npt.NDArray[np.int64],
+    ) -> None: ...
     @property
     def tables_bytes(self) -> int:
         """Memory that :meth:`write` takes, which the GPU needs."""
@@ -410,7 +421,8 @@ class CudaBatch:
 
     @property
     def faults_at(self) -> int:
-        """Offset in it of a uint32 for each image; not 0: the image is left to the CPU."""
+        """Offset in it of a uint32 for each plan; not 0: the image is left to the CPU. A view has the fault of the plan
+        whose segments or lines it needs."""
 
     def write(self, memory: npt.NDArray[np.uint8]) -> None:
         """Writes the batch's tables, without the GIL; once.
@@ -431,6 +443,7 @@ class CudaBatch:
         tables: int,
         plans: int,
         scratch: int,
+        part: int,
         out: int,
         *,
         dtype: str,
@@ -438,10 +451,11 @@ class CudaBatch:
         scale: npt.NDArray[np.float32] | None = None,
         bias: npt.NDArray[np.float32] | None = None,
     ) -> tuple[str, int, int, bytes]:
-        """Returns the launch after them, which writes the output.
+        """Returns the launch after them, which writes the output of a part.
 
         Args:
             tables, plans, scratch: See :meth:`decoding`.
+            part: Its number.
             out: Address on the GPU of images [3, height, width], or channels last.
             dtype, scale, bias: See :func:`decode_batch`.
             channels_last: True for images [height, width, 3].

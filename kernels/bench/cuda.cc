@@ -124,8 +124,9 @@ int main(int argc, char** argv) {
                 ImageJob job;
                 job.file = {buffer.data(), head + rows};
                 job.first_row = static_cast<int>(extent.first_row);
+                view.out.height = view.out.width = 224;
                 job.views = {&view, 1};
-                if (!plan.make(job, 224, 224, plans)) stop("an image is left to the CPU");
+                if (!plan.open(job) || !plan.make(plan.groups().front(), plans)) stop("an image is left to the CPU");
                 if (!cuda::append_planned(plan, plans)) stop("no memory");
                 const double planned = cpu_us();
                 least[0][i] = std::min(least[0][i], read - started);

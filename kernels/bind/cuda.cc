@@ -26,46 +26,60 @@ using namespace nb::literals;
 namespace feeder::bind {
 namespace {
 
-using Boxes64 = nb::ndarray<const double, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
-using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
+using Boxes64 = nb::ndarray<const double, nb::shape<-1, -1, 4>, nb::c_contig, nb::device::cpu>;
+using Boxes32 = nb::ndarray<const int32_t, nb::shape<-1, -1, 4>, nb::c_contig, nb::device::cpu>;
 using Sizes32 = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using ViewSizes32 = nb::ndarray<const int32_t, nb::shape<-1, -1, 2>, nb::c_contig, nb::device::cpu>;
+using Flags8 = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ints32 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Ints64 = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes8 = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Memory = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 
-nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Bytes8 flips, Bytes8 orientations,
-                      Sizes32 image_sizes, Sizes32 output_sizes, int64_t max_pixels, std::optional<Ints32> first_rows) {
-    const size_t count = nb::len(buffers);
+nb::tuple plan_images(nb::sequence buffers, Boxes64 source_boxes, Boxes32 support_boxes, Flags8 flips, Bytes8 orientations,
+                      Sizes32 image_sizes, ViewSizes32 output_sizes, int64_t max_pixels, std::optional<Ints32> first_rows) {
+    const size_t count = nb::len(buffers), views = source_boxes.shape(1);
     const auto fits = [count](const auto& array) { return array.shape(0) == count; };
     if (!fits(source_boxes) || !fits(support_boxes) || !fits(flips) || !fits(orientations) || !fits(image_sizes) ||
         !fits(output_sizes) || (first_rows && !fits(*first_rows))) {
         bad("all arrays must have one entry per buffer (" + std::to_string(count) + ")");
     }
+    if (support_boxes.shape(1) != views || flips.shape(1) != views || output_sizes.shape(1) != views)
+        bad("all arrays must have the same views (" + std::to_string(views) + ")");
     std::vector<BufferView> files;
     files.reserve(count);
     for (nb::handle buffer : buffers) files.emplace_back(buffer);
     if (files.size() != count) bad("buffers changed meanwhile");
-    Plans plans(count);
+    Plans plans(count * views);
+    auto back = std::make_unique<std::vector<int32_t>>(count * views);
     {
         nb::gil_scoped_release release;
+        std::vector<View> of_image(views);
         for (size_t i = 0; i < count; ++i) {
-            View view;
-            std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
-            std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
-            view.flip = flips.data()[i] != 0;
+            for (size_t v = 0, k = i * views; v < views; ++v, ++k) {
+                View& view = of_image[v];
+                std::copy_n(source_boxes.data() + 4 * k, 4, view.source_box);
+                std::copy_n(support_boxes.data() + 4 * k, 4, view.support_box);
+                view.flip = flips.data()[k] != 0;
+                view.out.height = output_sizes.data()[2 * k];
+                view.out.width = output_sizes.data()[2 * k + 1];
+            }
             ImageJob job;
             job.file = files[i].bytes();
             job.image_height = image_sizes.data()[2 * i];
             job.image_width = image_sizes.data()[2 * i + 1];
             if (first_rows) job.first_row = first_rows->data()[i];
             job.orientation = orientations.data()[i];
-            job.views = {&view, 1};
-            plans.add(job, output_sizes.data()[2 * i], output_sizes.data()[2 * i + 1], max_pixels);
+            job.views = of_image;
+            plans.add(job, max_pixels, back->data() + i * views);
         }
     }
-    return plans.arrays();
+    const nb::tuple made = plans.arrays();
+    const size_t shape[2] = {count, views};
+    int32_t* const data = back->data();
+    nb::capsule owner(back.release(), [](void* p) noexcept { delete static_cast<std::vector<int32_t>*>(p); });
+    return nb::make_tuple(made[0], made[1], nb::ndarray<nb::numpy, int32_t, nb::ndim<2>>(data, 2, shape, owner));
 }
 
 nb::tuple upload_runs(nb::sequence plans) {
@@ -109,17 +123,26 @@ class CudaBatch {
   public:
     CudaBatch(const CudaBatch&) = delete;
     CudaBatch& operator=(const CudaBatch&) = delete;
-    CudaBatch(nb::sequence plans, Ints64 places) {
-        if (places.shape(0) != nb::len(plans)) bad("places must have one entry per plan");
+    CudaBatch(nb::sequence plans, Ints64 places, Ints64 planes, Ints64 bounds) {
+        if (places.shape(0) != nb::len(plans) || planes.shape(0) != nb::len(plans))
+            bad("places and planes must have one entry per plan");
         size_t i = 0;
         for (nb::handle plan : plans) {
             if (i == places.shape(0)) bad("plans changed meanwhile");
             files_.emplace_back(plan);
-            if (!batch_.add(files_.back().bytes(), static_cast<uint64_t>(places.data()[i])))
-                bad("entry " + std::to_string(i) + " is no plan, or one of another size, of an unknown codebook, or too large");
+            if (!batch_.add(files_.back().bytes(), static_cast<uint64_t>(places.data()[i]),
+                            static_cast<size_t>(planes.data()[i])))
+                bad("entry " + std::to_string(i) + " is no plan, or one of other planes or an unknown codebook, or too large");
             ++i;
         }
         if (i == 0) bad("plans must have at least one entry");
+        for (size_t k = 0; k < bounds.shape(0); ++k) bounds_.push_back(static_cast<size_t>(bounds.data()[k]));
+        if (bounds_.size() < 2 || bounds_.front() != 0 || bounds_.back() != i)
+            bad("bounds must go from 0 to the number of plans");
+        for (size_t k = 0; k + 1 < bounds_.size(); ++k) {
+            if (!batch_.is_of_one_size(bounds_[k], bounds_[k + 1]))
+                bad("plans " + std::to_string(bounds_[k]) + " to " + std::to_string(bounds_[k + 1]) + " are not of one output size");
+        }
     }
 
     size_t tables_bytes() const { return batch_.tables_bytes(); }
@@ -148,13 +171,17 @@ class CudaBatch {
         add("feeder_huffman", grid.huffman, cuda::Huffman::kThreads);
         add("feeder_unpack", grid.unpack, cuda::Unpack::kThreads);
         add("feeder_idct", grid.idct, cuda::InverseDct::kThreads);
-        add("feeder_filters", grid.filters, cuda::Filters::kThreads);
+        for (size_t k = 0; k + 1 < bounds_.size(); ++k) {
+            const cuda::Batch part = batch_.batch(batch, bounds_[k], bounds_[k + 1]);
+            found.push_back(launch("feeder_filters", cuda::Grid(part, 0).filters, cuda::Filters::kThreads, part));
+        }
         return found;
     }
 
-    Launch finishing(uint64_t tables, uint64_t bytes, uint64_t scratch, uint64_t out, const std::string& dtype,
+    Launch finishing(uint64_t tables, uint64_t bytes, uint64_t scratch, size_t part, uint64_t out, const std::string& dtype,
                      bool channels_last, std::optional<Floats> scale, std::optional<Floats> bias) const {
-        cuda::Batch batch = batch_.batch(tables, bytes, scratch);
+        if (part + 1 >= bounds_.size()) bad("there are " + std::to_string(bounds_.size() - 1) + " parts");
+        cuda::Batch batch = batch_.batch(batch_.batch(tables, bytes, scratch), bounds_[part], bounds_[part + 1]);
         batch.out = reinterpret_cast<void*>(out);
         switch (dtype_of(dtype)) {
             case Dtype::uint8:
@@ -175,8 +202,7 @@ class CudaBatch {
             batch.scale[c] = scale ? scale->data()[c] : 1.0f;
             batch.bias[c] = bias ? bias->data()[c] : 0.0f;
         }
-        const cuda::Grid grid(batch, batch_.segment_count());
-        return launch("feeder_resize", grid.resize, cuda::Resize::kThreads, batch);
+        return launch("feeder_resize", cuda::Grid(batch, 0).resize, cuda::Resize::kThreads, batch);
     }
 
   private:
@@ -185,6 +211,7 @@ class CudaBatch {
     }
 
     std::vector<BufferView> files_;
+    std::vector<size_t> bounds_;
     cuda::JoinedBatch batch_;
 };
 
@@ -194,17 +221,20 @@ void add_cuda(nb::module_& module) {
     module.def(
         "plan_images", &plan_images, "buffers"_a, "source_boxes"_a, "support_boxes"_a, "flips"_a, "orientations"_a,
         "image_sizes"_a, "output_sizes"_a, nb::kw_only(), "max_pixels"_a, "first_rows"_a = nb::none(),
-        "Plans the decoding of N images on a GPU, without the GIL.\n\n"
-        "A plan is what the CUDA kernels need of an image: the restart segments or lines that its box needs, and tables.\n\n"
+        "Plans the decoding of V views of N images on a GPU, without the GIL.\n\n"
+        "A plan is what the CUDA kernels need of a view: the restart segments or lines that its box needs, and tables. Views\n"
+        "that lie close together are decoded together: the first one's plan has the segments or lines of all of them.\n\n"
         "Args:\n"
-        "    buffers, source_boxes, support_boxes, flips, orientations, first_rows: See decode_batch().\n"
+        "    buffers, orientations, first_rows: See decode_batch().\n"
+        "    source_boxes, support_boxes, flips: As there, but of each view: [N, V, 4], [N, V, 4], [N, V].\n"
         "    image_sizes: int32 [N, 2], the upright (height, width) that the boxes were drawn for.\n"
-        "    output_sizes: int32 [N, 2], (height, width) of each output.\n"
+        "    output_sizes: int32 [N, V, 2], (height, width) of each output.\n"
         "    max_pixels: Leaves larger images out.\n\n"
         "Returns:\n"
-        "    (uint8 [bytes], the plans; int64 [N + 1], where each begins and the last one ends). An image without bytes is\n"
-        "    left to the CPU: of a kind that the kernels lack, not perfect as far as the host looks, or with a box of so few\n"
-        "    pixels that decode_batch() decodes it exactly.\n\n"
+        "    (uint8 [bytes], the plans; int64 [N * V + 1], where each begins and the last one ends; int32 [N, V], how many views\n"
+        "    before each the one is whose segments or lines it needs). A view without bytes is left to the CPU: of a kind that\n"
+        "    the kernels lack, not perfect as far as the host looks, or with a box of so few pixels that decode_batch() decodes\n"
+        "    it exactly.\n\n"
         "Raises:\n"
         "    ValueError: arrays of different lengths.");
     module.def(
@@ -215,18 +245,21 @@ void add_cuda(nb::module_& module) {
         "Returns:\n"
         "    (int64 [N], where each plan lies in that memory; the copies, each (uint8 [bytes], where it goes); the memory's\n"
         "    size in bytes). The arrays are views of the plans, not to be written to, and keep the first of theirs only.");
-    nb::class_<CudaBatch>(module, "CudaBatch", "A batch of plans of one output size, for the CUDA kernels.")
-        .def(nb::init<nb::sequence, Ints64>(), "plans"_a, "places"_a,
+    nb::class_<CudaBatch>(module, "CudaBatch", "A batch of plans, for the CUDA kernels.")
+        .def(nb::init<nb::sequence, Ints64, Ints64, Ints64>(), "plans"_a, "places"_a, "planes"_a, "bounds"_a,
              "Args:\n"
              "    plans: At least one of plan_images(), bytes-like; held until write().\n"
-             "    places: int64 [N], where each lies in memory of the GPU, which is under 4 GiB; see upload_runs().\n\n"
+             "    places: int64 [N], where each lies in memory of the GPU, which is under 4 GiB; see upload_runs().\n"
+             "    planes: int64 [N], for each the plan whose segments or lines it needs: itself, or an earlier one.\n"
+             "    bounds: int64 [P + 1], where each part begins, whose outputs are of one size, and the last one ends.\n\n"
              "Raises:\n"
              "    ValueError: for bytes that are no plan, or plans that can't be in one batch.")
         .def_prop_ro("tables_bytes", &CudaBatch::tables_bytes, "Memory that write() takes, which the GPU needs.")
         .def_prop_ro("scratch_bytes", &CudaBatch::scratch_bytes, "Memory on the GPU that the kernels write.")
         .def_prop_ro("zeroed_bytes", &CudaBatch::zeroed_bytes, "Bytes of it, from its start on, that must be zeros.")
         .def_prop_ro("faults_at", &CudaBatch::faults_at,
-                     "Offset in it of a uint32 for each image; not 0: the image is left to the CPU.")
+                     "Offset in it of a uint32 for each plan; not 0: the image is left to the CPU. A view has the fault\n"
+                     "of the plan whose segments or lines it needs.")
         .def("write", &CudaBatch::write, nb::lock_self(), nb::arg("memory").noconvert(),
              "Writes the batch's tables, without the GIL; once.\n\n"
              "Args:\n"
@@ -235,11 +268,12 @@ void add_cuda(nb::module_& module) {
              "Returns the launches from segments to planes and filters: (kernel, blocks, threads, argument) of each.\n\n"
              "Args:\n"
              "    tables, plans, scratch: Addresses on the GPU, aligned to 256 bytes.")
-        .def("finishing", &CudaBatch::finishing, "tables"_a, "plans"_a, "scratch"_a, "out"_a, nb::kw_only(), "dtype"_a,
-             "channels_last"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
-             "Returns the launch after them, which writes the output.\n\n"
+        .def("finishing", &CudaBatch::finishing, "tables"_a, "plans"_a, "scratch"_a, "part"_a, "out"_a, nb::kw_only(),
+             "dtype"_a, "channels_last"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
+             "Returns the launch after them, which writes the output of a part.\n\n"
              "Args:\n"
              "    tables, plans, scratch: See decoding().\n"
+             "    part: Its number.\n"
              "    out: Address on the GPU of images [3, height, width], or channels last.\n"
              "    dtype, scale, bias: See decode_batch().\n"
              "    channels_last: True for images [height, width, 3].");

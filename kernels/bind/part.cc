@@ -217,8 +217,9 @@ class Runner {
             const std::span<const ImageJob> jobs = runner_.jobs(output);
             size_t k = 0;
             for (size_t i = 0; i < count; ++i) {
-                if (k == jobs.size() || runner_.sample_of(k) != i) plans.end_image();
-                else if (!plans.add(jobs[k++], size.first, size.second, max_pixels_)) runner_.leave_out(i);
+                int32_t back = 0;
+                if (k == jobs.size() || runner_.sample_of(k) != i) plans.end_view();
+                else if (!plans.add(jobs[k++], max_pixels_, &back)) runner_.leave_out(i);
             }
         }
         const int64_t plan_ns = now_ns() - started;

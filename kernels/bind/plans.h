@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/boxes.h"
 #include "cpu/bytes.h"
 #include "cpu/decode.h"
 #include "cpu/view_groups.h"
@@ -46,30 +45,47 @@ class PlanMemory {
     std::vector<std::unique_ptr<Bytes>> idle_;
 };
 
-// The plans of images, one after the other.
+// The plans of views, one after the other, and those of an image behind each other.
 class Plans {
   public:
-    explicit Plans(size_t count) { places_.reserve(count + 1); }
+    explicit Plans(size_t views) { places_.reserve(views + 1); }
 
-    // Adds an image with one view. False, and an image without bytes: it is left to the CPU, see plan_images() in
-    // feeder/_native.pyi. Needs no GIL. Throws std::bad_alloc.
-    bool add(const ImageJob& job, int height, int width, int64_t max_pixels) {
+    // Adds an image with its views. A view that is left to the CPU, see plan_images() in feeder/_native.pyi, has no bytes.
+    // `back` gets for each view how many views before it the one is whose planes it shares. False: all are left to the CPU.
+    // Needs no GIL. Throws std::bad_alloc.
+    bool add(const ImageJob& job, int64_t max_pixels, int32_t* back) {
         thread_local cuda::ImagePlan plan;
-        bool is_planned = job.orientation >= 1 && job.orientation <= 8 && height >= 1 && width >= 1 && height <= 65535 &&
-                          width <= 65535 && job.image_height >= 1 && job.image_width >= 1 &&
-                          static_cast<int64_t>(job.image_height) * job.image_width <= max_pixels &&
-                          !is_for_exactness(job.views.front(), height, width);
-        if (is_planned) {
-            is_planned = plan.make(job, static_cast<uint32_t>(height), static_cast<uint32_t>(width), *bytes_);
-            if (is_planned && !cuda::append_planned(plan, *bytes_)) throw std::bad_alloc();
+        thread_local std::vector<cuda::PlannedView> sharing;  // by view; those that are no group's first
+        const auto has_size = [](const View& view) {
+            return view.out.height >= 1 && view.out.width >= 1 && view.out.height <= 65535 && view.out.width <= 65535;
+        };
+        const bool is_open = job.orientation >= 1 && job.orientation <= 8 && job.image_height >= 1 && job.image_width >= 1 &&
+                             static_cast<int64_t>(job.image_height) * job.image_width <= max_pixels &&
+                             std::all_of(job.views.begin(), job.views.end(), has_size) && plan.open(job);
+        sharing.assign(job.views.size(), {});
+        bool is_planned = false;
+        for (size_t view = 0; view < job.views.size(); ++view, end_view()) {
+            if (!is_open) continue;
+            if (sharing[view].height != 0) {
+                if (!cuda::append_sharing(sharing[view], *bytes_)) throw std::bad_alloc();
+                continue;
+            }
+            const auto leads = [view](const ViewGroup& group) { return group.views.front() == view; };
+            const auto group = std::find_if(plan.groups().begin(), plan.groups().end(), leads);
+            if (group == plan.groups().end() || group->fidelity != Fidelity::fast || !plan.make(*group, *bytes_)) continue;
+            if (!cuda::append_planned(plan, *bytes_)) throw std::bad_alloc();
+            is_planned = true;
+            for (size_t i = 1; i < group->views.size(); ++i) {
+                sharing[group->views[i]] = plan.views()[i];
+                back[group->views[i]] = static_cast<int32_t>(group->views[i] - view);
+            }
         }
-        end_image();
         return is_planned;
     }
-    // Adds an image without bytes.
-    void end_image() { places_.push_back(static_cast<int64_t>(bytes_->size())); }
+    // Adds a view without bytes, or ends one.
+    void end_view() { places_.push_back(static_cast<int64_t>(bytes_->size())); }
 
-    // (uint8 [bytes], int64 [N + 1]); leaves nothing behind.
+    // (uint8 [bytes], int64 [views + 1]); leaves nothing behind.
     nanobind::tuple arrays() {
         const size_t bytes[1] = {bytes_->size()}, entries[1] = {places_.size()};
         uint8_t* const data = bytes_->data();
@@ -84,15 +100,6 @@ class Plans {
     }
 
   private:
-    // True if the CPU backend decodes the view as for Fidelity::exact, see kFewPixels. A turn does not change an area.
-    static bool is_for_exactness(const View& view, int height, int width) {
-        int box[4];
-        std::copy_n(view.support_box, 4, box);
-        if (box[0] < 0 || box[1] < 0 || box[0] >= box[2] || box[1] >= box[3]) return false;  // refused later
-        narrow_support(view.source_box, height, width, box);
-        return static_cast<int64_t>(box[2] - box[0]) * (box[3] - box[1]) <= kFewPixels;
-    }
-
     std::unique_ptr<Bytes> bytes_ = PlanMemory::shared().take();
     std::vector<int64_t> places_{0};
 };

@@ -109,7 +109,7 @@ struct Finish {
     float bias[3] = {0, 0, 0};
 };
 
-// Runs all kernels for a batch in an order, as a stream does; `uploaded` is the memory that the places of its plans are in,
+// Runs all kernels for a batch of one output size in an order, as a stream does; `uploaded` is the memory that the places of its plans are in,
 // aligned to words. Memory begins as bytes that depend on the order, but for what the caller of the kernels clears. Forward it
 // is one piece each for the plans, the tables and the scratch, as on a GPU. In other orders each table has a piece of its own,
 // of its length and no longer, so that AddressSanitizer sees what is read or written beside it.
@@ -120,6 +120,7 @@ inline Written emulate(const JoinedBatch& joined, ByteSpan uploaded, const Finis
     std::fill_n(scratch.begin(), joined.zeroed_bytes(), uint8_t{0});
     Batch batch = joined.batch(reinterpret_cast<uint64_t>(tables.data()), reinterpret_cast<uint64_t>(uploaded.data()),
                                reinterpret_cast<uint64_t>(scratch.data()));
+    batch = joined.batch(batch, 0, joined.image_count());
 
     const auto copied = []<typename T>(const T* from, size_t count) { return std::vector<T>(from, from + count); };
     const auto images = copied(batch.images, batch.image_count);

@@ -49,18 +49,20 @@ int feeder_emulate(const Request* requests, int count, uint32_t height, uint32_t
         job.file = {request.file, static_cast<size_t>(request.length)};
         job.first_row = request.first_row;
         job.orientation = request.orientation;
+        view.out.height = static_cast<int>(height);
+        view.out.width = static_cast<int>(width);
         job.views = {&view, 1};
         taken[i] = 0;
         faults[i] = 0;
-        if (!plan.make(job, height, width, plans) || !append_planned(plan, plans)) continue;
-        if (added.empty()) first = plan.image();
+        if (!plan.open(job) || !plan.make(plan.groups().front(), plans) || !append_planned(plan, plans)) continue;
+        if (added.empty()) first = plan.views().front().image;
         added.push_back(i);
         ends.push_back(plans.size());
     }
     if (added.empty()) return 0;
     JoinedBatch joined;
     for (size_t n = 0; n < added.size(); ++n) {
-        if (!joined.add(plans.span().subspan(ends[n], ends[n + 1] - ends[n]), ends[n])) return 2;
+        if (!joined.add(plans.span().subspan(ends[n], ends[n + 1] - ends[n]), ends[n], n)) return 2;
     }
     Finish finish;
     finish.type = type;

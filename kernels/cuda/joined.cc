@@ -12,35 +12,45 @@ constexpr size_t aligned(size_t at) { return (at + 255) / 256 * 256; }  // as me
 
 }  // namespace
 
-bool append_planned(const ImagePlan& plan, Bytes& out) {
-    const ImageRow& image = plan.image();
-    const size_t bytes = plan.byte_count();
+// Without a plan, the view shares planes.
+bool append_plan(const PlannedView& view, const ImagePlan* plan, Bytes& out) {
     JoinedBatch::Head head{};
     head.magic = JoinedBatch::kMagic;
-    head.height = plan.height();
-    head.width = plan.width();
-    head.segments = static_cast<uint32_t>(plan.segments().size());
-    head.lines = static_cast<uint32_t>(plan.lines().size());
-    head.bytes = static_cast<uint32_t>((bytes + 3) / 4 * 4);
-    head.blocks = plan.block_count();
-    head.weights = plan.weight_count();
-    if (head.lines != 0) head.codebook = plan.codebook_id();
-    const size_t tables = sizeof(image) + plan.segments().size_bytes() + plan.lines().size_bytes() + sizeof(head);
-    const size_t size = out.size() + head.bytes - bytes + tables;
+    head.height = view.height;
+    head.width = view.width;
+    head.weights = view.weight_count;
+    std::span<const SegmentRow> segments;
+    std::span<const LineRow> lines;
+    size_t padding = 0;
+    if (plan != nullptr) {
+        segments = plan->segments();
+        lines = plan->lines();
+        padding = (4 - plan->byte_count() % 4) % 4;
+        head.segments = static_cast<uint32_t>(segments.size());
+        head.lines = static_cast<uint32_t>(lines.size());
+        head.bytes = static_cast<uint32_t>(plan->byte_count() + padding);
+        head.blocks = plan->block_count();
+        if (head.lines != 0) head.codebook = plan->codebook_id();
+    }
+    const size_t size =
+        out.size() + padding + sizeof(view.image) + segments.size_bytes() + lines.size_bytes() + sizeof(head);
     if (size > out.capacity() && !out.reserve(2 * size)) return false;
     const auto append = [&](const void* from, size_t count) {
         if (count != 0) out.append(static_cast<const uint8_t*>(from), count);  // of no lines there is no address
     };
-    for (size_t i = bytes; i < head.bytes; ++i) out.append(0);
-    append(&image, sizeof(image));
-    append(plan.segments().data(), plan.segments().size_bytes());
-    append(plan.lines().data(), plan.lines().size_bytes());
+    for (size_t i = 0; i < padding; ++i) out.append(0);
+    append(&view.image, sizeof(view.image));
+    append(segments.data(), segments.size_bytes());
+    append(lines.data(), lines.size_bytes());
     append(&head, sizeof(head));
     return true;
 }
 
-bool JoinedBatch::add(ByteSpan planned, uint64_t place) {
-    Part part{planned, {}, static_cast<uint32_t>(place), 0};
+bool append_planned(const ImagePlan& plan, Bytes& out) { return append_plan(plan.views().front(), &plan, out); }
+bool append_sharing(const PlannedView& view, Bytes& out) { return append_plan(view, nullptr, out); }
+
+bool JoinedBatch::add(ByteSpan planned, uint64_t place, size_t planes) {
+    Part part{planned, {}, static_cast<uint32_t>(place), 0, static_cast<uint32_t>(blocks_)};
     Head& head = part.head;
     if (planned.size() < sizeof(head) + sizeof(ImageRow)) return false;
     std::memcpy(&head, planned.data() + planned.size() - sizeof(head), sizeof(head));
@@ -48,7 +58,10 @@ bool JoinedBatch::add(ByteSpan planned, uint64_t place) {
                           uint64_t{head.lines} * sizeof(LineRow) + head.bytes;
     if (head.magic != kMagic || size != planned.size() || head.bytes % 4 != 0 || head.segments % Huffman::kThreads != 0)
         return false;
-    if (!parts_.empty() && (head.height != parts_[0].head.height || head.width != parts_[0].head.width)) return false;
+    const bool shares = head.blocks == 0;
+    if (planes > parts_.size() || shares != (planes < parts_.size())) return false;
+    if (shares && (head.segments != 0 || head.lines != 0 || parts_[planes].head.blocks == 0)) return false;
+    if (shares) part.first_block = parts_[planes].first_block;
     constexpr uint64_t most = uint64_t{1} << 31;
     if (blocks_ + head.blocks > most || weights_ + head.weights > most || place > UINT32_MAX || place + size > UINT32_MAX)
         return false;
@@ -66,6 +79,13 @@ bool JoinedBatch::add(ByteSpan planned, uint64_t place) {
     weights_ += head.weights;
     parts_.push_back(part);
     return true;
+}
+
+bool JoinedBatch::is_of_one_size(size_t begin, size_t end) const {
+    if (begin >= end || end > parts_.size()) return false;
+    const Head& first = parts_[begin].head;
+    return std::all_of(parts_.begin() + static_cast<ptrdiff_t>(begin), parts_.begin() + static_cast<ptrdiff_t>(end),
+                       [&](const Part& part) { return part.head.height == first.height && part.head.width == first.width; });
 }
 
 JoinedBatch::Places JoinedBatch::places() const {
@@ -98,8 +118,8 @@ void JoinedBatch::write(uint8_t* memory) const {
             from += count;
         };
         take(image, sizeof(ImageRow));
-        for (uint32_t& first : image->first_block) first += blocks;
-        image->end_block += blocks;
+        for (uint32_t& first : image->first_block) first += part.first_block;
+        image->end_block = blocks + head.blocks;  // so that no block is found to be of an image that shares planes
         for (AxisRow& axis : image->axis) axis.weights += weights;
         image->codebook = part.codebook;
         take(segment, head.segments * sizeof(SegmentRow));
@@ -136,9 +156,16 @@ Batch JoinedBatch::batch(uint64_t tables, uint64_t bytes, uint64_t scratch) cons
     batch.image_count = static_cast<uint32_t>(parts_.size());
     batch.block_count = static_cast<uint32_t>(blocks_);
     batch.line_count = static_cast<uint32_t>(lines_);
-    batch.height = parts_.empty() ? 0 : parts_[0].head.height;
-    batch.width = parts_.empty() ? 0 : parts_[0].head.width;
     return batch;
+}
+
+Batch JoinedBatch::batch(const Batch& whole, size_t begin, size_t end) const {
+    Batch part = whole;
+    part.images += begin;
+    part.image_count = static_cast<uint32_t>(end - begin);
+    part.height = parts_[begin].head.height;
+    part.width = parts_[begin].head.width;
+    return part;
 }
 
 }  // namespace feeder::cuda

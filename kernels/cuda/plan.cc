@@ -67,16 +67,56 @@ CodebookRow codebook_row(const Codebook& codebook) {
     return row;
 }
 
-bool ImagePlan::make(const ImageJob& job, uint32_t height, uint32_t width, Bytes& bytes) {
-    height_ = height;
-    width_ = width;
+bool ImagePlan::open(const ImageJob& job) {
+    job_ = job;
+    views_.assign(job.views.begin(), job.views.end());
+    job_.views = views_;
+    groups_.clear();
+    if (!open_header() || !color_model(header_, color_).ok() || !has_resizable_planes(header_)) return false;
+    const bool turned = job.orientation >= 5;
+    const int width = turned ? header_.height : header_.width, height = turned ? header_.width : header_.height;
+    if (job.image_height != 0 && (job.image_height != height || job.image_width != width)) return false;
+    needs_.clear();
+    for (View& view : views_) {
+        int(&support)[4] = view.support_box;
+        if (support[0] < 0 || support[1] < 0 || support[0] >= support[2] || support[1] >= support[3] || support[2] > width ||
+            support[3] > height) {
+            return false;
+        }
+        narrow_support(view.source_box, view.out.height, view.out.width, support);
+        needs_.push_back({stored_box(support, job.orientation, header_.width, header_.height)});
+    }
+    group_views(header_, needs_, Fidelity::fast, groups_);
+    for (ViewGroup& group : groups_) std::sort(group.views.begin(), group.views.end());
+    return true;
+}
+
+bool ImagePlan::open_header() {
+    is_packed_ = looks_like_packed(job_.file);
+    if (is_packed_) {
+        if (!packed_.open(job_.file, job_.first_row).ok()) return false;
+        header_ = packed_.header();
+        codebook_id_ = packed_.codebook_id();
+        codebook_ = find_codebook(codebook_id_);
+        return codebook_ != nullptr;
+    }
+    if (!parse_jpeg_header(job_.file, header_).ok() || !is_decodable(header_)) return false;
+    if (job_.is_whole() && !ends_with_its_marker(job_.file)) return false;
+    if (header_.components == 1) {  // an MCU is one block, regardless of the factors
+        header_.component[0].h = header_.component[0].v = 1;
+        header_.h_max = header_.v_max = 1;
+    }
+    return true;
+}
+
+bool ImagePlan::make(const ViewGroup& group, Bytes& bytes) {
+    planned_.clear();
     image_ = {};
     segments_.clear();
     lines_.clear();
     byte_count_ = 0;
-    weight_count_ = 0;
     const size_t before = bytes.size();
-    if (add_image(job, bytes)) return true;
+    if (add_group(group, bytes)) return true;
     bytes.set_size(before);
     return false;
 }
@@ -90,41 +130,14 @@ uint8_t* ImagePlan::add_bytes(size_t count, Bytes& bytes) {
     return bytes.data() + begin;
 }
 
-bool ImagePlan::add_image(const ImageJob& job, Bytes& bytes) {
-    if (looks_like_packed(job.file)) {
-        PackedFile file;
-        if (!file.open(job.file, job.first_row).ok()) return false;
-        codebook_id_ = file.codebook_id();
-        const Codebook* const codebook = find_codebook(codebook_id_);
-        return codebook != nullptr && add_geometry(job, file.header(), file.jpeg_header()) &&
-               add_lines(file, *codebook, bytes);
-    }
-    JpegHeader header;
-    if (!parse_jpeg_header(job.file, header).ok() || !is_decodable(header)) return false;
-    if (job.is_whole() && !ends_with_its_marker(job.file)) return false;
-    if (header.components == 1) {  // an MCU is one block, regardless of the factors
-        header.component[0].h = header.component[0].v = 1;
-        header.h_max = header.v_max = 1;
-    }
-    return add_geometry(job, header, job.file) && add_codes(job.file, header) && add_segments(job, header, bytes);
+bool ImagePlan::add_group(const ViewGroup& group, Bytes& bytes) {
+    return (is_packed_ || add_codes()) && add_geometry(group) && (is_packed_ ? add_lines(bytes) : add_segments(bytes));
 }
 
-bool ImagePlan::add_geometry(const ImageJob& job, const JpegHeader& header, ByteSpan tables) {
-    ColorModel color;
-    if (!color_model(header, color).ok() || !has_resizable_planes(header)) return false;
-    const View& view = job.views.front();
-    int support[4];
-    std::copy_n(view.support_box, 4, support);
-    const bool turned = job.orientation >= 5;
-    const int width = turned ? header.height : header.width, height = turned ? header.width : header.height;
-    if (job.image_height != 0 && (job.image_height != height || job.image_width != width)) return false;
-    if (support[0] < 0 || support[1] < 0 || support[0] >= support[2] || support[1] >= support[3] || support[2] > width ||
-        support[3] > height) {
-        return false;
-    }
-    narrow_support(view.source_box, static_cast<int>(height_), static_cast<int>(width_), support);
-    const PixelBox box = stored_box(support, job.orientation, header.width, header.height);
-    const PixelBox window = mcu_window(header, box);
+bool ImagePlan::add_geometry(const ViewGroup& group) {
+    const JpegHeader& header = header_;
+    const ByteSpan tables = is_packed_ ? packed_.jpeg_header() : job_.file;
+    const PixelBox window = mcu_window(header, group.box);
     const McuGrid grid = mcu_grid(header);
 
     ImageRow& row = image_;
@@ -155,25 +168,30 @@ bool ImagePlan::add_geometry(const ImageJob& job, const JpegHeader& header, Byte
     if (in_mcu > 10) return false;
     row.end_block = static_cast<uint32_t>(blocks);
     for (int c = header.components; c < kComponents; ++c) row.first_block[c] = row.end_block;
-    return add_axes(job, planes_of(header, window, color), support);
+    const Planes planes = planes_of(header, window, color_);
+    return std::all_of(group.views.begin(), group.views.end(), [&](size_t view) { return add_view(views_[view], planes); });
 }
 
-bool ImagePlan::add_axes(const ImageJob& job, const Planes& planes, const int support[4]) {
-    const double* const source = job.views.front().source_box;
-    const Frame frame = frame_of(planes, job.orientation);
+bool ImagePlan::add_view(const View& view, const Planes& planes) {
+    const double* const source = view.source_box;
+    const int* const support = view.support_box;
+    const Frame frame = frame_of(planes, job_.orientation);
     try {
-        check_boxes(frame, source, support, job.orientation);
+        check_boxes(frame, source, support, job_.orientation);
     } catch (const std::invalid_argument&) {
         return false;  // for the CPU's message
     }
-    AxisKey x = axis_key(source[0], source[2], support[0], support[2], static_cast<int>(width_), frame.mirrored_x,
+    AxisKey x = axis_key(source[0], source[2], support[0], support[2], view.out.width, frame.mirrored_x,
                          frame.image_width, frame.origin_x);
-    AxisKey y = axis_key(source[1], source[3], support[1], support[3], static_cast<int>(height_), frame.mirrored_y,
+    AxisKey y = axis_key(source[1], source[3], support[1], support[3], view.out.height, frame.mirrored_y,
                          frame.image_height, frame.origin_y);
-    ImageRow& row = image_;
+    PlannedView& planned = planned_.emplace_back();
+    planned.height = static_cast<uint32_t>(view.out.height);
+    planned.width = static_cast<uint32_t>(view.out.width);
+    ImageRow& row = planned.image = image_;
     row.exact = planes.color != ColorModel::ycbcr;
     row.transposed = frame.transposed;
-    row.flip = job.views.front().flip;
+    row.flip = view.flip;
     if (row.exact != 0) {
         x.components = y.components = 1;
         x.component[0] = {1, 1, 0, frame.window_width};
@@ -185,14 +203,16 @@ bool ImagePlan::add_axes(const ImageJob& job, const Planes& planes, const int su
     for (int a = 0; a < 2; ++a) {
         row.axis[a] = axis_row(a == 0 ? x : y);
         row.axis[a].weights = static_cast<uint32_t>(weights);
-        weights += uint64_t{row.components} * (2 + static_cast<uint64_t>(row.axis[a].taps)) * (a == 0 ? width_ : height_);
+        weights += uint64_t{row.components} * (2 + static_cast<uint64_t>(row.axis[a].taps)) *
+                   (a == 0 ? planned.width : planned.height);
         if (weights > kMostWeights) return false;
     }
-    weight_count_ = static_cast<uint32_t>(weights);
+    planned.weight_count = static_cast<uint32_t>(weights);
     return true;
 }
 
-bool ImagePlan::add_codes(ByteSpan file, const JpegHeader& header) {
+bool ImagePlan::add_codes() {
+    const JpegHeader& header = header_;
     ImageRow& row = image_;
     struct Used {
         int kind, number;
@@ -207,7 +227,7 @@ bool ImagePlan::add_codes(ByteSpan file, const JpegHeader& header) {
             if (slot < count) continue;
             if (count == kHuffmanTables) return false;
             const TableRef& table = kind == 0 ? header.dc_huffman[number] : header.ac_huffman[number];
-            const ByteSpan payload = file.subspan(table.offset, table.length);
+            const ByteSpan payload = job_.file.subspan(table.offset, table.length);
             feeder::HuffmanCodes& codes = checked_[kind][number];
             if (!codes.built_from(payload)) {
                 if (payload.empty() || !codes.build(payload)) return false;
@@ -224,16 +244,17 @@ bool ImagePlan::add_codes(ByteSpan file, const JpegHeader& header) {
     return true;
 }
 
-bool ImagePlan::add_segments(const ImageJob& job, const JpegHeader& header, Bytes& bytes) {
+bool ImagePlan::add_segments(Bytes& bytes) {
+    const JpegHeader& header = header_;
     const ImageRow& row = image_;
-    const int file_row = job.is_whole() ? 0 : mcu_row_at(header, job.first_row);
+    const int file_row = job_.is_whole() ? 0 : mcu_row_at(header, job_.first_row);
     if (file_row < 0) return false;
     const uint32_t begin_row = static_cast<uint32_t>(file_row);
     const bool seekable = header.restart_interval_mcus != 0 && row.mcu_columns % row.interval == 0;
     if (begin_row > 0 && (row.first_row < begin_row || !seekable)) return false;
     const uint32_t first = begin_row * row.mcu_columns / row.interval;
     const uint32_t end = ((row.end_row - 1) * row.mcu_columns + row.end_column - 1) / row.interval + 1;
-    if (find_segments(job.file, header.entropy_offset, first, end - first, found_) != MarkerScan::complete) return false;
+    if (find_segments(job_.file, header.entropy_offset, first, end - first, found_) != MarkerScan::complete) return false;
     for (uint32_t s = first; s < end; ++s) {
         const uint32_t mcu = s * row.interval;
         if (!touches(row, mcu, std::min(row.mcus, mcu + row.interval))) continue;
@@ -242,17 +263,17 @@ bool ImagePlan::add_segments(const ImageJob& job, const JpegHeader& header, Byte
         const uint32_t offset = static_cast<uint32_t>(byte_count_);
         uint8_t* const place = length == 0 ? nullptr : add_bytes(length, bytes);
         if (place == nullptr) return false;
-        std::memcpy(place, job.file.data() + segment.begin, length);
+        std::memcpy(place, job_.file.data() + segment.begin, length);
         segments_.push_back({offset, static_cast<uint32_t>(length), mcu, 0});
     }
     while (segments_.size() % Huffman::kThreads != 0) segments_.push_back({0, 0, 0, 0});
     return true;
 }
 
-bool ImagePlan::add_lines(const PackedFile& file, const Codebook& codebook, Bytes& bytes) {
+bool ImagePlan::add_lines(Bytes& bytes) {
     const ImageRow& row = image_;
     for (uint32_t mcu_row = row.first_row; mcu_row < row.end_row; ++mcu_row) {
-        if (!file.read_row(static_cast<int>(mcu_row), codebook, packed_lines_)) return false;
+        if (!packed_.read_row(static_cast<int>(mcu_row), *codebook_, packed_lines_)) return false;
         const uint8_t* const begin = packed_lines_.front().shapes;
         const PackedLine& last = packed_lines_.back();
         const uint8_t* const end = last.patches + kPatchBytes * static_cast<size_t>(last.patch_count);

@@ -1,7 +1,8 @@
 // The CUDA kernels, run on the CPU (kernels/cuda/emulate.h), as a batch of several forms of an image: the input itself, its
 // seekable and its packed form, that with a byte changed, and an image that is always good. Three orders of threads must write
 // the same. An image that the kernels accept must have the samples of libjpeg, or of the CPU's packed decoder, which must
-// accept it too, and the pixels that the CPU makes of them. The good image must come out in any company.
+// accept it too, and the pixels that the CPU makes of them. Each has two views, which share planes where that is cheaper. The
+// good image must come out in any company.
 //
 // The input's last 12 bytes choose boxes, orientations, flips, dtype, layout, the forms, and whether the kernels get whole files
 // or the rows that a box needs; the rest is the file.
@@ -73,11 +74,17 @@ struct Image {
     std::vector<uint8_t> file;
     std::vector<uint8_t> sent;  // all of it, or the rows that the box needs
     int first_row = ImageJob::kWhole;
-    View view;
+    View views[2];
     int orientation = 1;
     int width = 0, height = 0;  // as stored
+};
+
+// A view as the batch has it.
+struct Planned {
+    const Image* image;
+    const View* view;
     ImageRow row;
-    size_t first_sample = 0;
+    size_t first_sample;
 };
 
 // The head's size, which limits what is decoded; false for what is no JPEG.
@@ -93,12 +100,14 @@ bool read_size(Image& image) {
     return static_cast<int64_t>(header.width) * header.height <= kMaxPixels;
 }
 
-// Each form has a box, an orientation and a flip of its own.
-void choose_view(const uint8_t* choice, Image& image) {
-    View& view = image.view;
-    const int form = image.form;
-    image.orientation = 1 + (choice[0] + form) % 8;
-    view.flip = ((choice[0] >> 7) + form) % 2 != 0;
+// Each form has an orientation of its own, and each view of it a box and a flip.
+void choose_view(const uint8_t* choice, int number, Image& image) {
+    View& view = image.views[number];
+    const int form = image.form + 8 * number;
+    image.orientation = 1 + (choice[0] + image.form) % 8;
+    view.flip = ((choice[0] >> 7) + form + number) % 2 != 0;
+    view.out.height = kHeight;
+    view.out.width = kWidth;
     int width = image.width, height = image.height;
     if (image.orientation >= 5) std::swap(width, height);
     const int x0 = (little_endian16(choice + 2) + 5 * form) % width, y0 = (little_endian16(choice + 4) + 3 * form) % height;
@@ -111,9 +120,12 @@ void choose_view(const uint8_t* choice, Image& image) {
     view.source_box[3] -= choice[11] / 256.0 * (view.support_box[3] - view.support_box[1]) / 2;
 }
 
-// Leaves out the rows that the box does not need, of an image that is seekable or packed.
+// Leaves out the rows that the boxes do not need, of an image that is seekable or packed.
 void take_rows(Image& image) {
-    const PixelBox box = stored_box(image.view.support_box, image.orientation, image.width, image.height);
+    PixelBox box = stored_box(image.views[0].support_box, image.orientation, image.width, image.height);
+    const PixelBox other = stored_box(image.views[1].support_box, image.orientation, image.width, image.height);
+    box.top = std::min(box.top, other.top);
+    box.bottom = std::max(box.bottom, other.bottom);
     JpegHeader header;
     std::vector<uint32_t> places;
     const bool found = looks_like_packed(image.file)
@@ -135,7 +147,7 @@ std::vector<Image> images_of(const std::vector<uint8_t>& file, const uint8_t* ch
         image.form = form;
         image.file = std::move(bytes);
         if (!read_size(image)) return;
-        choose_view(choice, image);
+        for (int number : {0, 1}) choose_view(choice, number, image);
         image.sent = image.file;
         if ((choice[0] & 8) != 0) take_rows(image);
         images.push_back(std::move(image));
@@ -182,15 +194,15 @@ bool cpu_planes(const Image& image, const std::vector<uint8_t>& given, const Pix
     return decode_with_libjpeg(file, header, whole, Fidelity::fast, pixels, planes).ok();
 }
 
-bool same_samples(const Image& image, const Written& written, const Planes& planes, const PixelBox& box) {
-    const ImageRow& row = image.row;
+bool same_samples(const Planned& planned, const Written& written, const Planes& planes, const PixelBox& box) {
+    const ImageRow& row = planned.row;
     for (int i = 0; i < planes.count; ++i) {
         const PixelBox part = samples_of(planes, i, box);
         // The kernels' window begins where an MCU does, the CPU's planes may begin before.
         const int left = static_cast<int>(row.first_column) * 8 * row.h[i] - planes.origin_x * planes.h_factor[i] / planes.h_max;
         const int top = static_cast<int>(row.first_row) * 8 * row.v[i] - planes.origin_y * planes.v_factor[i] / planes.v_max;
         const ptrdiff_t stride = 8 * static_cast<ptrdiff_t>(row.block_columns[i]);
-        const uint8_t* const ours = written.samples.data() + image.first_sample + 64 * size_t{row.first_block[i]};
+        const uint8_t* const ours = written.samples.data() + planned.first_sample + 64 * size_t{row.first_block[i]};
         for (int y = part.top; y < part.bottom; ++y) {
             const uint8_t* const theirs = planes.plane[i].data + y * planes.plane[i].stride_bytes + part.left;
             if (std::memcmp(ours + (y - top) * stride + part.left - left, theirs, static_cast<size_t>(part.right - part.left)) != 0)
@@ -200,27 +212,30 @@ bool same_samples(const Image& image, const Written& written, const Planes& plan
     return true;
 }
 
-void check(const Image& image, const std::vector<uint8_t>& given, const Written& written, const uint8_t* out, Dtype dtype,
+void check(const Planned& planned, const std::vector<uint8_t>& given, const Written& written, const uint8_t* out, Dtype dtype,
            Layout layout) {
+    const Image& image = *planned.image;
+    const View& view = *planned.view;
+    const ImageRow& row = planned.row;
     const bool is_good = image.form == Image::good;
     int support[4];
-    std::copy_n(image.view.support_box, 4, support);
-    narrow_support(image.view.source_box, kHeight, kWidth, support);
+    std::copy_n(view.support_box, 4, support);
+    narrow_support(view.source_box, kHeight, kWidth, support);
     const PixelBox box = stored_box(support, image.orientation, image.width, image.height);
     static Bytes pixels;
     Planes planes;
     if (!cpu_planes(image, given, box, pixels, planes)) {
         // libjpeg also reads segments that the kernels need not.
-        const uint32_t needed = (image.row.end_row - image.row.first_row) * (image.row.end_column - image.row.first_column);
-        if (is_good || looks_like_packed(image.file) || needed == image.row.mcus) std::abort();
+        const uint32_t needed = (row.end_row - row.first_row) * (row.end_column - row.first_column);
+        if (is_good || looks_like_packed(image.file) || needed == row.mcus) std::abort();
         return;
     }
-    if (!same_samples(image, written, planes, box)) std::abort();
+    if (!same_samples(planned, written, planes, box)) std::abort();
     static Scratch scratch;
     alignas(64) static uint8_t expected[kValues * sizeof(float)];
     const bool is_float = dtype != Dtype::uint8;
     const Output output = {expected, dtype, layout, kHeight, kWidth, is_float ? kScale : nullptr, is_float ? kBias : nullptr};
-    resample(planes, image.view.source_box, support, image.orientation, image.view.flip, output, scratch);
+    resample(planes, view.source_box, support, image.orientation, view.flip, output, scratch);
     if (std::memcmp(out, expected, kValues * dtype_bytes(dtype)) != 0) std::abort();
 }
 
@@ -240,30 +255,40 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     static ImagePlan plan;
     static Bytes plans;
     plans.set_size(0);
-    std::vector<Image> images;
-    std::vector<size_t> places{0};
+    const std::vector<Image> images = images_of(file, choice);
+    std::vector<Planned> planned;
+    std::vector<size_t> places{0}, owners;
     size_t samples = 0;
-    for (Image& image : images_of(file, choice)) {
+    for (const Image& image : images) {
         ImageJob job;
         job.file = image.sent;
         job.first_row = image.first_row;
         job.orientation = image.orientation;
-        job.views = {&image.view, 1};
-        if (!plan.make(job, kHeight, kWidth, plans)) {
-            if (image.form == Image::good || plans.size() != places.back()) std::abort();
+        job.views = image.views;
+        if (!plan.open(job)) {
+            if (image.form == Image::good) std::abort();
             continue;
         }
-        if (!append_planned(plan, plans)) std::abort();
-        image.row = plan.image();
-        image.first_sample = samples;
-        samples += 64 * size_t{plan.block_count()};
-        places.push_back(plans.size());
-        images.push_back(std::move(image));
+        for (const ViewGroup& group : plan.groups()) {
+            if (!plan.make(group, plans)) {
+                if (image.form == Image::good || plans.size() != places.back()) std::abort();
+                continue;
+            }
+            const size_t owner = planned.size();
+            for (size_t i = 0; i < group.views.size(); ++i) {
+                const PlannedView& view = plan.views()[i];
+                if (!(i == 0 ? append_planned(plan, plans) : append_sharing(view, plans))) std::abort();
+                planned.push_back({&image, &image.views[group.views[i]], view.image, samples});
+                owners.push_back(owner);
+                places.push_back(plans.size());
+            }
+            samples += 64 * size_t{plan.block_count()};
+        }
     }
-    if (images.empty()) return 0;
+    if (planned.empty()) return 0;
     JoinedBatch joined;
-    for (size_t i = 0; i < images.size(); ++i) {
-        if (!joined.add(plans.span().subspan(places[i], places[i + 1] - places[i]), places[i])) std::abort();
+    for (size_t i = 0; i < planned.size(); ++i) {
+        if (!joined.add(plans.span().subspan(places[i], places[i + 1] - places[i]), places[i], owners[i])) std::abort();
     }
     Finish finish;
     finish.type = static_cast<uint32_t>(dtype);  // of the same order
@@ -272,10 +297,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::copy_n(kBias, 3, finish.bias);
     Written written;
     if (!emulate_in_all_orders(joined, plans.span(), finish, written)) std::abort();
-    for (size_t i = 0; i < images.size(); ++i) {
-        if (written.faults[i] == 0) {
-            check(images[i], file, written, written.out.data() + i * kValues * dtype_bytes(dtype), dtype, layout);
-        } else if (images[i].form == Image::good) {
+    for (size_t i = 0; i < planned.size(); ++i) {
+        if (written.faults[owners[i]] == 0) {
+            check(planned[i], file, written, written.out.data() + i * kValues * dtype_bytes(dtype), dtype, layout);
+        } else if (planned[i].image->form == Image::good) {
             std::abort();
         }
     }

@@ -231,6 +231,47 @@ def test_plans_of_all_views_and_parts_are_copied_once_as_they_lie_in_slots(
         assert np.array_equal(found.numpy()[good], expected[good])
 
 
+BOXES = {"corner": (0, 0, 60, 50), "in it": (5, 5, 55, 42), "other": (110, 81, 170, 131), "few": (100, 90, 120, 112)}
+
+
+@pytest.mark.parametrize(
+    ("boxes", "owners", "of_the_plain_one"),
+    [
+        (("corner", "other", "whole", "few", "in it"), (0, 0, 0, 3, 0), (0, 0, 0, 3, 0)),
+        (("corner", "other", "in it"), (0, 1, 0), (0, 0, 0)),
+        (("few", "other"), (0, 1), (0, 1)),
+    ],
+    ids=["one holds the others", "far apart", "few pixels"],
+)
+def test_views_that_lie_close_together_are_decoded_once_and_have_the_cpus_pixels(
+    fake: FakeDriver, boxes: tuple[str, ...], owners: tuple[int, ...], of_the_plain_one: tuple[int, ...]
+) -> None:
+    """A plain JPEG is decoded from its start on, and once where that can be."""
+    fake.describe(order=2)
+    recipe = T.Recipe.of([T.Resize((20, 24)), T.ToDtype("float16")])
+    buffers = [jpeg(), packed(jpeg("4:4:4", 1)), jpeg("gray", 2), jpegs.jpeg("4:2:0", SIZE[::-1]), damaged(jpeg())]
+    ones, views, plain, wrong = np.ones(len(buffers), np.uint8), len(boxes), 3, 4
+    draws = []
+    for name in boxes:
+        box = np.array([BOXES.get(name, (0, 0, *SIZE[::-1]))] * len(buffers))
+        drawn = draw(recipe, len(buffers))
+        draws.append(replace(drawn, source_box=box.astype(np.float64), support_box=box.astype(np.int32)))
+    decoder = CudaDecoder()
+    batch, errors = decoder.stager.stage_views(buffers, ones, [recipe] * views, draws)
+    assert errors == [None] * len(buffers)
+    for row in range(len(buffers)):
+        own = of_the_plain_one if row == plain else owners
+        assert (batch.owners[row * views :][:views] - row * views).tolist() == list(own)
+    found, late = decoder.finish(in_slots(batch, 0), [StagedView(recipe, ())] * views)
+    has_damage = "corner" in boxes
+    assert [isinstance(error, LeftToCpu) for error in late] == [False] * wrong + [has_damage]
+    assert decoder.redone_images == (owners.count(0) if has_damage else 0)
+    for view, drawn in enumerate(draws):
+        out = np.zeros((len(buffers), 3, 20, 24), np.float16)
+        CpuDecoder().decode(buffers, ones, recipe, drawn, out)
+        assert np.array_equal(found[view].numpy()[:wrong], out[:wrong])
+
+
 def test_images_of_several_sizes_in_a_view_share_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, decoder, copied = T.Recipe.of([T.RandomShortestSize([30, 38])]), CudaDecoder(), uploads(monkeypatch)
     buffers, ones = [jpeg(seed=k) for k in range(6)], np.ones(6, np.uint8)
@@ -278,7 +319,7 @@ def test_memory_of_a_batch_is_its_own_again_once_its_copies_are_waited_for(
     else:
         with pytest.raises(KeyboardInterrupt):
             decoder.finish(batch, views)
-    assert len(set(waited)) == 2
+    assert len(set(waited)) == 1
     waited.clear()
     decoder.drop(batch)
     assert waited == []
@@ -366,11 +407,14 @@ def test_auto_never_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(buffers: list[bytes], **options: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     count = len(buffers)
     height, width = SIZE
-    boxes = np.array([[0, 0, width, height]] * count)
-    return native.plan_images(
-        buffers, boxes.astype(np.float64), boxes.astype(np.int32), np.zeros(count, np.uint8), np.ones(count, np.uint8),
-        np.array([SIZE] * count, np.int32), np.array([[8, 9]] * count, np.int32), **{"max_pixels": 1 << 20} | options,
+    boxes = np.array([[[0, 0, width, height]]] * count)
+    plans, places, back = native.plan_images(
+        buffers, boxes.astype(np.float64), boxes.astype(np.int32), np.zeros((count, 1), np.uint8),
+        np.ones(count, np.uint8), np.array([SIZE] * count, np.int32), np.array([[[8, 9]]] * count, np.int32),
+        **{"max_pixels": 1 << 20} | options,
     )  # fmt: skip
+    assert back.tolist() == [[0]] * count
+    return plans, places
 
 
 def test_a_plan_is_left_out_for_what_the_kernels_or_the_host_refuse() -> None:
@@ -381,17 +425,29 @@ def test_a_plan_is_left_out_for_what_the_kernels_or_the_host_refuse() -> None:
     assert np.diff(plan(buffers, max_pixels=SIZE[0] * SIZE[1] - 1)[1]).tolist() == [0] * 5
 
 
+def joined(plans: list[Any], places: npt.NDArray[np.int64], **options: list[int]) -> native.CudaBatch:
+    count = len(plans)
+    planes, bounds = options.get("planes", list(range(count))), options.get("bounds", [0, count])
+    return native.CudaBatch(plans, places, np.array(planes, np.int64), np.array(bounds))
+
+
 def test_bytes_that_are_no_plan_are_refused() -> None:
     plans, _ = plan([jpeg()])
     places = np.array([0, len(plans)])
     for wrong in (b"", bytes(plans[:-4]), bytes(plans[4:]), bytes(plans[:-40]) + bytes(40)):
         with pytest.raises(ValueError, match="entry 1 is no plan"):
-            native.CudaBatch([plans, wrong], places)
+            joined([plans, wrong], places)
     with pytest.raises(ValueError, match="at least one"):
-        native.CudaBatch([], places[:0])
+        joined([], places[:0])
     with pytest.raises(ValueError, match="one entry per plan"):
-        native.CudaBatch([plans], places)
-    batch = native.CudaBatch([plans, plans], places)
+        joined([plans], places)
+    for planes in ([0, 0], [0, 2], [1, 1], [-1, 1]):
+        with pytest.raises(ValueError, match=r"entry . is .*one of other planes"):
+            joined([plans, plans], places, planes=planes)
+    for bounds in ([0], [0, 1], [1, 2], [0, 3], [0, 2, 1, 2], [0, -1, 2]):
+        with pytest.raises(ValueError, match=r"bounds must go from 0|are not of one output size"):
+            joined([plans, plans], places, bounds=bounds)
+    batch = joined([plans, plans], places)
     for size in (batch.tables_bytes - 1, 0):
         with pytest.raises(ValueError, match="tables_bytes, aligned to 16"):
             batch.write(np.zeros(size, np.uint8))
@@ -403,10 +459,10 @@ def test_bytes_that_are_no_plan_are_refused() -> None:
 def test_plans_beyond_4_gib_are_refused() -> None:
     plans, _ = plan([jpeg()])
     most = (1 << 32) - 1 - len(plans)
-    assert native.CudaBatch([plans], np.array([most])).tables_bytes > 0
+    assert joined([plans], np.array([most])).tables_bytes > 0
     for place in (most + 1, 1 << 32, 1 << 40, -4):
         with pytest.raises(ValueError, match=r"entry 0 is .* too large"):
-            native.CudaBatch([plans], np.array([place]))
+            joined([plans], np.array([place]))
 
 
 def test_plans_back_to_back_are_one_copy() -> None:

@@ -148,5 +148,5 @@ def test_a_decoder_with_one_place_for_each_image_gets_one_cut() -> None:
         assert errors == [None] * 6
         own = sum(bool(payload) for payload in staged.payloads)
         assert (own == 6) is not apart
-        assert own == len(np.unique(staged.jpegs))
+        assert own == len(np.unique(staged.owners))
         assert sum(map(len, staged.payloads)) < sum(map(len, buffers))

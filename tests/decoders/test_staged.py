@@ -121,7 +121,7 @@ def test_views_of_a_sample_stand_behind_each_other(room: int) -> None:
     draws = [RECIPE.draw(0, 0, np.arange(3) + 3 * k, [[60, 80]] * 3) for k in range(2)]
     staged, errors = Stager().stage_views(buffers, np.ones(3, np.uint8), (RECIPE, RECIPE), draws)
     assert errors == [None] * 3
-    assert (len(staged), len(staged.rows), staged.jpegs.tolist()) == (3, 6, [0, 0, 2, 2, 4, 4])
+    assert (len(staged), len(staged.rows), staged.owners.tolist()) == (3, 6, [0, 0, 2, 2, 4, 4])
     assert staged.payloads == [buffers[0], b"", buffers[1], b"", buffers[2], b""]
     memory = np.zeros(staged.rows.nbytes + sum(map(len, staged.payloads[: 2 * room])), np.uint8)
     left_over = staged.pack(memory)
@@ -130,7 +130,7 @@ def test_views_of_a_sample_stand_behind_each_other(room: int) -> None:
     check_same(found, staged)
     np.testing.assert_array_equal(found.rows["decoded"], staged.rows["decoded"])
     parts = [Staged(staged.rows[a:b], staged.payloads[a:b], 2) for a, b in ((0, 2), (2, 6))]
-    assert Staged.join(parts).jpegs.tolist() == staged.jpegs.tolist()
+    assert Staged.join(parts).owners.tolist() == staged.owners.tolist()
 
 
 @pytest.mark.parametrize(("row", "back"), [(0, 1), (2, 1), (1, -1), (3, 2)])

@@ -16,6 +16,7 @@ from feeder import _native as native
 from feeder import transforms as T
 from feeder.decoders.cuda.batch import Uploaded, upload
 from feeder.decoders.cuda.decoder import CudaDecoder
+from feeder.decoders.decoder import StagedView
 from feeder.decoders.native import CpuDecoder
 from feeder.decoders.staged.staged import Staged
 from feeder.shard.write.options import ShardOptions
@@ -148,6 +149,19 @@ def test_memory_on_the_gpu_stays_flat(decoder: CudaDecoder) -> None:
         torch.cuda.synchronize()
         free.append(torch.cuda.mem_get_info()[0])
     assert free[19] - free[59] <= 8 << 20
+
+
+def test_views_share_their_planes(decoder: CudaDecoder) -> None:
+    files = buffers(12)
+    near, small = T.RandomResizedCrop(64, scale=(0.5, 1.0)), T.RandomResizedCrop(32, scale=(0.1, 0.4))
+    recipes = [T.Recipe.of([crop, T.RandomHorizontalFlip()]) for crop in (near, near, small, small, small)]
+    draws = [draw(recipe, len(files), epoch) for epoch, recipe in enumerate(recipes)]
+    batch, _ = decoder.stager.stage_views(files, np.ones(len(files), np.uint8), recipes, draws)
+    assert len(np.unique(batch.owners)) < 3 * len(files)
+    images, errors = decoder.finish(batch, [StagedView(recipe, ()) for recipe in recipes])
+    assert errors == [None] * len(files)
+    for epoch, (found, recipe) in enumerate(zip(images, recipes, strict=True)):
+        assert np.array_equal(found.cpu().numpy(), of_the_cpu(files, recipe, epoch))
 
 
 def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(

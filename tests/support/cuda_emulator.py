@@ -22,7 +22,7 @@ __all__ = ["KERNELS", "Decoded", "Image", "add_codebook", "compiled", "decode", 
 KERNELS = Path(__file__).parents[2] / "kernels"
 # All that the emulator needs, of which libjpeg is no part.
 _SOURCES = (
-    *("cuda/emulator.cc", "cuda/joined.cc", "cuda/plan.cc", "cpu/boxes.cc", "cpu/simd.cc"),
+    *("cuda/emulator.cc", "cuda/joined.cc", "cuda/plan.cc", "cpu/boxes.cc", "cpu/simd.cc", "cpu/view_groups.cc"),
     *(f"cpu/jpeg/{name}.cc" for name in ("bands", "header", "huffman", "planes", "segments")),
     *(f"cpu/packed/{name}.cc" for name in ("codebook", "packed_file")),
     *(f"cpu/resize/{name}.cc" for name in ("axis_tables", "coefficients", "frame")),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from feeder.decoders.decoder import Buffer
+from feeder.decoders.staged.staged import Staged, by_size
 
 if TYPE_CHECKING:
     from feeder.decoders.cuda.driver import Kernels
@@ -47,34 +48,56 @@ def upload(device: torch.device, plans: list[Buffer]) -> Uploaded:
     return Uploaded(plans, places, memory)
 
 
+class Part(NamedTuple):
+    """Images of one view that have one output size.
+
+    Attributes:
+        view: Its number.
+        rows: int64 [N], their samples.
+        size: (height, width) of the outputs.
+    """
+
+    view: int
+    rows: npt.NDArray[np.int64]
+    size: tuple[int, int]
+
+
 class PlannedImages:
-    """Images of a batch that have one output size, decoded to planes: the work is queued on the current stream.
+    """Planned images of a batch, decoded to planes: the work is queued on the current stream.
 
     The tables go to the GPU from page-locked memory. Torch's allocators own it, and all memory on the GPU, so that
     nothing is used again before the GPU is done with it.
 
     Args:
         kernels: The kernels, on the device.
-        rows: int64 [N], rows of the batch.
-        size: (height, width) of the outputs.
-        uploaded: Plans of the whole batch.
-        here: int64 [N], which of them are these images'.
+        staged: The batch.
+        planned: int64 [M], at least one, the rows that are plans.
+        uploaded: Their plans.
+
+    Attributes:
+        parts: The images by view and output size.
     """
 
-    def __init__(
-        self,
-        kernels: Kernels,
-        rows: npt.NDArray[np.int64],
-        size: tuple[int, int],
-        uploaded: Uploaded,
-        here: npt.NDArray[np.int64],
-    ) -> None:
+    def __init__(self, kernels: Kernels, staged: Staged, planned: npt.NDArray[np.int64], uploaded: Uploaded) -> None:
         from feeder import _native
 
-        self.rows, self.size = rows, size
+        samples, of_view = np.divmod(planned, staged.views)
+        self.parts: list[Part] = []
+        order = list[npt.NDArray[np.int64]]()
+        for view in range(staged.views):
+            here = np.flatnonzero(of_view == view)
+            for size, some in by_size(staged.rows[planned[here]]) if len(here) else ():
+                order.append(here[some])
+                self.parts.append(Part(view, samples[here[some]], size))
+        self._bounds = np.cumsum([0, *map(len, order)])
+        here = np.concatenate(order)
+        number = np.zeros(len(staged.rows), np.int64)
+        number[planned[here]] = np.arange(len(here))
+        self._planes = number[staged.owners[planned[here]]]
         self._kernels, self._device = kernels, uploaded.memory.device
         self._plans = uploaded.memory
-        self._batch = _native.CudaBatch([uploaded.plans[i] for i in here.tolist()], uploaded.places[here])
+        plans = [uploaded.plans[i] for i in here.tolist()]
+        self._batch = _native.CudaBatch(plans, uploaded.places[here], self._planes, self._bounds)
         with self._on_device():
             host = self._host_memory(self._batch.tables_bytes)
             self._batch.write(host.numpy())
@@ -83,21 +106,23 @@ class PlannedImages:
             self._scratch[: self._batch.zeroed_bytes].zero_()
             kernels.launch(self._batch.decoding(*self._addresses()), self._stream())
             at = self._batch.faults_at
-            self._faults = self._host_memory(4 * len(rows))
-            self._faults.copy_(self._scratch[at : at + 4 * len(rows)], non_blocking=True)
+            self._faults = self._host_memory(4 * len(here))
+            self._faults.copy_(self._scratch[at : at + 4 * len(here)], non_blocking=True)
             self._decoded = self._event()
 
-    def faults(self) -> npt.NDArray[np.uint32]:
-        """Waits until the planes are decoded, and the plans copied; returns uint32 [N], not 0 where an image is left to
-        the CPU."""
+    def faults(self) -> list[npt.NDArray[np.uint32]]:
+        """Waits until the planes are decoded, and the plans copied; returns for each part uint32 [N], not 0 where an
+        image is left to the CPU."""
         if self._decoded is not None:
             self._decoded.synchronize()
-        return self._faults.numpy().view(np.uint32)
+        found = self._faults.numpy().view(np.uint32)[self._planes]
+        return np.split(found, self._bounds[1:-1])
 
-    def images(self, dtype: str, channels_last: bool, affine: Affine | None) -> torch.Tensor:
-        """Queues the resize on the current stream.
+    def images(self, part: int, dtype: str, channels_last: bool, affine: Affine | None) -> torch.Tensor:
+        """Queues the resize of a part on the current stream.
 
         Args:
+            part: Its number.
             dtype: Of the output.
             channels_last: Its memory format.
             affine: out = pixel * scale + bias; None for uint8.
@@ -105,6 +130,7 @@ class PlannedImages:
         Returns:
             [N, 3, height, width]; of an image with a fault, whatever it is.
         """
+        rows, size = self.parts[part].rows, self.parts[part].size
         with self._on_device():
             if self._decoded is not None:  # maybe on another stream
                 stream: Any = torch.cuda.current_stream(self._device)
@@ -112,14 +138,20 @@ class PlannedImages:
                 for memory in (self._tables, self._plans, self._scratch):
                     memory.record_stream(stream)
             out = torch.empty(
-                (len(self.rows), 3, *self.size),
+                (len(rows), 3, *size),
                 dtype=getattr(torch, dtype),
                 device=self._device,
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format,
             )
             scale, bias = (None, None) if affine is None else affine
             resize = self._batch.finishing(
-                *self._addresses(), out.data_ptr(), dtype=dtype, channels_last=channels_last, scale=scale, bias=bias
+                *self._addresses(),
+                part,
+                out.data_ptr(),
+                dtype=dtype,
+                channels_last=channels_last,
+                scale=scale,
+                bias=bias,
             )
             self._kernels.launch([resize], self._stream())
         return out

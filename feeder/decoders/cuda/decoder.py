@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import itertools
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +26,12 @@ from feeder.decoders.decoder import (
     check_output_size,
 )
 from feeder.decoders.device.finisher import Finisher, finish_padded
-from feeder.decoders.staged.staged import Kind, Staged, by_size
+from feeder.decoders.staged.staged import Kind, Staged
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
+
+if TYPE_CHECKING:
+    from feeder.transforms.values import Affine
 
 __all__ = ["CudaDecoder"]
 
@@ -39,7 +41,24 @@ _STARTED = 2  # batches
 
 class _Started(NamedTuple):
     staged: Staged
-    groups: list[list[PlannedImages]]  # of each view
+    planned: PlannedImages | None  # None: none is
+
+
+class _View:
+    """One view of a batch: ``staged`` has the rows of its images alone."""
+
+    def __init__(self, staged: Staged, planned: PlannedImages | None, number: int) -> None:
+        self.staged = Staged(staged.rows[number :: staged.views], staged.payloads[number :: staged.views])
+        self._planned, self._number = planned, number
+
+    def images(
+        self, dtype: str, channels_last: bool, affine: Affine | None
+    ) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor]]:
+        """The samples and images of each size that are planned; see :meth:`PlannedImages.images`."""
+        if self._planned is not None:
+            for number, part in enumerate(self._planned.parts):
+                if part.view == self._number:
+                    yield part.rows, self._planned.images(number, dtype, channels_last, affine)
 
 
 class CudaDecoder(TrainerDecoder):
@@ -162,7 +181,7 @@ class CudaDecoder(TrainerDecoder):
         """Forgets a batch that was started and will not be finished; waits until its payloads are no longer read."""
         dropped = self._taken(staged)
         if dropped is not None:
-            _wait(dropped.groups)
+            _wait(dropped.planned)
 
     def _taken(self, staged: Staged) -> _Started | None:
         """Returns a batch that was started, and has it no longer; None if it was not."""
@@ -199,30 +218,29 @@ class CudaDecoder(TrainerDecoder):
         """See :meth:`finish`; the (H, W) of the outputs is given where that of a recipe depends on the image."""
         finishers = [self._finisher(view.recipe) for view in views]
         started = self._taken(staged)
-        groups = self._begin(staged) if started is None else started.groups
+        planned = self._begin(staged) if started is None else started.planned
         errors: list[DecodeError | None] = [None] * len(staged)
-        try:
-            faults = [group.faults() for group in itertools.chain.from_iterable(groups)]
-        except BaseException:
-            _wait(groups)
-            raise
-        for group, found in zip(itertools.chain.from_iterable(groups), faults, strict=True):
-            left = group.rows[found != 0]
-            for row in left.tolist():
-                errors[row] = LeftToCpu("a kernel left it to the CPU backend")
-            self.redone_images += len(left)
-            self.cuda_images += len(group.rows) - len(left)
+        if planned is not None:
+            try:
+                faults = planned.faults()
+            except BaseException:
+                _wait(planned)
+                raise
+            for part, found in zip(planned.parts, faults, strict=True):
+                left = part.rows[found != 0]
+                for row in left.tolist():
+                    errors[row] = LeftToCpu("a kernel left it to the CPU backend")
+                self.redone_images += len(left)
+                self.cuda_images += len(part.rows) - len(left)
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == Kind.PIXELS))
         is_whole, done = not any(errors), []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
-            part = _one_view(staged, number)
-            done.append(self._view(part, groups[number], view, finisher, size, is_whole, channels_last))
+            done.append(self._view(_View(staged, planned, number), view, finisher, size, is_whole, channels_last))
         return done, errors
 
     def _view(
         self,
-        staged: Staged,
-        groups: Sequence[PlannedImages],
+        made: _View,
         view: StagedView,
         finisher: Finisher,
         size: tuple[int, int] | None,
@@ -232,14 +250,14 @@ class CudaDecoder(TrainerDecoder):
         """Returns one view of a batch; only if it is whole it is mixed."""
         recipe, rest, mix, padding = view
         if padding is not None:
-            images = self._pixels(staged, groups, 3 * int(staged.rows["size"].prod(axis=1).max()))
+            images = self._pixels(made, 3 * int(made.staged.rows["size"].prod(axis=1).max()))
             return finish_padded(finisher, images, recipe, rest, padding, channels_last=channels_last)
         size = size or recipe.output_size
         assert size is not None
         if recipe.is_base_path and mix is None:
-            return self._finished(staged, groups, recipe, finisher, size, channels_last)
+            return self._finished(made, recipe, finisher, size, channels_last)
         height, width = recipe.base_size or size
-        images = self._pixels(staged, groups, 3 * height * width)
+        images = self._pixels(made, 3 * height * width)
         return finisher(images, size, rest, channels_last=channels_last, mix=mix if is_whole else None)
 
     def meters(self) -> dict[str, int]:
@@ -259,20 +277,14 @@ class CudaDecoder(TrainerDecoder):
             self._finishers.append((recipe, finisher))
         return finisher
 
-    def _begin(self, staged: Staged) -> list[list[PlannedImages]]:
-        """Queues the decode of each view of a batch, whose payloads are read until that is done."""
+    def _begin(self, staged: Staged) -> PlannedImages | None:
+        """Queues the decode of a batch, whose payloads are read until that is done."""
         planned = np.flatnonzero(staged.rows["kind"] == Kind.PLAN)
-        begun: list[list[PlannedImages]] = [[] for _ in range(staged.views)]
         if not len(planned):
-            return begun
+            return None
         try:
             uploaded = upload(self.device, [staged.payloads[row] for row in planned.tolist()])
-            samples, of_view = np.divmod(planned, staged.views)
-            for number, groups in enumerate(begun):
-                view = np.flatnonzero(of_view == number)
-                for size, some in by_size(staged.rows[planned[view]]) if len(view) else ():
-                    here = view[some]
-                    groups.append(PlannedImages(self._kernels, samples[here], size, uploaded, here))
+            return PlannedImages(self._kernels, staged, planned, uploaded)
         except BaseException as error:
             if self.device.type == "cuda":
                 with contextlib.suppress(RuntimeError):  # as in _wait
@@ -284,19 +296,17 @@ class CudaDecoder(TrainerDecoder):
                     "smaller batch_size, smaller photos, or backend='cpu'"
                 ) from error
             raise
-        return begun
 
     def _finished(
         self,
-        staged: Staged,
-        groups: Sequence[PlannedImages],
+        made: _View,
         recipe: Recipe,
         finisher: Finisher,
         size: tuple[int, int],
         channels_last: bool,
     ) -> torch.Tensor:
         """Returns the images of a recipe that is a base path: [N, 3, H, W] of its output dtype."""
-        parts = [(each.rows, each.images(recipe.output_dtype, channels_last, recipe.affine)) for each in groups]
+        staged, parts = made.staged, list(made.images(recipe.output_dtype, channels_last, recipe.affine))
         here, pixels = _workers_pixels(staged, 3 * size[0] * size[1])
         if len(here):
             parts.append((here, finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)))
@@ -309,10 +319,11 @@ class CudaDecoder(TrainerDecoder):
             whole[to_device(rows, self.device)] = images
         return whole
 
-    def _pixels(self, staged: Staged, groups: Sequence[PlannedImages], length: int) -> torch.Tensor:
+    def _pixels(self, made: _View, length: int) -> torch.Tensor:
         """Returns uint8 [N, length] on the device: [H, W, 3] after the base path, a smaller image in the first bytes
         of its row."""
-        parts = [(each.rows, each.images("uint8", True, None).permute(0, 2, 3, 1).flatten(1)) for each in groups]
+        staged = made.staged
+        parts = [(rows, each.permute(0, 2, 3, 1).flatten(1)) for rows, each in made.images("uint8", True, None)]
         here, pixels = _workers_pixels(staged, length)
         if len(here):
             parts.append((here, to_device(pixels, self.device)))
@@ -344,17 +355,12 @@ def checked_device(device: str | torch.device) -> torch.device:
     return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
-def _wait(groups: Iterable[Sequence[PlannedImages]]) -> None:
+def _wait(planned: PlannedImages | None) -> None:
     """Waits until a batch's payloads are no longer read."""
-    for group in itertools.chain.from_iterable(groups):
+    if planned is not None:
         # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
         with contextlib.suppress(RuntimeError):
-            group.faults()
-
-
-def _one_view(staged: Staged, number: int) -> Staged:
-    """Returns one view of a batch, of which all are planned apart."""
-    return Staged(staged.rows[number :: staged.views], staged.payloads[number :: staged.views])
+            planned.faults()
 
 
 def _workers_pixels(staged: Staged, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

@@ -39,56 +39,40 @@ class PlanStager(Stager):
         draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None = None,
     ) -> tuple[Staged, list[DecodeError | None]]:
-        """Plans N images, each view apart; see :meth:`Stager.stage_views`."""
-        views = []
-        errors: list[DecodeError | None] = [None] * len(buffers)
-        clipped = slow = 0
-        for recipe, drawn in zip(recipes, draws, strict=True):
-            staged, found = self._plan(buffers, orientations, recipe, drawn, first_rows)
-            views.append(staged)
-            errors = [earlier or error for earlier, error in zip(errors, found, strict=True)]
-            clipped, slow = max(clipped, self.clipped), max(slow, self.slow)
-        self.clipped, self.slow = clipped, slow
-        rows = np.stack([view.rows for view in views], axis=1).reshape(-1)
-        payloads = [payload for each in zip(*(view.payloads for view in views), strict=True) for payload in each]
-        return Staged(rows, payloads, len(views)), errors
-
-    def _plan(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> tuple[Staged, list[DecodeError | None]]:
-        """Plans one view of N images."""
+        """Plans N images; see :meth:`Stager.stage_views`. Of views that lie close together the first one's plan has the
+        segments or lines of all of them."""
         from feeder import _native
 
         self.clipped = self.slow = 0
-        rows = np.zeros(len(buffers), ROW)
-        rows["kind"] = Kind.PLAN
-        rows["size"] = draws.base_size
-        plans, places = _native.plan_images(
+        count, sizes = len(recipes), np.stack([drawn.base_size for drawn in draws], axis=1)
+        rows = np.zeros((len(buffers), count), ROW)
+        rows["kind"], rows["size"] = Kind.PLAN, sizes
+        plans, places, rows["back"] = _native.plan_images(
             buffers,
-            np.ascontiguousarray(draws.source_box, np.float64),
-            np.ascontiguousarray(draws.support_box, np.int32),
-            np.ascontiguousarray(draws.flip, np.uint8),
+            np.stack([drawn.source_box for drawn in draws], axis=1, dtype=np.float64),
+            np.stack([drawn.support_box for drawn in draws], axis=1, dtype=np.int32),
+            np.stack([drawn.flip for drawn in draws], axis=1, dtype=np.uint8, casting="unsafe"),
             np.ascontiguousarray(orientations, np.uint8),
-            np.ascontiguousarray(draws.image_size, np.int32),
-            np.ascontiguousarray(draws.base_size, np.int32),
+            np.ascontiguousarray(draws[0].image_size, np.int32),
+            sizes.astype(np.int32),
             max_pixels=min(self.max_pixels, self.outlier_pixels),
             first_rows=first_rows,
         )
-        memory = plans.data
-        errors: list[DecodeError | None] = [None] * len(buffers)
-        bounds = places.tolist()
+        memory, bounds = plans.data, places.tolist()
         payloads: list[Buffer] = [memory[a:b] for a, b in itertools.pairwise(bounds)]
-        too_large = draws.base_size.prod(axis=1) > self.max_pixels
-        for row in np.flatnonzero((np.diff(places) == 0) | too_large).tolist():
+        errors: list[DecodeError | None] = [None] * len(buffers)
+        too_large = (sizes.prod(axis=2) > self.max_pixels).any(axis=1)
+        left = (np.diff(places) == 0).reshape(rows.shape) | too_large[:, None]
+        for row in np.flatnonzero(left.any(axis=1)).tolist():
+            here = np.flatnonzero(left[row]).tolist()
+            some = [recipes[view] for view in here], [draws[view] for view in here]
             try:
-                (payloads[row],) = self._pixels(row, buffers, orientations, [recipe], [draws], first_rows)
-                rows["kind"][row] = Kind.PIXELS
+                pixels = self._pixels(row, buffers, orientations, *some, first_rows)
+                rows["kind"][row, here] = Kind.PIXELS
             except DecodeError as error:
-                payloads[row], errors[row] = b"", error
-                rows["kind"][row] = Kind.FAILED
-        return Staged(rows, payloads), errors
+                here, errors[row] = list(range(count)), error
+                pixels = [b""] * count
+                rows["kind"][row], rows["back"][row] = Kind.FAILED, 0
+            for view, payload in zip(here, pixels, strict=True):
+                payloads[count * row + view] = payload
+        return Staged(rows.reshape(-1), payloads, count), errors

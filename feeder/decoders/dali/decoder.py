@@ -300,7 +300,7 @@ class DaliDecoder(TrainerDecoder):
             if not here.any():  # they are in another part
                 done.append(torch.empty((0, 0), dtype=torch.uint8, device=self.device))
                 continue
-            jpegs = [staged.payloads[row] for row in staged.jpegs[part.rows[here]].tolist()]
+            jpegs = [staged.payloads[row] for row in staged.owners[part.rows[here]].tolist()]
             pixels, found = decode_on_cpu(staged.rows[part.rows[here]], jpegs, self._threads, self._fidelity)
             for sample, problem in zip(samples[here].tolist(), found, strict=True):
                 if problem is not None:

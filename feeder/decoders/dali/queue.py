@@ -99,7 +99,7 @@ class DaliQueue:
         rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
         if len(rows) == 0:
             return []
-        sources = staged.jpegs[rows]
+        sources = staged.owners[rows]
         jpegs = np.unique(sources)
         sizes = PIXEL_BYTES * self._decoded_pixels(staged, jpegs)
         if self._limit_bytes is None:
@@ -229,7 +229,7 @@ class DaliQueue:
         stream: Any = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         decoded = self._pipeline.collect(part, stream)
         images, event = [], None
-        numbers = np.searchsorted(part.jpegs, staged.jpegs[part.rows])
+        numbers = np.searchsorted(part.jpegs, staged.owners[part.rows])
         views = part.rows % staged.views
         try:
             for view in range(staged.views):

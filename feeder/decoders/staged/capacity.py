@@ -18,7 +18,7 @@ _PEEK = 1024
 _PEEK_AT_FILES = 64
 _GROUPS = 512
 _ALIGN = 64
-# Of a plan, for an image; a row for each of its segments takes up to a quarter of their bytes.
+# Of a plan, for a view; a row for each of its segments takes up to a quarter of their bytes.
 _TABLES_BYTES = 4096
 # Outliers have this many times the pixels of all but one image in a hundred, and at least this many.
 _OUTLIER_TIMES = 4
@@ -79,7 +79,8 @@ def plan_capacity(found: Known, sizes: Sequence[tuple[int, int]], part_rows: int
     usual = float(np.quantile(pixels[found.is_jpeg], 0.99, method="lower")) if found.is_jpeg.any() else 0.0
     outlier = max(_OUTLIER_LEAST, int(_OUTLIER_TIMES * usual))
     decoded_there = found.is_jpeg & (pixels <= outlier)
-    payloads = found.lengths + found.lengths // 4 + _TABLES_BYTES if plans else found.lengths
+    tables = len(sizes) * _TABLES_BYTES
+    payloads = found.lengths + found.lengths // 4 + tables if plans else found.lengths
     needs = np.where(decoded_there, payloads, pixels_bytes)
     # Images of a part share their memory, so the largest likely sum counts, not the largest image. Cuts take even less;
     # what does not fit travels another way.

@@ -28,13 +28,14 @@ class Kind(IntEnum):
     FAILED = 2
     """Nothing."""
     PLAN = 3
-    """Of ``_native.plan_images``, with everything but the size in it; that is the output's, turned already."""
+    """Of ``_native.plan_images``, with everything but the size in it; that is the output's, turned already. Those that
+    need another one's segments or lines come after it, and have a payload too."""
 
 
 # One row for each image to be made. Boxes are (left, top, right, bottom) in stored pixels of the payload's image; size
 # is the (height, width) to resize to, before the turn; offset and length say where a packed batch has the payload. Of
-# the views of one JPEG the first has the payload, and back says how many rows that is before; decoded is the window
-# around those of all of them.
+# the views of one JPEG the first has the payload, or what all of them need, and back says how many rows that is before;
+# decoded is the window around those of all of them.
 ROW = np.dtype(
     [
         ("kind", "u1"),
@@ -70,8 +71,8 @@ class Staged:
         return len(self.payloads) // self.views
 
     @property
-    def jpegs(self) -> npt.NDArray[np.int64]:
-        """The row that has the JPEG of each row, int64 [N * V]."""
+    def owners(self) -> npt.NDArray[np.int64]:
+        """The row that has the JPEG of each row, or the segments or lines of its plan; int64 [N * V]."""
         own: npt.NDArray[np.int64] = np.arange(len(self.rows)) - self.rows["back"]
         return own
 
