@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import Callable
@@ -42,6 +41,7 @@ _BEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
 _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
+_LISTED_AT_ONCE = 1 << 13
 _MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
 
 
@@ -77,7 +77,8 @@ class FolderReader:
 
     _members: tuple[str, ...] = ()  # of pickles of version 0.1
     # Upright (height, width) and orientation to apply of each image, once they are measured; height 0: not yet.
-    _sizes: npt.NDArray[np.int32] | None = None
+    # uint16, or int32 once a side needs it.
+    _sizes: npt.NDArray[Any] | None = None
     _turns: npt.NDArray[np.uint8] | None = None
 
     def __init__(
@@ -138,7 +139,7 @@ class FolderReader:
         """See :meth:`Reader.stored`."""
         if self._sizes is None or self._turns is None or not self._sizes[ids].all():
             return None
-        return self._turns[ids], self._sizes[ids]
+        return self._turns[ids], self._sizes[ids].astype(np.int32)
 
     def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
         """See :meth:`Reader.measure`. Reads the headers of several files at a time, each once.
@@ -146,26 +147,26 @@ class FolderReader:
         A file that can't be read or is no image counts as 1x1; reading the sample says what is wrong with it.
         """
         if self._sizes is None or self._turns is None:
-            self._sizes, self._turns = np.zeros((len(self), 2), np.int32), np.ones(len(self), np.uint8)
-        wanted = np.arange(len(self)) if ids is None else ids
-        unknown = wanted[self._sizes[wanted, 0] == 0]
-        parts = iter(np.split(unknown, range(_MEASURED_AT_ONCE, len(unknown), _MEASURED_AT_ONCE)))
+            self._sizes, self._turns = np.zeros((len(self), 2), np.uint16), np.ones(len(self), np.uint8)
+        samples = len(self) if ids is None else len(ids)
         with ThreadPoolExecutor(_MEASURING_THREADS) as pool:
-            # map() submits all that it is given at once.
-            while some := list(itertools.islice(parts, 4 * _MEASURING_THREADS)):
-                for part, found in zip(some, pool.map(self._measured, some), strict=True):
-                    for i, (size, turn) in zip(part.tolist(), found, strict=True):
-                        self._turns[i], self._sizes[i] = turn, size
+            for first in range(0, samples, _LISTED_AT_ONCE):  # map() submits all that it is given at once
+                end = min(samples, first + _LISTED_AT_ONCE)
+                wanted = np.arange(first, end) if ids is None else ids[first:end]
+                unknown = wanted[self._sizes[wanted, 0] == 0]
+                parts = np.split(unknown, range(_MEASURED_AT_ONCE, len(unknown), _MEASURED_AT_ONCE))
+                for part, (sizes, turns) in zip(parts, pool.map(self._measured, parts), strict=True):
+                    if sizes.max(initial=0) > np.iinfo(self._sizes.dtype).max:
+                        self._sizes = self._sizes.astype(np.int32)
+                    self._sizes[part], self._turns[part] = sizes, turns
 
-    def _measured(self, ids: npt.NDArray[np.int64]) -> list[tuple[tuple[int, int], int]]:
-        """Returns the upright size and the orientation of images, by their headers."""
-        found = []
-        for i in ids.tolist():
-            try:
-                found.append(self._upright(self._header(i)))
-            except DecodeError:
-                found.append(((1, 1), 1))
-        return found
+    def _measured(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+        """Returns the upright sizes, int32 [N, 2], and the orientations, uint8 [N], of images, by their headers."""
+        sizes, turns = np.ones((len(ids), 2), np.int32), np.ones(len(ids), np.uint8)
+        for row, i in enumerate(ids.tolist()):
+            with contextlib.suppress(DecodeError):
+                sizes[row], turns[row] = self._upright(self._header(i))
+        return sizes, turns
 
     def _header(self, i: int) -> ImageInfo:
         """Reads the header of an image; of a JPEG that alone, if it is short. Raises DecodeError as :meth:`_image`."""

@@ -13,6 +13,8 @@ from feeder.errors import DecodeError
 
 __all__ = ["PartReader"]
 
+_AT_ONCE = 1 << 16
+
 
 class PartReader:
     """A reader whose sample i is another reader's sample ``ids[i]``. Its field "index" is ``ids[i]``, not i.
@@ -39,7 +41,10 @@ class PartReader:
 
     def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
         """See :meth:`Reader.measure`."""
-        self.whole.measure(np.unique(self.ids if ids is None else self.ids[ids]))
+        count = len(self) if ids is None else len(ids)
+        for first in range(0, count, _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            self.whole.measure(np.unique(self.ids[some if ids is None else ids[some]]))
 
     def orientation(self, i: int) -> int:
         """See :meth:`Reader.orientation`."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from feeder.order.split import Split
 
 __all__ = ["BucketOrder", "BucketSplit", "BucketTable"]
 
-_AT_ONCE = 1 << 20
+_AT_ONCE = 1 << 16
 _DRAWN_AT_ONCE = 1024
 
 
@@ -52,23 +52,29 @@ class BucketTable:
         Args:
             buckets: The buckets.
             samples: Number of samples, below 2**32.
-            sizes: Returns the upright (height, width) of sample ids, int32 [N, 2].
+            sizes: Returns the upright (height, width) of sample ids, int32 [N, 2]; of the same ids always the same.
 
         Raises:
             ArgumentError: if there are too many samples.
         """
         if samples >= 1 << 32:
             raise ArgumentError(f"buckets are for fewer than 2**32 samples, got {samples:,}")
-        chosen = np.empty(samples, np.uint16)
-        for first in range(0, samples, _AT_ONCE):
-            ids = np.arange(first, min(samples, first + _AT_ONCE), dtype=np.int64)
-            chosen[first : first + len(ids)] = buckets.nearest(sizes(ids))
-        members = np.empty(samples, np.uint32)
-        starts = np.zeros(len(buckets) + 1, np.int64)
-        np.cumsum(np.bincount(chosen, minlength=len(buckets)), out=starts[1:])
-        for bucket, (start, end) in enumerate(itertools.pairwise(starts.tolist())):
-            if end > start:
-                members[start:end] = np.flatnonzero(chosen == bucket)
+
+        def chosen(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint16]:
+            return buckets.nearest(sizes(ids)).astype(np.uint16)  # numpy sorts 16 bits by radix
+
+        # The sizes are asked for twice, so that no bucket of a sample is kept between counting and placing.
+        counts = np.zeros(len(buckets), np.int64)
+        for ids in _runs(samples):
+            counts += np.bincount(chosen(ids), minlength=len(buckets))
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        members, ends = np.empty(samples, np.uint32), starts[:-1].copy()
+        for ids in _runs(samples):
+            found = chosen(ids)
+            counts = np.bincount(found, minlength=len(buckets))
+            shifts = ends - (np.cumsum(counts) - counts)
+            members[np.repeat(shifts, counts) + np.arange(len(ids))] = ids[np.argsort(found, kind="stable")]
+            ends += counts
         return cls(members, starts)
 
     def __len__(self) -> int:
@@ -88,6 +94,12 @@ class BucketTable:
         bucket = int(self.bucket_at([position])[0])
         start, end = self.starts[bucket : bucket + 2].tolist()
         return int(self.members[start + substitute(position, attempt, end - start, seed, epoch)])
+
+
+def _runs(samples: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yields the ids of all samples, some at a time, so that no array but the table grows with them."""
+    for first in range(0, samples, _AT_ONCE):
+        yield np.arange(first, min(samples, first + _AT_ONCE), dtype=np.int64)
 
 
 class BucketOrder(Order):

@@ -148,6 +148,9 @@ class KeyPoints(Target):
     which lets them leave the image: see :class:`ClampKeyPoints` and :class:`SanitizeKeyPoints`. Mirroring does not
     exchange left and right parts of a body.
 
+    An empty list does not tell the number of points in a group. It gives [0, 2], or [0, P, 2] if the object also has
+    ``"points_per_group": P``, as the shards of COCO's keypoints have.
+
     Args:
         canvas: See :class:`Target`.
 

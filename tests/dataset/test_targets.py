@@ -76,6 +76,21 @@ def test_boxes_are_float32_labels_int64_and_lists_stay_lists(tmp_path: Path) -> 
     assert dataset[1][3]["id"] == 1
 
 
+@pytest.mark.parametrize(
+    "transform", [None, [T.CenterCrop(8), T.Resize(20), T.ClampKeyPoints(), T.SanitizeKeyPoints()]]
+)
+def test_an_image_without_keypoints_has_the_shape_of_the_others(tmp_path: Path, transform: Any) -> None:
+    given: list[Any] = [{"keypoints": []}, {"keypoints": [], "points_per_group": 17}]
+    given.append({"keypoints": np.full((2, 17, 2), 16).tolist(), "points_per_group": 17})
+    replaced = {(i, "kp.json"): json.dumps(each).encode() for i, each in enumerate(given)}
+    path = write_target_shards(tmp_path, 3, replaced=replaced)
+    dataset = ShardDataset(path, transform, targets={"kp.json": T.KeyPoints()})
+    found = [dataset[i][2]["keypoints"] for i in range(3)]
+    assert [each.shape for each in found] == [(0, 2), (0, 17, 2), (2, 17, 2)]
+    assert {each.dtype for each in found} == {torch.float32}
+    assert dataset[1][2]["points_per_group"] == 17
+
+
 def test_sanitizing_drops_boxes_with_their_labels_and_lists(tmp_path: Path) -> None:
     given = {
         "boxes": [[0, 0, 9, 9], [4, 4, 4, 20], [20, 2, 30, 9]],
@@ -152,6 +167,10 @@ def test_a_turned_image_needs_a_canvas(tmp_path: Path) -> None:
         ("kp.json", b'{"keypoints": [1, 2]}', "'keypoints' must be"),
         ("kp.json", b'{"keypoints": [[1, 2, 3]]}', "'keypoints' must be"),
         ("kp.json", b'{"keypoints": [[[1, 2]], [[1, 2], [3, 4]]]}', "groups of equal length"),
+        ("kp.json", b'{"keypoints": [], "points_per_group": 0}', "'points_per_group' must be an int from 1 to 65,535"),
+        ("kp.json", b'{"keypoints": [], "points_per_group": 1e9}', "'points_per_group' must be an int"),
+        ("kp.json", b'{"keypoints": [[1, 2]], "points_per_group": 1}', r"is 1, and the keypoints have .* \(1, 2\)"),
+        ("kp.json", b'{"keypoints": [[[1, 2]]], "points_per_group": 2}', r"is 2, and the keypoints .* \(1, 1, 2\)"),
     ],
 )
 def test_bad_targets_name_the_sample_and_the_member(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,12 @@ import torch.utils.data
 from PIL import Image
 
 from feeder import transforms as T
+from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
@@ -407,3 +412,69 @@ def test_sizes_of_a_folder_are_read_once_and_must_stay(tmp_path: Path) -> None:
     DataLoader(dataset, 3, buckets=BUCKETS).load_state_dict(state)
     with pytest.raises(ArgumentError, match="its image_sizes is"):  # the buckets are others
         DataLoader(FolderDataset(tree, RECIPE), 3, buckets=BUCKETS).load_state_dict(state)
+
+
+def test_sizes_of_a_folder_take_five_bytes_a_sample(tmp_path: Path) -> None:
+    """The files are missing: they count as 1x1."""
+    samples = 1 << 16
+    paths, starts = np.full(samples, ord("a"), np.uint8), np.arange(samples + 1, dtype=np.uint64)
+    reader = FolderReader(str(tmp_path), paths, starts, np.zeros(samples, np.int64))
+    empty = len(pickle.dumps(reader))
+    reader.measure()
+    assert len(pickle.dumps(reader)) - empty < 5.1 * samples
+    tracemalloc.start()
+    try:
+        reader.measure()
+        assert tracemalloc.get_traced_memory()[1] < 6 * samples
+    finally:
+        tracemalloc.stop()
+
+
+def test_images_with_a_side_above_65535_keep_their_sizes(tmp_path: Path) -> None:
+    tree = tmp_path / "tree/c"
+    tree.mkdir(parents=True)
+    shapes = [(3, 5), (2, 65_535), (70_000, 1), (7, 4)]
+    for i, shape in enumerate(shapes):
+        Image.fromarray(np.zeros(shape, np.uint8)).save(tree / f"{i}.png")
+    reader = FolderDataset(tmp_path / "tree").reader
+    for ids in ([0, 1], [2], [3]):
+        reader.measure(np.array(ids))
+    known = reader.stored(np.arange(4))
+    assert known is not None
+    assert known[1].tolist() == [*map(list, shapes)]
+    assert known[1].dtype == np.int32
+    assert reader.read(np.arange(4)).errors == [None] * 4
+
+
+class SyntheticSizes:
+    """A reader of images that are nowhere."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def measure(self, ids: Any = None) -> None:
+        """All are known."""
+
+    def stored(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones(len(ids), np.uint8), np.stack([1 + ids % 37, 1 + ids % 41], axis=1).astype(np.int32)
+
+    def shard_sizes(self) -> np.ndarray:
+        return np.zeros(0, np.int64)
+
+
+def test_a_table_and_the_identity_of_its_sizes_take_four_bytes_a_sample() -> None:
+    reader: Any = SyntheticSizes(1 << 20)
+    tracemalloc.start()
+    try:
+        sizes = BatchSizes(reader, Recipe.of(RECIPE), 0, BUCKETS)
+        table, identity = sizes.table(), sizes.identity()
+        assert tracemalloc.get_traced_memory()[1] < (4 << 20) + (8 << 20)
+    finally:
+        tracemalloc.stop()
+    assert table is not None
+    assert len(table) == len(reader)
+    whole = reader.stored(np.arange(len(reader)))[1]
+    assert identity["image_sizes"] == hashlib.blake2b(whole.data, digest_size=8).hexdigest()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from collections import Counter
 from typing import Any
 
@@ -201,6 +202,33 @@ def test_pixels_make_a_list_of_sizes() -> None:
 def test_buckets_refuse_impossible_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         Buckets(**arguments)
+
+
+@pytest.mark.parametrize("samples", [0, 1, 1 << 16, 150_001])
+def test_a_table_has_the_samples_of_each_bucket_in_ascending_order(samples: int) -> None:
+    sizes = np.random.default_rng(0).integers(1, 200, (samples, 2)).astype(np.int32)
+    table = BucketTable.of(FOUR, samples, lambda ids: sizes[ids])
+    nearest = FOUR.nearest(sizes)
+    expected = [np.flatnonzero(nearest == bucket) for bucket in range(4)]
+    assert table.members.dtype == np.uint32
+    assert table.starts.tolist() == [0, *np.cumsum([*map(len, expected)]).tolist()]
+    assert np.array_equal(table.members, np.concatenate(expected))
+
+
+def test_making_a_table_takes_no_more_memory_for_more_samples() -> None:
+    def sizes(ids: np.ndarray) -> np.ndarray:
+        return np.stack([1 + ids % 37, 1 + ids % 41], axis=1).astype(np.int32)
+
+    above = []
+    for samples in (1 << 18, 1 << 21):
+        tracemalloc.start()
+        try:
+            table = BucketTable.of(FOUR, samples, sizes)
+            above.append(tracemalloc.get_traced_memory()[1] - table.members.nbytes)
+        finally:
+            tracemalloc.stop()
+    assert max(above) < 8 << 20
+    assert abs(above[1] - above[0]) < 1 << 17
 
 
 def test_a_split_refuses_what_was_not_consumed_of_these_buckets() -> None:

@@ -218,11 +218,14 @@ def test_plain_versions_learn_the_same(tmp_path: Path) -> None:
     assert re.findall(r"^epoch \d: (.*), loss", out["diffusion_buckets.py"], re.M) == ["7 batches of 3 sizes"] * 3
 
 
-def test_the_lines_that_change_are_the_examples() -> None:
+def test_the_lines_that_change_are_those_of_the_sections_example() -> None:
+    """The table of tasks links each section beside its example."""
     text = (ROOT / "docs/migration.md").read_text()
-    sources = [(ROOT / "examples" / name).read_text() for name in re.findall(r"\]\(../examples/(\w+\.py)\)", text)]
-    lines = {line.strip() for source in sources for line in source.splitlines()}
-    changes = blocks("docs/migration.md", "diff")
-    assert len(changes) > 3
-    for change in changes:
-        assert [line for line in change.text.splitlines() if line[0] not in "+-" or line[1:].strip() not in lines] == []
+    examples = dict(re.findall(r"^\| \[[^]]*\]\(#([\w-]+)\) .*\]\(\.\./examples/(\w+\.py)\) \|$", text, re.MULTILINE))
+    changes = dict(re.findall(r"^## (.+)\n(?:(?!## ).*\n)*?```diff\n((?:.*\n)*?)```$", text, re.MULTILINE))
+    assert len(changes) == len(blocks("docs/migration.md", "diff")) == len(examples) > 3
+    for section, change in changes.items():
+        example = examples[re.sub(r"[^\w-]", "", section.lower().replace(" ", "-"))]
+        lines = {line.strip() for line in (ROOT / "examples" / example).read_text().splitlines()}
+        wrong = [line for line in change.splitlines() if line[0] not in "+-" or line[1:].strip() not in lines]
+        assert wrong == [], example

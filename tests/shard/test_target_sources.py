@@ -199,13 +199,16 @@ def test_cocos_keypoints_move_with_the_image(tmp_path: Path) -> None:
         "visibility": [[2, 0], [1, 2], [0, 0]],
         "labels": [0, 1, 0],
         "id": [7, 8, 9],
+        "points_per_group": 2,
     }
-    empty: dict[str, list[Any]] = {"keypoints": [], "visibility": [], "labels": [], "id": []}
+    empty: dict[str, Any] = {"keypoints": [], "visibility": [], "labels": [], "id": [], "points_per_group": 2}
     assert json.loads(member(out, "b.jpg", "kp.json") or b"") == empty
     assert boxes_of(out, "a.jpg").keys() == {"boxes", "labels", "id", "num_keypoints"}
     recipe = T.Compose([T.CenterCrop((16, 18)), T.RandomHorizontalFlip(1.0), T.SanitizeKeyPoints()])
     dataset = feeder.ShardDataset(out, recipe, targets={"kp.json": T.KeyPoints()})
-    (found,) = (found for _, _, (found,) in feeder.DataLoader(dataset) if found["id"])
+    by_ids = {len(found["id"]): found for _, _, (found,) in feeder.DataLoader(dataset)}
+    assert by_ids[0]["keypoints"].shape == (0, 2, 2)
+    found = by_ids[1]
     assert found["keypoints"].tolist() == [[[0, 6], [16.5, 3]]]
     assert (found["visibility"], found["labels"].tolist(), found["id"]) == ([[1, 2]], [1], [8])
 

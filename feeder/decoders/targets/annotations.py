@@ -14,6 +14,8 @@ from feeder.errors import DecodeError
 
 __all__ = ["Annotations", "decode_boxes", "decode_points"]
 
+_MAX_POINTS = 65_535
+
 
 class Annotations(NamedTuple):
     """A sample's boxes or keypoints.
@@ -52,11 +54,23 @@ def decode_boxes(data: Buffer) -> Annotations:
 def decode_points(data: Buffer) -> Annotations:
     """Parses ``{"keypoints": [[x, y], ...] or [[[x, y], ...], ...], <further lists>}``.
 
+    An empty list has the shape [0, 2], or [0, P, 2] if the object has ``"points_per_group": P``.
+
     Raises:
         DecodeError: saying what else it is.
     """
     expected = "[[x, y], ...] or, for groups of equal length, [[[x, y], ...], ...]"
-    return _decode(data, "keypoints", expected, lambda shape: len(shape) in (2, 3) and shape[-1] == 2, (0, 2))
+    found = _decode(data, "keypoints", expected, lambda shape: len(shape) in (2, 3) and shape[-1] == 2, (0, 2))
+    points = found.rest.get("points_per_group")
+    if points is None:
+        return found
+    if not isinstance(points, int) or isinstance(points, bool) or not 1 <= points <= _MAX_POINTS:
+        raise DecodeError(f"'points_per_group' must be an int from 1 to {_MAX_POINTS:,}, got {_short(points)}")
+    if not len(found.values):
+        return Annotations(np.empty((0, points, 2), np.float32), found.rest)
+    if found.values.shape[1:] != (points, 2):
+        raise DecodeError(f"'points_per_group' is {points}, and the keypoints have the shape {found.values.shape}")
+    return found
 
 
 def _decode(

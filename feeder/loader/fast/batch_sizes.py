@@ -28,6 +28,7 @@ __all__ = ["SIZE_IDENTITY", "BatchSizes", "bucket_table"]
 _ASPECTS = Buckets(sizes=[(1, 2), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (2, 1)])
 # What :meth:`BatchSizes.identity` may have.
 SIZE_IDENTITY = ("buckets", "group_by_aspect", "image_sizes", "sizes_by_epoch")
+_HASHED_AT_ONCE = 1 << 16
 _PLANNED = 1 << 16  # samples whose sizes are drawn to plan the slots
 
 
@@ -186,8 +187,11 @@ class BatchSizes:
     def _sizes_digest(self) -> str:
         """A digest of the sizes of all images: the order rests on them, and files may be replaced where no index says
         what they are."""
-        sizes = known_sizes(self.reader, np.arange(len(self.reader)))
-        return hashlib.blake2b(np.ascontiguousarray(sizes).data, digest_size=8).hexdigest()
+        digest, samples = hashlib.blake2b(digest_size=8), len(self.reader)
+        for first in range(0, samples, _HASHED_AT_ONCE):
+            ids = np.arange(first, min(samples, first + _HASHED_AT_ONCE))
+            digest.update(np.ascontiguousarray(known_sizes(self.reader, ids)).data)
+        return digest.hexdigest()
 
 
 def check_buckets(recipe: Recipe | Views, buckets: Buckets | None) -> None:

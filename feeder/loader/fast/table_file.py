@@ -21,6 +21,7 @@ from feeder.system.mapping import map_file
 __all__ = ["LEAST_BYTES", "TableFile", "shared_table"]
 
 LEAST_BYTES = 1 << 24  # of a table: a smaller one each rank keeps for itself
+_COMPARED_AT_ONCE = 1 << 16
 _UNUSED_S = 30 * 86_400.0  # after which other tables are removed
 _SUFFIX = ".u32"
 
@@ -85,12 +86,18 @@ def _mapped(path: str, table: BucketTable) -> TableFile | None:
         return None
     except FormatError:
         found = None
-    if found is None or not np.array_equal(found.members, table.members):
+    if found is None or not _is_same(found.members, table.members):
         with contextlib.suppress(FileNotFoundError):  # another rank has noticed it, too
             os.unlink(path)
         return None
     os.utime(path)
     return found
+
+
+def _is_same(a: npt.NDArray[np.uint32], b: npt.NDArray[np.uint32]) -> bool:
+    """Returns True if tables of one length are equal; compares some samples at a time, to need no memory for all."""
+    places = range(0, len(a), _COMPARED_AT_ONCE)
+    return all(np.array_equal(a[i : i + _COMPARED_AT_ONCE], b[i : i + _COMPARED_AT_ONCE]) for i in places)
 
 
 def _write(path: str, table: BucketTable) -> None:

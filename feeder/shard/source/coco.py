@@ -228,8 +228,10 @@ def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int], further: Se
     return found | {key: [each.get(key) for each in objects] for key in further if key not in found}
 
 
-def _points(objects: Sequence[Annotation], count: int) -> dict[str, list[Any]]:
+def _points(objects: Sequence[Annotation], count: int) -> dict[str, Any]:
     """Returns the points and their visibility in ``kp.json``, a group for each of the image's annotations.
+
+    The number of points in a group is with them, for images without annotations.
 
     An annotation without keypoints has those of COCO's objects that are not labeled: at 0, of visibility 0.
 
@@ -240,7 +242,7 @@ def _points(objects: Sequence[Annotation], count: int) -> dict[str, list[Any]]:
     Raises:
         ValueError: naming the annotation that is wrong.
     """
-    found: dict[str, list[Any]] = {"keypoints": [], "visibility": []}
+    found: dict[str, Any] = {"keypoints": [], "visibility": [], "points_per_group": count}
     for each in objects:
         flat: Any = each.get("keypoints") or [0] * 3 * count
         if not _are_triples(flat):

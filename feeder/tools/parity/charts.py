@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TARGET_RECIPES", "Chart", "TargetFigures", "compare_targets"]
 
-# Windows, flips and resizes, and each kind of warp and border, at sizes that suit charts of all sizes.
+# Windows, flips and resizes, each kind of warp and border, and ops on targets, at sizes that suit charts of all sizes.
 TARGET_RECIPES: tuple[tuple[T.Op, ...], ...] = (
     (T.RandomResizedCrop((90, 100), (0.3, 1.0)), T.RandomHorizontalFlip()),
     (T.Resize((96, 96)), T.RandomHorizontalFlip(), T.RandomCrop((80, 90))),
@@ -33,6 +33,9 @@ TARGET_RECIPES: tuple[tuple[T.Op, ...], ...] = (
     (T.Resize((72, 72)), T.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), 10, "bilinear"), T.Pad((3, 5))),
     (T.Resize((72, 72)), T.RandomPerspective(0.4, 1.0), T.CenterCrop(60)),
     (T.RandomZoomOut(side_range=(1.0, 1.5), p=1.0), T.RandomResizedCrop(64, (0.7, 1.0))),
+    (T.ScaleJitter((112, 128), (0.7, 1.3)), T.RandomHorizontalFlip()),
+    (T.RandomShortestSize((72, 88, 104)), T.RandomHorizontalFlip(), T.CenterCrop(68), T.ClampBoundingBoxes("hard")),
+    (T.RandomResizedCrop(64, (0.1, 0.3)), T.SanitizeBoundingBoxes(4), T.SanitizeKeyPoints()),
 )
 _TILTING = (T.RandomAffine, T.RandomPerspective, T.RandomRotation)
 _LEAST_SIDE = 64
@@ -167,9 +170,14 @@ class TargetFigures:
         mask = move_mask(chart.mask(), _OUTSIDE, moves())
         self._add_mask(seen, np.where(mask == _OUTSIDE, 0, mask))
         is_tilted = any(isinstance(op, _TILTING) for op in recipe.ops)
-        self._add_boxes(seen, move_boxes(chart.boxes, moves())[0].values, is_tilted)
-        middles = chart.boxes.values.reshape(-1, 2, 2).mean(axis=1, dtype=np.float32)
-        self._add_points(seen, move_points(middles, moves())[0], mask == _OUTSIDE)
+        boxes = chart.boxes
+        middles = boxes.values.reshape(-1, 2, 2).mean(axis=1, dtype=np.float32)
+        if any(isinstance(op, T.ClampBoundingBoxes) for op in recipe.ops):
+            boxes = boxes._replace(clamping_mode=None)  # that op alone cuts them
+        found, numbers = move_boxes(boxes, moves())
+        self._add_boxes(seen, zip((numbers + 1).tolist(), found.values, strict=True), is_tilted)
+        points, numbers = move_points(middles, moves())
+        self._add_points(seen, zip((numbers + 1).tolist(), points.astype(int).tolist(), strict=True), mask == _OUTSIDE)
 
     def _add_mask(self, seen: npt.NDArray[np.uint8], mask: npt.NDArray[np.generic]) -> None:
         inner = np.zeros(mask.shape, np.bool_)
@@ -179,8 +187,10 @@ class TargetFigures:
         if inner.any():
             self.mask_share = max(self.mask_share, float((seen[inner] != mask[inner]).mean()))
 
-    def _add_boxes(self, seen: npt.NDArray[np.uint8], boxes: npt.NDArray[np.float32], is_tilted: bool) -> None:
-        for number, box in enumerate(boxes, 1):
+    def _add_boxes(
+        self, seen: npt.NDArray[np.uint8], boxes: Iterable[tuple[int, npt.NDArray[np.float32]]], is_tilted: bool
+    ) -> None:
+        for number, box in boxes:
             rows, columns = np.nonzero(seen == number)
             if not len(rows) or box[2] <= box[0]:  # out of sight, or emptied by RandomIoUCrop
                 continue
@@ -190,10 +200,10 @@ class TargetFigures:
             self.box_px = max(self.box_px, float((outside if is_tilted else np.abs(outside)).max()))
 
     def _add_points(
-        self, seen: npt.NDArray[np.uint8], points: npt.NDArray[np.float32], outside: npt.NDArray[np.bool_]
+        self, seen: npt.NDArray[np.uint8], points: Iterable[tuple[int, list[int]]], outside: npt.NDArray[np.bool_]
     ) -> None:
         height, width = seen.shape
-        for number, (x, y) in enumerate(points.astype(int).tolist(), 1):
+        for number, (x, y) in points:
             is_inside = _EDGE < x < width - 1 - _EDGE and _EDGE < y < height - 1 - _EDGE
             # A crop may have cut off what a later warp brings back as an empty corner.
             if is_inside and not outside[y - _EDGE : y + _EDGE + 1, x - _EDGE : x + _EDGE + 1].any():
@@ -214,7 +224,7 @@ def compare_targets(
     Args:
         decoder: The backend.
         charts: The charts.
-        recipes: Ops that end in uint8 images of fixed size.
+        recipes: Ops that end in uint8 images.
         seed: Seed of the draws.
         encode: Returns a chart's encoded image.
     """

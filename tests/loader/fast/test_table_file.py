@@ -79,15 +79,16 @@ def test_ranks_that_begin_at_once_write_one_file(cache: Path) -> None:
 
 
 def test_a_file_that_is_damaged_is_written_again(cache: Path) -> None:
-    path = Path(shared_table(table_of()).path)  # type: ignore[attr-defined]
-    for damaged in (bytes(path.stat().st_size), b"short"):
+    table = table_of(70_000)
+    path = Path(shared_table(table).path)  # type: ignore[attr-defined]
+    for damaged in (bytes(path.stat().st_size), path.read_bytes()[:-1] + b"\x80", b"short"):
         path.unlink()
         path.write_bytes(damaged)
         if damaged == b"short":
-            with pytest.raises(FormatError, match="expected 4,000 bytes, got 5"):
-                TableFile(str(path), table_of().starts)
-        assert is_same(shared_table(table_of()), table_of())
-        assert path.stat().st_size == 4000
+            with pytest.raises(FormatError, match="expected 280,000 bytes, got 5"):
+                TableFile(str(path), table.starts)
+        assert is_same(shared_table(table), table)
+        assert path.stat().st_size == 280_000
 
 
 def test_small_tables_and_those_that_cant_be_written_stay_in_memory(
