@@ -1,4 +1,4 @@
-"""The site of the documents: it is built without a warning, from what the repository has."""
+"""The site of the documents: it is built without a warning, from what the repository has, and can be read."""
 
 from __future__ import annotations
 
@@ -7,22 +7,45 @@ import sys
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
 
 import feeder
 from feeder import fields, service, transforms
 from tests.support import ROOT
+from tests.support.browser import PHONE_PX, check_look, open_page, serve
 
 # Public for those who write ops and frameworks, and described where they are used.
 UNLISTED = {"BatchOp", "Draws", "fields", "recipe_or_views", "service", "transforms", "wds"}
 
 
-@pytest.mark.slow
-def test_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built into a folder."""
+    folder = tmp_path_factory.mktemp("site")
     script = ROOT / "scripts/build_site.py"
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "RandomResizedCrop" in (tmp_path / "docs/reference/transforms/index.html").read_text()
-    assert "feeder shard" in (tmp_path / "docs/reference/commands/index.html").read_text()
+    return folder
+
+
+@pytest.mark.slow
+def test_site_is_built_and_its_links_lead_somewhere(site: Path) -> None:
+    assert "RandomResizedCrop" in (site / "docs/reference/transforms/index.html").read_text()
+    assert "feeder shard" in (site / "docs/reference/commands/index.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width_px", [PHONE_PX, 1280])
+def test_every_page_is_readable_on_a_phone_and_a_desktop_in_light_and_dark(width_px: int, site: Path) -> None:
+    places = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    assert len(places) > 40
+    files = StaticFiles(directory=site)
+    with serve(Starlette(routes=[Mount("/", files)])) as (url, _), open_page(width_px) as page:
+        for place in places:
+            page.goto(url + place)
+            assert check_look(page, "light") | check_look(page, "dark") >= {"A", "H1"}
 
 
 def test_reference_names_everything_public() -> None:
