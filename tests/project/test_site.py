@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from starlette.applications import Starlette
@@ -30,8 +32,32 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Parsed(HTMLParser):
+    """The targets of a page's links and images, and its anchors."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.targets, self.anchors = set[str](), {""}
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.targets.add(value or "")
+            elif name == "id":
+                self.anchors.add(value or "")
+
+
 @pytest.mark.slow
 def test_site_is_built_and_its_links_lead_somewhere(site: Path) -> None:
+    pages = {path: Parsed(path) for path in site.rglob("*.html") if path.name != "404.html"}  # which has absolute ones
+    for path, page in pages.items():
+        for target in map(urlsplit, page.targets):
+            if not target.scheme and not target.netloc:
+                to = (path.parent / unquote(target.path)).resolve() if target.path else path
+                to = to / "index.html" if to.is_dir() else to
+                leads = to.exists() and (to not in pages or target.fragment in pages[to].anchors)
+                assert leads, f"{path.relative_to(site)}: {target.geturl()}"
     assert "RandomResizedCrop" in (site / "docs/reference/transforms/index.html").read_text()
     assert "feeder shard" in (site / "docs/reference/commands/index.html").read_text()
 
