@@ -16,8 +16,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "build/site-source"
-_COPIED = ("LICENSE", "licenses/*", "docs/*.css", "docs/*.md", "docs/*/*.md", "docs/*/*.svg", "*/README.md")
-_COPIED += ("bench/results/*.*", "bench/results/gpu/*")
+_COPIED = (
+    "LICENSE",
+    "Dockerfile",
+    "licenses/*",
+    "docs/*.css",
+    "docs/*.md",
+    "docs/*/*.md",
+    "docs/*/*.svg",
+    "*/README.md",
+)
+_COPIED += ("Dockerfile", "bench/results/*.*", "bench/results/gpu/*")
 _HELP = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
 
 
@@ -31,8 +40,12 @@ def copy_documents() -> None:
     for path in (ROOT / "examples").glob("*.py"):
         page = f"# {path.name}\n\n```python\n{path.read_text()}```\n"
         _write(Path(f"examples/{path.stem}.md"), page.encode())
+    licenses = [f"- [{path.name}]({path.name})\n" for path in sorted((ROOT / "licenses").iterdir())]
+    _write(Path("licenses/index.md"), ("# Licenses of what wheels contain\n\n" + "".join(licenses)).encode())
     for path in SOURCE.rglob("*.md"):
-        path.write_text(re.sub(r"(\]\((?:\.\./)*examples/\w+)\.py\)", r"\1.md)", path.read_text()))
+        text = re.sub(r"(\]\((?:\.\./)*examples/\w+)\.py\)", r"\1.md)", path.read_text())
+        text = text.replace("](../licenses)", "](../licenses/index.md)")
+        path.write_text(text.replace("](README.ijg)", "](libjpeg-turbo-README.ijg)"))
 
 
 def _write(name: Path, data: bytes) -> None:

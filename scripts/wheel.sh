@@ -115,5 +115,5 @@ for python in "$@"; do
     wheel="$(echo "$own"/wheels/*manylinux*.whl)"
     "$own/bin/python" scripts/check_wheel.py "$wheel" --libjpeg-turbo "$jpeg_version" --cuda "${cuda,,}"
     mv "$wheel" dist/
-    say "wrote dist/${wheel##*/}"
+    say "wrote dist/${wheel##*/}; to install it in Python $tag: pip install dist/${wheel##*/}"
 done

@@ -23,9 +23,11 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
-__all__ = ["as_pixels", "batch_pixels", "loader_of", "naming", "read_state", "save_images"]
+__all__ = ["DECODED_ON", "NO_PIXELS", "as_pixels", "batch_pixels", "loader_of", "naming", "read_state", "save_images"]
 
 _BY_HAND = "make the loader as the run did, load the state, and call its replay()"
+DECODED_ON = "decoded_on"  # in the states of runs that decoded on a GPU
+NO_PIXELS = f"this run decoded on a GPU, whose pixels are not those that are made here: {_BY_HAND}"
 
 
 def read_state(path: str, key: str | None = None) -> dict[str, Any]:
@@ -85,7 +87,9 @@ def naming(path: str | None) -> Iterator[None]:
         raise error if path is None else ArgumentError(f"{path}: {error}") from error
 
 
-def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None = None) -> DataLoader[Any]:
+def loader_of(
+    path: str, state: Mapping[str, Any], exif_orientation: str | None = None, *, images: bool = True
+) -> DataLoader[Any]:
     """Returns a loader over a set, in the version that a state is of, which stands at the state, with its order and its
     recipe.
 
@@ -97,6 +101,7 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None 
         path: The set, or a folder of images.
         state: The state.
         exif_orientation: As the dataset had it, for a state of an older version, which does not say it; None: "apply".
+        images: False gives a loader without images, for ``samples_of``, also of a run that decoded on a GPU.
 
     Raises:
         ArgumentError: if the state is of another set, or does not have all that batches were made by.
@@ -112,8 +117,8 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None 
         )
     if "mix" in state and state["mix"] is None:
         raise ArgumentError(f"this run mixed batches by an op of its own, which a state does not have: {_BY_HAND}")
-    if "decoded_on" in state:
-        raise ArgumentError(f"this run decoded on a GPU, whose pixels are not those that are made here: {_BY_HAND}")
+    if images and DECODED_ON in state:
+        raise ArgumentError(NO_PIXELS)
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
@@ -131,16 +136,18 @@ def loader_of(path: str, state: Mapping[str, Any], exif_orientation: str | None 
         )
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
-    decoding: dict[str, Any] = {name: state.get(name) for name in ("backend", "fidelity")}  # None is refused
+    decoding: dict[str, Any] = {"images": False}
+    if images:
+        mix = mix_from_json(state["mix"]) if "mix" in state else None
+        decoding = {"backend": state.get("backend"), "fidelity": state.get("fidelity")}  # None is refused
+        decoding |= {"mix": mix, "on_error": "skip"}
     loader: DataLoader[Any] = DataLoader(
         dataset,
         buckets=None if buckets is None else Buckets(sizes=buckets),
         pad=PadToBatch(group_by_aspect=is_grouped) if is_grouped or has_own_sizes else None,
-        mix=mix_from_json(state["mix"]) if "mix" in state else None,
         shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
         **decoding,
-        on_error="skip",
     )
     loader.load_state_dict(dict(state))
     return loader

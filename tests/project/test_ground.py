@@ -296,6 +296,14 @@ def test_the_committed_simulation_of_many_cores_is_what_the_documents_say() -> N
     assert f"each further part of a batch costs {parts:.0f} us" in text
 
 
+def test_the_documented_figures_of_fuzzing_and_of_the_difference_to_pillow_are_the_committed_ones() -> None:
+    text = " ".join((ROOT / "kernels/README.md").read_text().split())
+    found = committed("fuzz_packed")
+    assert f"gave fuzz_packed {found['executions']:,} inputs without a finding" in text
+    assert found["findings"] == 0
+    assert f"differ by {committed('decode')['mean_levels_from_pillow']:.2f} levels on average" in text
+
+
 @pytest.mark.parametrize("name", ["decode_wheel", "decode_abi"])
 def test_a_committed_comparison_of_builds_costs_at_most_three_percent(name: str) -> None:
     ratios = {where: ratio["median"] for where, ratio in committed(name)["times_as_fast"].items()}

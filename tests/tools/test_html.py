@@ -162,6 +162,19 @@ def test_a_chart_of_one_point_or_of_zeros_has_axes():
     _Checked(timeline("t", [Span("a", 5, 5, "k")]))
 
 
+@pytest.mark.parametrize(
+    ("xs", "labels"),
+    [
+        ([1, 2, 4], ["1", "2", "4"]),
+        ([0.2, 0.34, 1.2], ["0.2", "0.4", "0.6", "0.8", "1", "1.2"]),
+        ([0.253019, 0.510167, 0.763138, 0.82654], ["0.4", "0.6", "0.8"]),
+    ],
+)
+def test_ticks_are_the_measured_places_if_their_labels_do_not_touch(xs: list[float], labels: list[str]) -> None:
+    chart = line_chart("t", [Line("a", [Point(x, 1) for x in xs])], x_label="x", y_label="y")
+    assert re.findall(r'dy="1.6em"[^>]*>([^<]*)<', chart) == labels
+
+
 def test_lengths_are_in_proportion():
     bars = bar_chart("t", [Bar("a", 10, 8, 20), Bar("b", 5)], unit="s")
     assert re.findall(r'<rect width="([\d.]+)%', bars) == ["50.000", "25.000"]

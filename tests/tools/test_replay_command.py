@@ -194,6 +194,31 @@ VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("name", ["plain", *VARIED])
+def test_the_samples_of_a_run_that_decoded_on_a_gpu_are_told_without_its_images(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = make_tree(tmp_path / "images", 1, 11)
+    ops, options = VARIED.get(name, ([T.RandomResizedCrop(8)], {}))
+    run = feeder.DataLoader(feeder.FolderDataset(tree, ops, ["key"]), 4, seed=5, shuffle=True, **options)
+    expected = [batch[-1] for batch in run]
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(run.state_dict() | {"backend": "cuda", "decoded_on": "cuda"}))
+    command = ["replay", str(tree), "--state", str(state), "--epoch", "0"]
+    for step, keys in enumerate(expected):
+        assert main([*command, "--step", str(step), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert [each["key"] for each in found["samples"]] == keys
+        assert found["substitutions"] is None
+    out = ["--out", str(tmp_path / "out")]
+    assert main([*command, "--step", "0", *out]) == 2
+    told = capsys.readouterr()
+    assert all(key in told.out for key in expected[0])
+    assert "this run decoded on a GPU: its images are not known here" in told.out
+    assert f"{state}: this run decoded on a GPU, whose pixels are not those that are made here" in told.err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("encode_as", [None, "keep"])
 @pytest.mark.parametrize("name", VARIED)
 def test_images_of_runs_with_several_sizes_are_written(
@@ -266,7 +291,6 @@ def test_the_state_of_a_dataset_that_is_not_feeders_is_told_as_such(
         ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
         ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
         ({"consumed": None}, [], "older version of feeder"),
-        ({"decoded_on": "cuda"}, [], "decoded on a GPU"),
         ({"mix": None}, [], "mixed batches by an op of its own"),
         ({"mix": [{"CenterCrop": {"size": [5, 5]}}]}, [], "expected an op of feeder.transforms"),
     ],

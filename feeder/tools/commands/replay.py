@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import add_output
 
@@ -44,15 +45,28 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.tools.replay import batch_pixels, loader_of, naming, read_state, save_images
+    from feeder.tools.replay import (
+        DECODED_ON,
+        NO_PIXELS,
+        batch_pixels,
+        loader_of,
+        naming,
+        read_state,
+        save_images,
+    )
 
     state = read_state(arguments.state, arguments.key)
+    has_pixels = DECODED_ON not in state
     with naming(arguments.state):
-        loader = loader_of(arguments.set, state, arguments.exif_orientation)
+        loader = loader_of(arguments.set, state, arguments.exif_orientation, images=has_pixels)
     epoch = state["epoch"] if arguments.epoch is None else arguments.epoch
-    batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
-    if arguments.out is not None:
-        save_images(batch_pixels(loader, batch), arguments.out)
+    substitutions: list[dict[str, Any]] | None = None  # not known
+    if has_pixels:
+        batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
+        if arguments.out is not None:
+            save_images(batch_pixels(loader, batch), arguments.out)
+    else:
+        samples = loader.samples_of(epoch, arguments.step, rank=arguments.rank)
     rows = zip(samples.ids.tolist(), samples.keys, samples.paths, strict=True)
     if arguments.json:
         listed = [{"id": i, "key": key, "path": path} for i, key, path in rows]
@@ -65,8 +79,13 @@ def run(arguments: argparse.Namespace) -> int:
             say(printable(f"{i:>10}  {key or ''}  {path or ''}".rstrip()))
         for i, other in samples.taken_down.items():
             say(f"sample {i} was taken down, and sample {other} stands in: a run before that saw the one that is gone")
-        for each in substitutions:
+        for each in substitutions or ():
             say(printable(f"{each['key']} is bad, and sample {each['substitute']} stands in: {each['reason']}"))
-        if arguments.out is not None:
+        if not has_pixels:
+            say("this run decoded on a GPU: its images are not known here, nor which of these samples were bad")
+        elif arguments.out is not None:
             say(printable(f"images written to {arguments.out}"))
+    if arguments.out is not None and not has_pixels:
+        with naming(arguments.state):
+            raise ArgumentError(NO_PIXELS)
     return 0

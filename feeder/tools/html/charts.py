@@ -25,6 +25,7 @@ from feeder.tools.html.svg import (
     measured_ticks,
     nothing,
     percent,
+    tick_label,
     ticks,
 )
 
@@ -117,16 +118,16 @@ def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str,
     for tick in ticks(0, top, 5):
         y = percent(1 - tick / top)
         parts.append(f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="-10" y="{y}" dy=".32em" text-anchor="end">{tick:,.6g}</text>')
+        parts.append(f'<text x="-10" y="{y}" dy=".32em" text-anchor="end">{tick_label(tick)}</text>')
     for tick in measured_ticks(xs):
         x, _ = at(tick, 0)
         parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="100%" y2="100%" transform="translate(0 5)"/>')
-        parts.append(f'<text x="{x}" y="100%" dy="1.6em" text-anchor="middle">{tick:,.6g}</text>')
+        parts.append(f'<text x="{x}" y="100%" dy="1.6em" text-anchor="middle">{tick_label(tick)}</text>')
     parts.append('<line class="axis" x2="100%" y1="100%" y2="100%"/>')
     parts.append(f'<text x="50%" y="100%" dy="3.1em" text-anchor="middle">{escape(x_label)}</text>')
     parts += [_band(i, found, left, width, top) for i, _, found in shown]
     parts += [_curve(i, line, found, at) for i, line, found in shown]
-    rows = [["", *(f"{x:,.6g}" for x in xs)]]
+    rows = [["", *(tick_label(x) for x in xs)]]
     for _, line, found in shown:
         by_x = {point.x: point for point in found}
         rows.append([line.label, *(_value(by_x[x]) if x in by_x else "–" for x in xs)])
@@ -250,7 +251,7 @@ def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = 
     for tick in ticks(begin, end, 4):
         x = percent((tick - begin) / length)
         marks.append(f'<line class="axis" x1="{x}" x2="{x}" y2="5"/>')
-        marks.append(f'<text x="{x}" y="19" text-anchor="middle">{tick:,.6g}</text>')
+        marks.append(f'<text x="{x}" y="19" text-anchor="middle">{tick_label(tick)}</text>')
     axis = f'<svg aria-hidden="true"><line class="axis" x2="100%"/>{"".join(marks)}</svg>'
     rows.append(f'<div class="row wide ticks"><span class="quiet">{escape(unit)}</span>{axis}</div>\n')
     return figure(title, note, legend([(kind, block_swatch(i)) for i, kind in enumerate(kinds)]) + "".join(rows))

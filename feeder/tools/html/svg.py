@@ -23,6 +23,7 @@ __all__ = [
     "measured_ticks",
     "nothing",
     "percent",
+    "tick_label",
     "ticks",
 ]
 
@@ -89,6 +90,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.3f}%"
 
 
+def tick_label(value: float) -> str:
+    """Returns the text at a tick: six digits."""
+    return f"{value:,.6g}"
+
+
 def ticks(low: float, high: float, most: int) -> list[float]:
     """Returns round numbers in a range, at most ``most`` + 1."""
     if high <= low:
@@ -109,8 +115,11 @@ def axis_end(value: float) -> float:
 
 
 def measured_ticks(xs: Sequence[float]) -> list[float]:
-    """Returns the places that were measured, where they are few and apart; else round numbers."""
-    apart = (xs[-1] - xs[0]) / 12
+    """Returns the places that were measured, where they are few and their labels are apart on a phone, too; else round
+    numbers.
+    """
+    longest = max(len(tick_label(x)) for x in xs)
+    apart = (xs[-1] - xs[0]) * max(1 / 12, (longest + 1) / 30)  # a phone's axis holds 30 digits
     if len(xs) <= 8 and all(b - a >= apart for a, b in itertools.pairwise(xs)):
         return list(xs)
     return ticks(xs[0], xs[-1], 5)
