@@ -229,7 +229,8 @@ def test_the_documented_tasks_are_the_committed_ones() -> None:
         "takes {:.2f} of the time that decoding and collating samples one by one takes on one core, and {:.2f} on two"
     )
     assert said.format(*times) in text
-    assert f"on one core it gives {one['Pillow']:.1f} times as many images as Pillow" in text
+    said = "on one core it gives {:.1f} times as many images as Pillow, and from two workers on two cores {:.1f} times"
+    assert said.format(one["Pillow"], two["Pillow"]) in text
 
 
 def test_the_committed_tasks_reach_their_goals() -> None:
@@ -410,6 +411,16 @@ def test_other_pythons_have_a_committed_run_with_a_reason_for_each_test_that_fai
     assert re.fullmatch("[0-9a-f]{40}", slow["commit"])
     assert (slow["free_threaded"], slow["failed"]) == (True, 0)
     assert slow["passed"] > 100
+
+
+def test_images_with_a_label_are_no_slower_than_before_all_other_tasks() -> None:
+    """In turns beside a checkout of before."""
+    found = committed("revisions")["ratios"]
+    faster = ["decode/images_per_s/loader", *(f"images_per_cpu_s/feeder-{kind}" for kind in ("seekable", "keep", "raw"))]
+    for name in faster:
+        assert len(found[name]["all"]) >= 5
+        assert found[name]["median"] >= 0.98, name
+    assert found["trainer/cpu_ms_per_batch_of_256"]["median"] <= 1.02
 
 
 def test_wheels_have_a_committed_run_on_other_pythons() -> None:
