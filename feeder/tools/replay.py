@@ -14,6 +14,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.relabel import without_labels
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.rank_agreement import saved_shuffle, set_version
@@ -23,7 +26,17 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
-__all__ = ["DECODED_ON", "NO_PIXELS", "as_pixels", "batch_pixels", "loader_of", "naming", "read_state", "save_images"]
+__all__ = [
+    "DECODED_ON",
+    "NO_PIXELS",
+    "as_pixels",
+    "batch_pixels",
+    "loader_of",
+    "naming",
+    "read_state",
+    "save_images",
+    "targets_of",
+]
 
 _BY_HAND = "make the loader as the run did, load the state, and call its replay()"
 DECODED_ON = "decoded_on"  # in the states of runs that decoded on a GPU
@@ -87,6 +100,18 @@ def naming(path: str | None) -> Iterator[None]:
         raise error if path is None else ArgumentError(f"{path}: {error}") from error
 
 
+def targets_of(state: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the targets of a run over a folder of images, whose files are no samples.
+
+    Raises:
+        ArgumentError: if the state has anything else in their place.
+    """
+    names = state.get("targets", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(f"this state is damaged: its targets are {names!r}")
+    return names
+
+
 def loader_of(
     path: str, state: Mapping[str, Any], exif_orientation: str | None = None, *, images: bool = True
 ) -> DataLoader[Any]:
@@ -94,8 +119,8 @@ def loader_of(
     recipe.
 
     Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
-    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. A state of an
-    older version does not say if the run had a ``mix``, and is taken as without one.
+    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. Targets are not
+    read. A state of an older version does not say if the run had a ``mix``, and is taken as without one.
 
     Args:
         path: The set, or a folder of images.
@@ -128,12 +153,17 @@ def loader_of(
     recorded = state.get("exif_orientation")
     if recorded is not None and exif_orientation not in (None, recorded):
         raise ArgumentError(f"this run had exif_orientation={recorded!r}: leave --exif-orientation out")
-    dataset = open_dataset(path, recipe, recorded or exif_orientation or "apply", set_version(state))
-    if state["fingerprint"] != dataset.reader.fingerprint():
+    exif = recorded or exif_orientation or "apply"
+    reader: Any = open_dataset(path, None, exif, set_version(state), targets=targets_of(state)).reader
+    if state["fingerprint"] != reader.fingerprint() and isinstance(reader, ShardReader):
+        without_labels(reader)  # as with labels=False
+    if state["fingerprint"] != reader.fingerprint():
         raise ArgumentError(
-            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes=, "
-            f"target_transform= or image_field=: {_BY_HAND}"
+            "this state is of another set; or of a Subset, of several sets, of one opened with labels=, classes=, "
+            "target_transform= or image_field=, or of a folder with targets=, saved by an older version of feeder: "
+            f"{_BY_HAND}"
         )
+    dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
     decoding: dict[str, Any] = {"images": False}

@@ -20,6 +20,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from tests.support.images import encode, make_tree, pixels
+from tests.support.target_data import TARGETS, write_target_folder, write_target_shards
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +252,79 @@ def test_images_of_runs_with_several_sizes_are_written(
             assert np.array_equal(written, image[:, :height, :width])
 
 
+def replayed(place: Path, folder: Path, state: Any, keys: list[list[str]], capsys: Any) -> list[list[np.ndarray]]:
+    """Returns the images, uint8 [3, H, W], of each step of epoch 0 that the command writes; holds the keys of each."""
+    (folder / "state.json").write_text(json.dumps(state))
+    found = []
+    for step, expected in enumerate(keys):
+        out = folder / f"out-{step}"
+        command = ["replay", str(place), "--state", str(folder / "state.json"), "--epoch", "0", "--step", str(step)]
+        assert main([*command, "--json", "--out", str(out)]) == 0
+        assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == expected
+        found.append([np.asarray(Image.open(path)).transpose(2, 0, 1) for path in sorted(out.iterdir())])
+    return found
+
+
+@pytest.mark.parametrize("pad", [None, feeder.PadToBatch(8), feeder.PadToBatch(8, group_by_aspect=True)], ids=repr)
+@pytest.mark.parametrize(
+    "op", [T.SanitizeBoundingBoxes(4), T.SanitizeKeyPoints(), T.ClampBoundingBoxes(), T.ClampKeyPoints()], ids=repr
+)
+def test_images_of_recipes_with_ops_on_targets_are_written(
+    op: T.Op, pad: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 9)
+    # What is drawn after the op hangs on its place.
+    after = T.RandomCrop(16) if pad is None else T.RandomShortestSize([16, 20, 24])
+    ops = [T.RandomHorizontalFlip(), op, after, T.RandomVerticalFlip()]
+    data = feeder.FolderDataset(tree, ops, ["key"], targets=TARGETS)
+    run = feeder.DataLoader(data, 3, seed=5, shuffle=True, pad=pad)
+    batches = list(run)
+    found = replayed(tree, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
+    for images, (expected, _, *rest) in zip(found, batches, strict=True):
+        for row, image in enumerate(images):
+            height, width = expected.shape[2:] if pad is None else rest[0][row].tolist()
+            assert np.array_equal(image, expected[row, :, :height, :width])
+
+
+@pytest.mark.parametrize("is_labelled", [False, True])
+def test_images_of_a_set_that_was_opened_without_labels_are_written(
+    is_labelled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unlabelled = {} if is_labelled else {(i, "cls"): None for i in range(8)}
+    place = write_target_shards(tmp_path / "set", 8, replaced=unlabelled)
+    data = feeder.ShardDataset(place, T.RandomCrop(8), ["key"], labels=False)
+    run = feeder.DataLoader(data, 3, seed=5, shuffle=True)
+    batches = list(run)
+    assert (feeder.ShardDataset(place, None).reader.max_label >= 0) == is_labelled
+    found = replayed(place, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
+    assert all(np.array_equal(np.stack(images), batch[0]) for images, batch in zip(found, batches, strict=True))
+
+
+def test_images_of_a_folder_whose_masks_are_no_samples_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 8)
+    targets = {"seg.png": T.Mask()}
+    run = feeder.DataLoader(feeder.FolderDataset(tree, T.RandomCrop(16), ["key"], targets=targets), 3, shuffle=True)
+    batches = list(run)
+    found = replayed(tree, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
+    assert all(np.array_equal(np.stack(images), batch[0]) for images, batch in zip(found, batches, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*are samples, and look like masks")
+def test_a_state_that_does_not_name_the_targets_of_a_folder_is_told_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 8)
+    state = feeder.DataLoader(feeder.FolderDataset(tree, T.RandomCrop(8), targets={"seg.png": T.Mask()})).state_dict()
+    del state["targets"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    assert main(["replay", str(tree), "--state", str(tmp_path / "state.json"), "--step", "0"]) == 2
+    told = capsys.readouterr().err
+    assert "or of a folder with targets=, saved by an older version of feeder" in told
+    assert "make the loader as the run did, load the state, and call its replay()" in told
+
+
 def test_batches_that_an_op_of_the_users_own_mixed_are_not_made_again(
     tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,6 +362,7 @@ def test_the_state_of_a_dataset_that_is_not_feeders_is_told_as_such(
         ({"seed": "x"}, [], "seed must be an integer, 0 to 2**64-1, got 'x'"),
         ({"backend": None}, [], "backend must be 'auto' or one of"),
         ({"spans": [], "buckets": "8x8"}, [], "sizes must be a list of 1 to 1,024 sizes"),
+        ({"targets": "seg.png"}, [], "this state is damaged: its targets are 'seg.png'"),
         ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
         ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
         ({"consumed": None}, [], "older version of feeder"),
