@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from feeder import transforms as T
-from feeder.dataset.base import FeederDataset
+from feeder.dataset.base import FeederDataset, applies_exif
+from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, SourceError
@@ -70,6 +72,7 @@ def open_dataset(
     exif_orientation: str = "apply",
     version: int | None = None,
     *,
+    targets: Sequence[str] = (),
     cache_dir: str | None = None,
     cache_bytes: int | None = None,
 ) -> FeederDataset:
@@ -82,6 +85,7 @@ def open_dataset(
         transform: The recipe.
         exif_orientation, cache_dir, cache_bytes: See :class:`feeder.ShardDataset`.
         version: Number of the set's version; None: the newest.
+        targets: Names of members such as "seg.png", whose files in a folder are no samples. They are not read.
 
     Raises:
         ArgumentError: if there is no such version.
@@ -95,6 +99,10 @@ def open_dataset(
     if not is_shards(path):
         if version not in (None, 1):
             raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")
+        if targets:
+            exif = applies_exif(exif_orientation)
+            reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS, exif=exif, targets=tuple(targets))
+            return FeederDataset(reader, transform, ())
         return FolderDataset(path, transform, exif_orientation=exif_orientation)
     options: dict[str, Any] = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "version": version}
     try:

@@ -14,6 +14,9 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.relabel import without_labels
+from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.rank_agreement import saved_shuffle, set_version
@@ -23,11 +26,19 @@ from feeder.transforms import Recipe, Views
 from feeder.transforms.pad_to_batch import PadToBatch
 from feeder.transforms.recipe_json import mix_from_json, recipe_from_json
 
-__all__ = ["DECODED_ON", "NO_PIXELS", "as_pixels", "batch_pixels", "loader_of", "naming", "read_state", "save_images"]
+__all__ = [
+    "as_pixels",
+    "batch_pixels",
+    "loader_of",
+    "naming",
+    "read_state",
+    "refuse_without_images",
+    "save_images",
+    "targets_of",
+    "why_without_images",
+]
 
 _BY_HAND = "make the loader as the run did, load the state, and call its replay()"
-DECODED_ON = "decoded_on"  # in the states of runs that decoded on a GPU
-NO_PIXELS = f"this run decoded on a GPU, whose pixels are not those that are made here: {_BY_HAND}"
 
 
 def read_state(path: str, key: str | None = None) -> dict[str, Any]:
@@ -87,6 +98,41 @@ def naming(path: str | None) -> Iterator[None]:
         raise error if path is None else ArgumentError(f"{path}: {error}") from error
 
 
+def targets_of(state: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the targets of a run over a folder of images, whose files are no samples.
+
+    Raises:
+        ArgumentError: if the state has anything else in their place.
+    """
+    names = state.get("targets", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ArgumentError(f"this state is damaged: its targets are {names!r}")
+    return names
+
+
+def why_without_images(state: Mapping[str, Any]) -> str:
+    """Returns the reason that a run's images can't be made by its state; empty if they can.
+
+    Raises:
+        ArgumentError: if the state's recipe is none.
+    """
+    if state.get("decoded_on") is not None:
+        return "this run decoded on a GPU, whose pixels are not those that are made here"
+    if state.get("recipe") is None:
+        return "the recipe of this run calls a function (Lambda), which a state does not have"
+    if "mix" in state and state["mix"] is None:
+        return "this run mixed batches by an op of its own, which a state does not have"
+    if any(view.draws_from_boxes for view in recipe_from_json(state["recipe"]).views):
+        return "the recipe of this run draws from boxes, which a state does not name"
+    return ""
+
+
+def refuse_without_images(state: Mapping[str, Any]) -> None:
+    """Raises ArgumentError if a run's images can't be made by its state, see :func:`why_without_images`."""
+    if why := why_without_images(state):
+        raise ArgumentError(f"{why}: {_BY_HAND}")
+
+
 def loader_of(
     path: str, state: Mapping[str, Any], exif_orientation: str | None = None, *, images: bool = True
 ) -> DataLoader[Any]:
@@ -94,14 +140,15 @@ def loader_of(
     recipe.
 
     Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
-    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. A state of an
-    older version does not say if the run had a ``mix``, and is taken as without one.
+    sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. Targets are not
+    read. A state of an older version does not say if the run had a ``mix``, and is taken as without one.
 
     Args:
         path: The set, or a folder of images.
         state: The state.
         exif_orientation: As the dataset had it, for a state of an older version, which does not say it; None: "apply".
-        images: False gives a loader without images, for ``samples_of``, also of a run that decoded on a GPU.
+        images: False gives a loader without images and with a recipe of no account, for ``samples_of``, also where
+            :func:`why_without_images` has a reason.
 
     Raises:
         ArgumentError: if the state is of another set, or does not have all that batches were made by.
@@ -111,29 +158,26 @@ def loader_of(
             "this state was saved with an explicit sampler, or by an older version of feeder: it does not say how "
             "batches were made"
         )
-    if state.get("recipe") is None:
-        raise ArgumentError(
-            f"the recipe of this run calls a function (Lambda), which a state does not have: {_BY_HAND}"
-        )
-    if "mix" in state and state["mix"] is None:
-        raise ArgumentError(f"this run mixed batches by an op of its own, which a state does not have: {_BY_HAND}")
-    if images and DECODED_ON in state:
-        raise ArgumentError(NO_PIXELS)
+    if images:
+        refuse_without_images(state)
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
-    recipe = recipe_from_json(state["recipe"])
-    if any(view.draws_from_boxes for view in recipe.views):
-        raise ArgumentError(f"the recipe of this run draws from boxes, which a state does not name: {_BY_HAND}")
+    recipe = recipe_from_json(state["recipe"] if images else _recipe_of_sizes(state))
     recorded = state.get("exif_orientation")
     if recorded is not None and exif_orientation not in (None, recorded):
         raise ArgumentError(f"this run had exif_orientation={recorded!r}: leave --exif-orientation out")
-    dataset = open_dataset(path, recipe, recorded or exif_orientation or "apply", set_version(state))
-    if state["fingerprint"] != dataset.reader.fingerprint():
+    exif = recorded or exif_orientation or "apply"
+    reader: Any = open_dataset(path, None, exif, set_version(state), targets=targets_of(state)).reader
+    if state["fingerprint"] != reader.fingerprint() and isinstance(reader, ShardReader):
+        without_labels(reader)  # as with labels=False
+    if state["fingerprint"] != reader.fingerprint():
         raise ArgumentError(
-            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes=, "
-            f"target_transform= or image_field=: {_BY_HAND}"
+            "this state is of another set; or of a Subset, of several sets, of one opened with labels=, classes=, "
+            "target_transform= or image_field=, or of a folder with targets=, saved by an older version of feeder: "
+            f"{_BY_HAND}"
         )
+    dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
     decoding: dict[str, Any] = {"images": False}
@@ -202,6 +246,15 @@ def as_pixels(images: Any, recipe: Recipe | Views) -> list[npt.NDArray[np.uint8]
             pixels = (pixels - bias) / scale
         found.append(np.rint(pixels).clip(0, 255).astype(np.uint8).transpose(0, 2, 3, 1))
     return found
+
+
+def _recipe_of_sizes(state: Mapping[str, Any]) -> list[Any]:
+    """Returns a recipe, as JSON, by which a loader has a state's order: that rests on none of the ops, but on sizes."""
+    sizes = state.get("sizes_by_epoch", [])
+    if not isinstance(sizes, list):
+        raise ArgumentError(f"this state is damaged: its sizes_by_epoch are {sizes!r}")
+    last = [8, 8] if state.get("buckets") is None else "BUCKET"
+    return [{"CenterCrop": {"size": size}} for size in (*({"ByEpoch": each} for each in sizes), last)]
 
 
 def _is_state(value: Any) -> bool:

@@ -16,7 +16,7 @@ from feeder import transforms as T
 from feeder.shard.write.index_tars import index_tars
 from tests.support.shard_sets import write_tar
 
-__all__ = ["SCALE", "TARGETS", "boxes_in", "members", "write_target_shards"]
+__all__ = ["SCALE", "TARGETS", "boxes_in", "members", "write_target_folder", "write_target_shards"]
 
 # Red, green and blue of a pixel: its number in the mask times this.
 SCALE = 60
@@ -96,4 +96,26 @@ def write_target_shards(
         listed += [(f"{i:04d}.{name}", data) for name, data in found.items() if data is not None]
     write_tar(folder / "shard-000000.tar", listed)
     index_tars(str(folder))
+    return folder
+
+
+def write_target_folder(folder: Path, count: int = 9) -> Path:
+    """Writes images of several aspect ratios into a class folder, with the members of :data:`TARGETS` beside them.
+
+    Args:
+        folder: The folder of the class folder.
+        count: Number of samples.
+    """
+    (folder / "class-0").mkdir(parents=True)
+    for i in range(count):
+        height, width = ((30, 45), (45, 30), (36, 36))[i % 3]
+        levels = np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
+        found = {
+            "png": png(levels),
+            "seg.png": png(levels[..., 0] % np.uint8(4)),
+            "boxes.json": json.dumps({"boxes": [[2, 2, 4, 4], [0, 5, 20, 25]], "labels": [1, 2]}).encode(),
+            "kp.json": json.dumps({"keypoints": [[3, 4], [25, 28]]}).encode(),
+        }
+        for name, data in found.items():
+            (folder / f"class-0/{i:04d}.{name}").write_bytes(data)
     return folder

@@ -33,10 +33,23 @@ from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
-from feeder.transforms import BUCKET, MixUp, RandomCrop, RandomResizedCrop, Views
+from feeder.tools.replay import targets_of
+from feeder.transforms import (
+    BUCKET,
+    MixUp,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomShortestSize,
+    SanitizeBoundingBoxes,
+    SanitizeKeyPoints,
+    Views,
+)
+from feeder.transforms.op import Op
 from tests.support.documents import blocks, smaller
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import to_version_1, write_tar
+from tests.support.target_data import TARGETS, write_target_folder
 
 TOKEN = "secret-of-the-test"
 HOSTILE = "<script>alert(1)</script>"
@@ -45,7 +58,8 @@ HOSTILE = "<script>alert(1)</script>"
 def client(
     path: Path, *, state: dict | None = None, token: str | None = TOKEN, version: int | None = None
 ) -> TestClient:
-    view = SetView(str(path), str(path.parent / "scans"), version)
+    targets = [] if state is None else targets_of(state)
+    view = SetView(str(path), str(path.parent / "scans"), version, targets)
     app = make_app(view, Training(view, 32, state), TOKEN)
     found = TestClient(app, base_url="http://127.0.0.1:8000", follow_redirects=False)
     if token is not None:
@@ -652,6 +666,25 @@ def test_crops_of_a_saved_state_are_those_of_its_batches(
         assert all(place in batch and (place in sample) == (row == 0) for place in pair)
 
 
+@pytest.mark.parametrize("op", [SanitizeBoundingBoxes(), SanitizeKeyPoints()], ids=repr)
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_batches_and_crops_of_a_saved_state_with_targets(is_grouped: bool, op: Op, tmp_path: Path) -> None:
+    tree = write_target_folder(tmp_path / "images", 9)
+    recipe = [RandomShortestSize([16, 20, 24]), op, RandomHorizontalFlip()]
+    dataset = feeder.FolderDataset(tree, recipe, ["index"], targets=TARGETS)
+    pad = feeder.PadToBatch(8, group_by_aspect=is_grouped)
+    batches = list(loader := feeder.DataLoader(dataset, batch_size=3, shuffle=True, seed=9, pad=pad))
+    page = client(tree, state=json.loads(json.dumps(loader.state_dict())))
+    text = page.get("/batch?epoch=0&step=1").text
+    assert type(op).__name__ in text
+    assert ids(text) == batches[1][-1].tolist()
+    for row, (image, (height, width), i) in enumerate(zip(batches[1][0], batches[1][2], batches[1][-1], strict=True)):
+        for place in (f"/step-image?row={row}&step=1&batch_size=3", f"/crop/{i}?"):
+            shown = picture(page.get(f"{place}&seed=9&epoch=0").content).transpose(2, 0, 1)
+            assert np.array_equal(shown, image[:, :height, :width])
+        assert f"class-0/{i:04d}.png" in page.get(f"/sample/{i}").text
+
+
 def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
     loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9, mix=MixUp(num_classes=3))
@@ -883,3 +916,11 @@ def test_an_earlier_version_is_shown_by_name_and_with_its_states(
             assert ids(batch.read().decode()) == [0, 1, 2]
     assert cli.main(["browse", out, *state, "--version", "2"]) == 2
     assert "is of version 1 of the set: leave --version out" in capsys.readouterr().err
+
+
+def test_masks_of_a_folder_that_were_no_samples_of_a_run_are_none_beside_its_state(tmp_path: Path) -> None:
+    tree = write_target_folder(tmp_path / "images", 5)
+    loader = feeder.DataLoader(feeder.FolderDataset(tree, [RandomCrop(16)], targets=TARGETS), 4)
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    with served(str(tree), "--state", str(tmp_path / "state.json")) as (_, url), opener().open(url) as answer:
+        assert "<dt>samples</dt><dd>5</dd>" in answer.read().decode()

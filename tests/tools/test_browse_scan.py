@@ -17,6 +17,7 @@ from feeder.tools.browse.set_view import Choice, SetView
 from feeder.tools.browse.training import Training
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import write_tar
+from tests.support.target_data import write_target_folder
 
 TOKEN = "secret-of-the-test"
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -81,6 +82,15 @@ def test_damage_is_found_at_the_end_of_tall_images(tmp_path: Path, encode_as: st
     view.scan.start()
     view.scan.wait()
     assert view.scan.of_kind("damaged").tolist() == [1]
+
+
+def test_masks_of_a_folder_that_are_no_samples_are_not_looked_at(tmp_path: Path) -> None:
+    tree = write_target_folder(tmp_path / "images", 5)
+    view = SetView(str(tree), str(tmp_path / "scans"), targets=["seg.png"])
+    view.scan.start()
+    view.scan.wait()
+    assert view.scan.done == (5, True)
+    assert view.scan.of_kind("grey").size == 0
 
 
 def test_equal_checksums_of_different_bytes_are_no_duplicates(tars: Path, monkeypatch: pytest.MonkeyPatch) -> None:

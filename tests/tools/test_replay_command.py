@@ -20,6 +20,7 @@ from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from tests.support.images import encode, make_tree, pixels
+from tests.support.target_data import TARGETS, write_target_folder, write_target_shards
 
 
 @pytest.fixture(scope="module")
@@ -194,29 +195,76 @@ VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
 }
 
 
+UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
+    "gpu": ({"backend": "cuda", "decoded_on": "cuda"}, "this run decoded on a GPU, whose pixels are not those"),
+    "lambda": ({"recipe": None}, "the recipe of this run calls a function (Lambda), which a state does not have"),
+    "own mix": ({"mix": None}, "this run mixed batches by an op of its own, which a state does not have"),
+}
+
+
+@pytest.mark.parametrize("cause", UNKNOWN)
 @pytest.mark.parametrize("name", ["plain", *VARIED])
-def test_the_samples_of_a_run_that_decoded_on_a_gpu_are_told_without_its_images(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_samples_of_a_run_whose_images_are_not_known_are_told_without_them(
+    name: str, cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = make_tree(tmp_path / "images", 1, 11)
     ops, options = VARIED.get(name, ([T.RandomResizedCrop(8)], {}))
     run = feeder.DataLoader(feeder.FolderDataset(tree, ops, ["key"]), 4, seed=5, shuffle=True, **options)
     expected = [batch[-1] for batch in run]
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(run.state_dict() | {"backend": "cuda", "decoded_on": "cuda"}))
-    command = ["replay", str(tree), "--state", str(state), "--epoch", "0"]
+    changes, says = UNKNOWN[cause]
+    check_without_images(tree, run.state_dict() | changes, expected, says, tmp_path, capsys)
+
+
+def test_the_samples_of_a_run_that_calls_a_function_are_told(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tree, T.Lambda(lambda image: image))
+    expected = [batch[-1] for batch in run]
+    check_without_images(tree, run.state_dict(), expected, UNKNOWN["lambda"][1], tmp_path, capsys)
+
+
+def test_the_samples_of_a_run_that_an_op_of_the_users_own_mixed_are_told(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class OwnMixUp(T.MixUp):
+        pass
+
+    run = run_of(tree, mix=OwnMixUp())
+    expected = [batch[-1] for batch in run]
+    check_without_images(tree, run.state_dict(), expected, UNKNOWN["own mix"][1], tmp_path, capsys)
+
+
+@pytest.mark.parametrize("ops", [[T.Resize((16, 16))], []], ids=["one size", "sizes of their own"])
+def test_the_samples_of_a_run_that_draws_from_boxes_are_told(
+    ops: list[T.Op], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 9)
+    data = feeder.FolderDataset(tree, [T.RandomIoUCrop(), *ops], ["key"], targets=TARGETS)
+    run: Any = feeder.DataLoader(data, 4, seed=5, shuffle=True, collate_fn=lambda samples: [s[-1] for s in samples])
+    says = "the recipe of this run draws from boxes, which a state does not name"
+    expected = list(run)
+    check_without_images(tree, run.state_dict(), expected, says, tmp_path, capsys)
+
+
+def check_without_images(
+    place: Path, state: Any, expected: list[list[str]], says: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "state.json"
+    path.write_text(json.dumps(state))
+    command = ["replay", str(place), "--state", str(path), "--epoch", "0"]
     for step, keys in enumerate(expected):
         assert main([*command, "--step", str(step), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert [each["key"] for each in found["samples"]] == keys
         assert found["substitutions"] is None
-    out = ["--out", str(tmp_path / "out")]
-    assert main([*command, "--step", "0", *out]) == 2
+    assert main([*command, "--step", "0", "--out", str(folder / "out")]) == 2
     told = capsys.readouterr()
     assert all(key in told.out for key in expected[0])
-    assert "this run decoded on a GPU: its images are not known here" in told.out
-    assert f"{state}: this run decoded on a GPU, whose pixels are not those that are made here" in told.err
-    assert not (tmp_path / "out").exists()
+    assert says in told.out
+    assert "its images are not known here, nor which of these samples were bad" in told.out
+    assert f"{path}: {says}" in told.err
+    assert "make the loader as the run did, load the state, and call its replay()" in told.err
+    assert not (folder / "out").exists()
 
 
 @pytest.mark.parametrize("encode_as", [None, "keep"])
@@ -251,15 +299,77 @@ def test_images_of_runs_with_several_sizes_are_written(
             assert np.array_equal(written, image[:, :height, :width])
 
 
-def test_batches_that_an_op_of_the_users_own_mixed_are_not_made_again(
-    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class OwnMixUp(T.MixUp):
-        pass
+def replayed(place: Path, folder: Path, state: Any, keys: list[list[str]], capsys: Any) -> list[list[np.ndarray]]:
+    """Returns the images, uint8 [3, H, W], of each step of epoch 0 that the command writes; holds the keys of each."""
+    (folder / "state.json").write_text(json.dumps(state))
+    found = []
+    for step, expected in enumerate(keys):
+        out = folder / f"out-{step}"
+        command = ["replay", str(place), "--state", str(folder / "state.json"), "--epoch", "0", "--step", str(step)]
+        assert main([*command, "--json", "--out", str(out)]) == 0
+        assert [each["key"] for each in json.loads(capsys.readouterr().out)["samples"]] == expected
+        found.append([np.asarray(Image.open(path)).transpose(2, 0, 1) for path in sorted(out.iterdir())])
+    return found
 
-    (tmp_path / "state.json").write_text(json.dumps(run_of(tree, mix=OwnMixUp()).state_dict()))
+
+@pytest.mark.parametrize("pad", [None, feeder.PadToBatch(8), feeder.PadToBatch(8, group_by_aspect=True)], ids=repr)
+@pytest.mark.parametrize(
+    "op", [T.SanitizeBoundingBoxes(4), T.SanitizeKeyPoints(), T.ClampBoundingBoxes(), T.ClampKeyPoints()], ids=repr
+)
+def test_images_of_recipes_with_ops_on_targets_are_written(
+    op: T.Op, pad: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 9)
+    # What is drawn after the op hangs on its place.
+    after = T.RandomCrop(16) if pad is None else T.RandomShortestSize([16, 20, 24])
+    ops = [T.RandomHorizontalFlip(), op, after, T.RandomVerticalFlip()]
+    data = feeder.FolderDataset(tree, ops, ["key"], targets=TARGETS)
+    run = feeder.DataLoader(data, 3, seed=5, shuffle=True, pad=pad)
+    batches = list(run)
+    found = replayed(tree, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
+    for images, (expected, _, *rest) in zip(found, batches, strict=True):
+        for row, image in enumerate(images):
+            height, width = expected.shape[2:] if pad is None else rest[0][row].tolist()
+            assert np.array_equal(image, expected[row, :, :height, :width])
+
+
+@pytest.mark.parametrize("is_labelled", [False, True])
+def test_images_of_a_set_that_was_opened_without_labels_are_written(
+    is_labelled: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unlabelled = {} if is_labelled else {(i, "cls"): None for i in range(8)}
+    place = write_target_shards(tmp_path / "set", 8, replaced=unlabelled)
+    data = feeder.ShardDataset(place, T.RandomCrop(8), ["key"], labels=False)
+    run = feeder.DataLoader(data, 3, seed=5, shuffle=True)
+    batches = list(run)
+    assert (feeder.ShardDataset(place).reader.labels() >= 0).any() == is_labelled
+    found = replayed(place, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
+    assert all(np.array_equal(np.stack(images), batch[0]) for images, batch in zip(found, batches, strict=True))
+
+
+def test_images_of_a_folder_whose_masks_are_no_samples_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 8)
+    targets = {"seg.png": T.Mask()}
+    run = feeder.DataLoader(feeder.FolderDataset(tree, T.RandomCrop(16), ["key"], targets=targets), 3, shuffle=True)
+    batches = list(run)
+    found = replayed(tree, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
+    assert all(np.array_equal(np.stack(images), batch[0]) for images, batch in zip(found, batches, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*are samples, and look like masks")
+def test_a_state_that_does_not_name_the_targets_of_a_folder_is_told_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_target_folder(tmp_path / "images", 8)
+    state = feeder.DataLoader(feeder.FolderDataset(tree, T.RandomCrop(8), targets={"seg.png": T.Mask()})).state_dict()
+    del state["targets"]
+    (tmp_path / "state.json").write_text(json.dumps(state))
     assert main(["replay", str(tree), "--state", str(tmp_path / "state.json"), "--step", "0"]) == 2
-    assert "mixed batches by an op of its own" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "or of a folder with targets=, saved by an older version of feeder" in told
+    assert "make the loader as the run did, load the state, and call its replay()" in told
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -281,17 +391,17 @@ def test_the_state_of_a_dataset_that_is_not_feeders_is_told_as_such(
         ({"loader": 3}, [], "has no state of feeder's loader; name it with --key"),
         ({"loader": 3}, ["--key", "data"], "has no 'data'; there are: loader"),
         ({"a": {}, "b": {}}, [], "has 2 states; name one with --key: a, b"),
-        ({"recipe": None}, [], "calls a function"),
         ({"recipe": 3}, [], "expected a recipe as a list of ops, got 3"),
         ({"spans": [{"epoch": 0}] * 99}, [], "this state is damaged: its spans are [{'epoch': 0}, {'epoch': 0}"),
         ({"epoch": "last"}, [], "this state is damaged: expected an epoch of 0 to 2**32-1, got 'last'"),
         ({"seed": "x"}, [], "seed must be an integer, 0 to 2**64-1, got 'x'"),
         ({"backend": None}, [], "backend must be 'auto' or one of"),
         ({"spans": [], "buckets": "8x8"}, [], "sizes must be a list of 1 to 1,024 sizes"),
+        ({"targets": "seg.png"}, [], "this state is damaged: its targets are 'seg.png'"),
         ({"fingerprint": "of another"}, [], "this state is of another set; or of a Subset, of several sets"),
-        ({"recipe": [{"RandomIoUCrop": vars(T.RandomIoUCrop())}]}, [], "draws from boxes"),
+        ({"recipe": None, "sizes_by_epoch": 3}, [], "this state is damaged: its sizes_by_epoch are 3"),
+        ({"recipe": None, "sizes_by_epoch": [3]}, [], "expected sizes by epoch, [[epoch, size], ...], got 3"),
         ({"consumed": None}, [], "older version of feeder"),
-        ({"mix": None}, [], "mixed batches by an op of its own"),
         ({"mix": [{"CenterCrop": {"size": [5, 5]}}]}, [], "expected an op of feeder.transforms"),
     ],
 )

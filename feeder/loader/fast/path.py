@@ -19,6 +19,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.targets import targets_in
 from feeder.decoders.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests
@@ -319,6 +320,9 @@ class FastPath:
         found = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
         if isinstance(self.dataset.reader, (FolderReader, ShardReader)):
             found["exif_orientation"] = "apply" if self.dataset.reader.exif else "ignore"
+        targets = [extra.name for extra in targets_in(self.dataset.extras)]
+        if targets and isinstance(self.dataset.reader, FolderReader):  # whose files are no samples
+            found["targets"] = targets
         if mix := check_mix(self._fixed.mix):
             found["mix"] = _json_of(mix_to_json, mix)
         if self.decoder is not None and self.decoder.device.type != "cpu":

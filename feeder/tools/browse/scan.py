@@ -19,7 +19,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -56,6 +56,7 @@ class Scan:
         version: Number of the set's version.
         kinds: What it looks for beside damage, colors, duplicates and captions, of
             :data:`feeder.tools.browse.kinds.KINDS`.
+        targets: Names of members such as "seg.png", whose files in a folder are no samples.
 
     Attributes:
         error: The error that ended the scan; empty without one.
@@ -63,9 +64,15 @@ class Scan:
     """
 
     def __init__(
-        self, place: str, contents: str, folder: str | None = None, version: int = 1, kinds: Collection[str] = ()
+        self,
+        place: str,
+        contents: str,
+        folder: str | None = None,
+        version: int = 1,
+        kinds: Collection[str] = (),
+        targets: Sequence[str] = (),
     ) -> None:
-        self._place, self._version, self._kinds = place, version, kinds
+        self._place, self._version, self._kinds, self._targets = place, version, kinds, targets
         self._path = scan_path(place, contents, folder, version)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -138,7 +145,7 @@ class Scan:
         try:
             # Not to a crop: only the rows below one are decoded.
             recipe = T.Compose([T.Resize((_LOOKED_AT_PX, _LOOKED_AT_PX))])
-            dataset = open_dataset(self._place, recipe, version=self._version)
+            dataset = open_dataset(self._place, recipe, version=self._version, targets=self._targets)
             names = [name for name in dataset.reader.field_names() if is_caption(name)]
             for first in range(self.done[0], len(dataset), AT_ONCE):
                 if self._is_stopped.is_set():

@@ -88,13 +88,16 @@ class SetView:
         path: A shard set's folder, an index file, a set's URL, or a folder of images.
         scans: Folder for what scans find; None: the user's cache.
         version: Number of the set's version; None: the newest.
+        targets: Names of members such as "seg.png", whose files in a folder are no samples.
 
     Raises:
         FeederError: if it can't be opened.
     """
 
-    def __init__(self, path: str, scans: str | None = None, version: int | None = None) -> None:
-        self._scans, self._version = scans, version
+    def __init__(
+        self, path: str, scans: str | None = None, version: int | None = None, targets: Sequence[str] = ()
+    ) -> None:
+        self._scans, self._version, self._targets = scans, version, tuple(targets)
         self.path = path
         self.dataset = self.open(None)
         self.reader: Any = self.dataset.reader
@@ -102,7 +105,7 @@ class SetView:
 
     def open(self, transform: Any) -> FeederDataset:
         """Opens the set once more, with a recipe."""
-        return open_dataset(self.path, transform, version=self._version)
+        return open_dataset(self.path, transform, version=self._version, targets=self._targets)
 
     @property
     def version(self) -> int:
@@ -127,7 +130,7 @@ class SetView:
         index = getattr(self.reader, "index", None)
         header = getattr(index, "header", None)
         contents = self.reader.fingerprint() if header is None else header.hash.hex()
-        return Scan(self.path, contents, self._scans, self.version, self.unknown)
+        return Scan(self.path, contents, self._scans, self.version, self.unknown, self._targets)
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""

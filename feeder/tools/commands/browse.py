@@ -76,18 +76,20 @@ def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.browse.server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
-    from feeder.tools.replay import naming, read_state
+    from feeder.tools.replay import naming, read_state, targets_of
 
     endpoints = Endpoints(arguments.live) if arguments.live else None
     view = training = None
     if arguments.set is not None:
         state = None if arguments.state is None else read_state(arguments.state, arguments.key)
-        version = arguments.set_version
+        version, targets = arguments.set_version, []
         if state is not None:
             version = set_version(state)
             if arguments.set_version not in (None, version):
                 raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
-        view = SetView(arguments.set, version=version)
+            with naming(arguments.state):
+                targets = targets_of(state)
+        view = SetView(arguments.set, version=version, targets=targets)
         with naming(arguments.state):
             training = Training(view, arguments.image_size, state)
     hosts = Hosts(arguments.host)

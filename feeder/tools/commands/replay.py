@@ -6,7 +6,6 @@ import argparse
 import json
 from typing import Any
 
-from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import add_output
 
@@ -46,22 +45,22 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.tools.replay import (
-        DECODED_ON,
-        NO_PIXELS,
         batch_pixels,
         loader_of,
         naming,
         read_state,
+        refuse_without_images,
         save_images,
+        why_without_images,
     )
 
     state = read_state(arguments.state, arguments.key)
-    has_pixels = DECODED_ON not in state
     with naming(arguments.state):
-        loader = loader_of(arguments.set, state, arguments.exif_orientation, images=has_pixels)
+        why = why_without_images(state)
+        loader = loader_of(arguments.set, state, arguments.exif_orientation, images=not why)
     epoch = state["epoch"] if arguments.epoch is None else arguments.epoch
     substitutions: list[dict[str, Any]] | None = None  # not known
-    if has_pixels:
+    if not why:
         batch, samples, substitutions = loader.replay(epoch, arguments.step, rank=arguments.rank)
         if arguments.out is not None:
             save_images(batch_pixels(loader, batch), arguments.out)
@@ -81,11 +80,11 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"sample {i} was taken down, and sample {other} stands in: a run before that saw the one that is gone")
         for each in substitutions or ():
             say(printable(f"{each['key']} is bad, and sample {each['substitute']} stands in: {each['reason']}"))
-        if not has_pixels:
-            say("this run decoded on a GPU: its images are not known here, nor which of these samples were bad")
+        if why:
+            say(f"{why}: its images are not known here, nor which of these samples were bad")
         elif arguments.out is not None:
             say(printable(f"images written to {arguments.out}"))
-    if arguments.out is not None and not has_pixels:
+    if arguments.out is not None:
         with naming(arguments.state):
-            raise ArgumentError(NO_PIXELS)
+            refuse_without_images(state)
     return 0
