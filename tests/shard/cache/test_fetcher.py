@@ -417,6 +417,36 @@ def test_ranges_wait_until_there_is_room_for_them(places: Places) -> None:
     wait_until(lambda: places.cached() == ["1.tar", "2.tar"])
 
 
+@pytest.mark.parametrize("keeps", ["lease", "plan"])
+def test_ranges_come_when_what_took_their_room_is_let_go_by_somebody_else(
+    places: Places, monkeypatch: pytest.MonkeyPatch, keeps: str
+) -> None:
+    fetcher, has_looked = places.fetcher(3 * SHARD), threading.Event()
+    make_room = fetcher.files.make_room
+
+    def noted(*arguments: Any, **options: Any) -> bool:
+        has_room = make_room(*arguments, **options)
+        has_looked.set()
+        return has_room
+
+    ask, other = places.client(fetcher), places.client(fetcher)
+    ask({"begin": 3 * SHARD})
+    other({"begin": 0})
+    ranges = [(name, 0, SHARD) for name in places.names]
+    ask({"plan": {"step": 0, "last_steps": [[name, k] for k, name in enumerate(places.names)], "ranges": ranges}})
+    if keeps == "lease":
+        other({"need": [("0.tar", 0, SHARD)], "again": False})
+    else:
+        other({"plan": {"step": 0, "last_steps": [["0.tar", 9]], "ranges": []}})
+    wait_until(lambda: places.cached() == ["0.tar", "1.tar"])
+    monkeypatch.setattr(fetcher.files, "make_room", noted)
+    ask({"plan": {"step": 1, "last_steps": [], "ranges": []}})
+    assert has_looked.wait(30)
+    assert places.cached() == ["0.tar", "1.tar"]
+    other({"stats": True} if keeps == "lease" else {"end": True})
+    wait_until(lambda: places.cached() == ["1.tar", "2.tar"])
+
+
 @pytest.mark.parametrize("silent", [1, 2])
 def test_a_range_that_is_slow_is_asked_for_again(places: Places, silent: int) -> None:
     fetcher = places.fetcher(100 * SHARD)
