@@ -31,7 +31,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -426,7 +425,7 @@ class SetHeader:
         return names
 
     def _checked_name(self, name: str) -> str:
-        if not name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+        if not name or name.startswith("/") or ".." in name.split("/"):
             raise FormatError(f"{self._shown}: shard name {name!r} leads out of the index's folder")
         if "\0" in name or not _is_encodable(name):
             raise FormatError(f"{self._shown}: shard name {name!r} can't be a file's; the index is damaged")
