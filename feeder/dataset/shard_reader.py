@@ -450,16 +450,15 @@ class ShardReader(ShardFields):
         if entry is not None:
             entries.move_to_end(shard)
             return entry
-        path = self.index.shard_path(shard)
         try:
             if self.mirror is None:
-                descriptor = open_regular(path)
+                descriptor = open_regular(self.index.shard_path(shard))
             else:
                 descriptor = self.mirror.open(self.index.shard_name(shard), self._named_by.shard_hash(shard))
         except OSError as error:
             raise FormatError(
-                f"{path}: the index names this shard, but it can't be opened ({error.strerror}); "
-                "restore it, or run `feeder inspect --verify`"
+                f"{self.index.shard_path(shard)}: the index names this shard, but it can't be opened "
+                f"({error.strerror}); restore it, or run `feeder inspect --verify`"
             ) from None
         status = os.fstat(descriptor)
         entry = OpenFile(descriptor, status.st_size, status.st_ctime_ns)

@@ -85,6 +85,7 @@ class FastIterator:
             finished, batch = self._next_here() if self._feed is None else next(self._feed)
         except StopIteration:
             progress.exhausted = not self._closed  # closed before its end, it has not come to it
+            progress.moved.set()
             self._end()
             if progress.exhausted:
                 epoch.ledger.warn_at_epoch_end(progress)

@@ -50,6 +50,7 @@ class Ledger:
         """
         step, counts = progress.steps, self.counts
         progress.steps += 1
+        progress.moved.set()
         if progress.replay is not None:
             progress.replay.handed_out()
         counts["elapsed_ns"] += elapsed_ns

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -56,6 +57,7 @@ class EpochProgress:
         skipped: Number of samples that took the place of bad ones.
         first_skipped: The first bad sample.
         last_step: Number of the epoch's last batch; None with an explicit sampler.
+        moved: Set when ``steps`` or ``exhausted`` has changed.
     """
 
     place: Place
@@ -67,6 +69,7 @@ class EpochProgress:
     samples: int = 0
     skipped: int = 0
     first_skipped: Substitution | None = None
+    moved: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.last_step = None if self.split is None else len(self.split) - 1

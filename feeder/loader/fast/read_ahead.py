@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import queue
 import threading
 import weakref
@@ -38,10 +39,12 @@ Int64s = npt.NDArray[np.int64]
 
 RANGE_BYTES = 8 << 20
 _CHUNK_SAMPLES = 4096  # that are looked up together
+_TOGETHER = 8  # that part of what is looked ahead is planned together
 _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
 _LOOK_S = 0.02
+_PROGRESS_S = 1.0  # without progress, between two looks whether the iterator is still there
 _END_S = 5.0
 
 
@@ -56,6 +59,8 @@ class _Set:
         takes_rows: True if the images are read by the rows of their crops.
         link: The connection of the plan.
         sent: (shard, range) that the fetcher knows of; range -1 is for the places of its images' rows.
+        lasts: By shard that it keeps, the last step known to need it.
+        next_end: The first of these steps.
     """
 
     reader: ShardReader
@@ -64,6 +69,8 @@ class _Set:
     takes_rows: bool = False
     link: Link | None = None
     sent: set[tuple[int, int]] = field(default_factory=set)
+    lasts: dict[int, int] = field(default_factory=dict)
+    next_end: float = math.inf
 
     def begin(self) -> Link:
         """Begins a plan.
@@ -73,6 +80,7 @@ class _Set:
             ConnectionError: if the fetcher has ended meanwhile.
         """
         self.sent.clear()
+        self.lasts.clear()
         self.link = self.mirror.connect()
         self.link.ask({"begin": self.working_bytes})
         return self.link
@@ -97,7 +105,8 @@ class _Set:
         found, back = np.unique(shards[::-1], return_index=True)
         entries = {shard: self.reader.index.shard_entry(shard) for shard in found.tolist()}
         last_steps = []
-        for shard, last in zip(entries, steps[::-1][back].tolist(), strict=True):
+        lasts = dict(zip(entries, steps[::-1][back].tolist(), strict=True))
+        for shard, last in lasts.items():
             last_steps.append((entries[shard].name, last))
             own = self.reader.index.index_entry(shard)
             if own is not None:
@@ -109,6 +118,7 @@ class _Set:
             ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
             ranges = self._new_steps(entries) + ranges
         self._send(step, last_steps, ranges, is_first=is_first)
+        self._set_reached(step, lasts)
         if is_drawn and (places_of_rows := self._new_steps(entries)):
             self._send(step, [], places_of_rows, is_first=False)
 
@@ -136,8 +146,17 @@ class _Set:
         return ranges
 
     def reached(self, step: int) -> None:
-        """Tells that the trainer has reached a step."""
-        self._send(step, [], [], is_first=False)
+        """Tells that the trainer has reached a step, if it is done with a shard: the others stay anyway."""
+        if step > self.next_end:
+            self._send(step, [], [], is_first=False)
+            self._set_reached(step, {})
+
+    def _set_reached(self, step: int, lasts: Mapping[int, int]) -> None:
+        """Notes a step that the fetcher knows of, and what it keeps from there on."""
+        for shard, last in lasts.items():
+            self.lasts[shard] = max(last, self.lasts.get(shard, last))
+        self.lasts = {shard: last for shard, last in self.lasts.items() if last >= step}
+        self.next_end = min(self.lasts.values(), default=math.inf)
 
     def _send(
         self, step: int, last_steps: list[tuple[str, int]], ranges: list[tuple[str, int, int]], *, is_first: bool
@@ -176,12 +195,14 @@ class ReadAhead:
         self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int, *, takes_rows: bool
     ) -> None:
         self._reader, self._order, self._split, self._epoch = reader, order, split, progress.place.epoch
-        self._progress = weakref.ref(progress)
+        self._progress, self._moved = weakref.ref(progress), progress.moved
         self._is_over = threading.Event()
         self._chunk = max(1, _CHUNK_SAMPLES // split.batch_size)  # batches
         samples = split.batch_size * split.world_size
         self._made = made
-        self._ahead = -(-_looked_ahead(order) // samples) + made + 1  # steps
+        needed = -(-_looked_ahead(order) // samples) + made + 1  # steps
+        self._together = max(1, min(self._chunk, needed // _TOGETHER))
+        self._ahead = needed + self._together - 1
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
         per_index = self._steps_per_index() if takes_rows else {}
         fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())
@@ -203,6 +224,7 @@ class ReadAhead:
     def close(self) -> None:
         """Ends the plans, so that others find their room; waits for that, but not for a network that is down."""
         self._is_over.set()
+        self._moved.set()
         if self._thread is not threading.current_thread():
             self._thread.join(_END_S)
 
@@ -270,23 +292,25 @@ class ReadAhead:
             self._close_all()
 
     def _plan(self) -> None:
-        batches, planned, told, is_first = self._batches(), 0, -1, True
-        while (reached := self._reached()) is not None:
+        batches, planned, is_first = self._batches(), 0, True
+        while True:
+            self._moved.clear()
+            reached = self._reached()
+            if reached is None:
+                return
             end = min(len(self._split), reached + self._ahead)
-            if planned < end:
+            if planned < end and (is_first or end - planned >= self._together or end == len(self._split)):
                 found = list(itertools.islice(batches, 1 if is_first else min(self._chunk, end - planned)))
                 ids, steps = _joined(found, planned)
                 planned += len(found)
                 if planned > reached:  # else it was read before the fetcher ended
                     for leaf, own, rows in _leaf_rows(self._reader, ids):
                         self._sets[id(leaf)].extend(reached, steps[rows], own, is_first=is_first)
-                    told, is_first = reached, False
+                    is_first = False
                 continue
-            if reached != told:
-                for each in self._sets.values():
-                    each.reached(reached)
-                told = reached
-            self._is_over.wait(_LOOK_S)
+            for each in self._sets.values():
+                each.reached(reached)
+            self._moved.wait(_PROGRESS_S)
 
     def _close_all(self) -> None:
         for each in self._sets.values():

@@ -362,6 +362,7 @@ class Fetcher:
     def _end_plan(self, client: _Client) -> None:
         if client.plan is not None:
             self._plans.end(client.plan)
+            self.downloads.wake()
         client.plan = None
 
     def _lease(self, client: _Client, names: set[str]) -> None:
@@ -371,7 +372,10 @@ class Fetcher:
         for name in client.leased:
             if not self._leases[name]:
                 del self._leases[name]
+        is_over = not client.leased <= names
         client.leased = names
+        if is_over:  # there may be room now
+            self.downloads.wake()
 
 
 def main(folder: str, lock: int, options: dict[str, Any]) -> None:

@@ -164,7 +164,7 @@ class CacheMirror:
         """
         local = self._own()
         local.close_retired()
-        missing = list(wants) if again else [want for want in wants if not self._has(local, want)]
+        missing = list(wants) if again else self._missing(local, wants)
         local.hits += len(wants) - len(missing)
         if not missing and local.tells and (local.hits >= _HITS_TOLD or time.monotonic() - local.told > _TELL_S):
             self._tell_hits(local)
@@ -175,7 +175,7 @@ class CacheMirror:
                 local.hits, again = 0, False
             for name in {name for name, _, _ in missing}:
                 local.files.pop(name, None)  # somebody may have deleted its record
-            missing = [want for want in wants if not self._has(local, want)]
+            missing = self._missing(local, wants)
             rounds += 1
             if rounds == _ROUNDS:
                 name, start, end = missing[0]
@@ -254,20 +254,30 @@ class CacheMirror:
             local.pid = os.getpid()
         return local
 
-    def _has(self, local: _Local, want: Want) -> bool:
-        name, start, end = want
+    def _missing(self, local: _Local, wants: Sequence[Want]) -> list[Want]:
+        """Returns the ranges that are not in the folder."""
+        records = {name: self._record(local, name) for name in dict.fromkeys(name for name, _, _ in wants)}
+        missing = []
+        for want in wants:
+            name, start, end = want
+            record = records[name]
+            if record is None or not record.has(start, end):
+                missing.append(want)
+        return missing
+
+    def _record(self, local: _Local, name: str) -> Presence | None:
+        """Returns the record of a file that this thread has open from here on; None if it is not there."""
         file = local.files.get(name)
         if file is not None:
             local.files.move_to_end(name)
             if not file.presence.is_retired:
-                return file.presence.has(start, end)
+                return file.presence
             del local.files[name], file
         try:
-            file = _File(self.folder, name)
+            file = local.files[name] = _File(self.folder, name)
         except (FileNotFoundError, ValueError):
-            return False
-        local.files[name] = file
-        return file.presence.has(start, end)
+            return None
+        return file.presence
 
     def _close_old(self, local: _Local, used: int) -> None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -31,7 +31,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,6 +61,7 @@ _MAX_SHARDS = 1 << 40
 # The most of the index of a shard: for head and codebooks, for a record, key and path of each sample, and for members,
 # of which each takes 512 bytes of the tar or more. A damaged or hostile header may claim 4 GiB for each shard.
 _INDEX_BYTES, _SAMPLE_BYTES, _MEMBER_SHARE = 16 << 20, 16 << 10, 16
+_KEPT_SHARDS = 1024  # below 1 MB
 _KEPT_PAGES = 1024  # 56 MB; reading one again takes 0.1 ms
 
 _Page: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # rows, and the number of each shard's first sample
@@ -211,6 +211,7 @@ class SetHeader:
         self._file.version = self.info.version
         self._pages: dict[int, _Page] = {}
         self._names: dict[int, list[str]] = {}
+        self._shards: dict[int, IndexedShard] = {}
 
     def _take(self, head: dict[str, Any]) -> None:
         if head["format"] != _FORMAT:
@@ -264,11 +265,17 @@ class SetHeader:
         Raises:
             FormatError: if there is no such shard, or the header is damaged.
         """
+        found = self._shards.get(number)
+        if found is not None:
+            return found
         name = self.shard_name(number)
         row = self._page(number // self.page_shards)[0][number % self.page_shards]
         hashes = row["shard_hash"].tobytes(), row["index_hash"].tobytes()
         sizes = int(row["samples"]), int(row["size_bytes"]), int(row["index_bytes"])
-        return IndexedShard(name, sizes[0], sizes[1], hashes[0], sizes[2], hashes[1])
+        if len(self._shards) >= _KEPT_SHARDS:
+            self._shards = {}
+        found = self._shards[number] = IndexedShard(name, sizes[0], sizes[1], hashes[0], sizes[2], hashes[1])
+        return found
 
     def rows(self) -> npt.NDArray[Any]:
         """All shards, :data:`ROW` [shards]."""
@@ -426,7 +433,7 @@ class SetHeader:
         return names
 
     def _checked_name(self, name: str) -> str:
-        if not name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+        if not name or name.startswith("/") or ".." in name.split("/"):
             raise FormatError(f"{self._shown}: shard name {name!r} leads out of the index's folder")
         if "\0" in name or not _is_encodable(name):
             raise FormatError(f"{self._shown}: shard name {name!r} can't be a file's; the index is damaged")

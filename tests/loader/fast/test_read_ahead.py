@@ -22,8 +22,10 @@ from feeder.loader.fast.batches import Request
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.slots.image_slots import Samples
+from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
+from feeder.shard.cache.link import Link
 from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.cache.presence import Presence, record_path
 from feeder.shard.format.set_header import SetHeader, write_header
@@ -171,6 +173,43 @@ def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
         local = feeder.DataLoader(ShardDataset(small_images, T.Resize((8, 8))), batch_size=8, num_workers=0)
         for (images, _), (expected, _) in zip(loader, local, strict=True):
             assert images.equal(expected)
+
+
+def test_the_end_of_a_shard_is_told_at_once_and_batches_some_together(
+    tmp_path: Path, small_images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, window, messages, ask = 80, 32, list[dict[str, Any]](), Link.ask
+    order = Order(640, 0, Lanes(2, window, 8), [16] * 40)
+    looked_ahead = 2 * 2 * window // 8  # steps
+    shards = order.ids(0, np.arange(640)).reshape(steps, 8) // 16
+    lasts = {f"shard-{number:06d}.tar": int(np.nonzero(shards == number)[0].max()) for number in range(40)}
+    progress = EpochProgress(Place(), Split(640, 8), None)
+
+    def noted(self: Link, message: dict[str, Any], *beat: Any) -> dict[str, Any]:
+        answer = ask(self, message, *beat)
+        messages.extend([message["plan"]] if "plan" in message else [])
+        return answer
+
+    def is_told(step: int) -> bool:
+        names = {name for plan in list(messages) for name, _ in plan["last_steps"]}
+        needed = {f"shard-{number:06d}.tar" for number in shards[: step + looked_ahead].ravel().tolist()}
+        done = [last for name, last in lasts.items() if name in names and last < step]
+        return needed <= names and max(plan["step"] for plan in list(messages)) > max(done, default=-1)
+
+    with end_fetchers(tmp_path):
+        mirror = folder_mirror(tmp_path / "cache", small_images, is_set=True)
+        reader = ShardReader(os.path.join(mirror.folder, "index.bin"), mirror=mirror)
+        monkeypatch.setattr(Link, "ask", noted)
+        ahead = ReadAhead(reader, order, Split(640, 8), progress, 1, takes_rows=False)
+        wait_until(lambda: bool(messages))
+        for step in range(steps):
+            progress.steps = step
+            progress.moved.set()
+            wait_until(functools.partial(is_told, step))
+            wait_until(lambda: not progress.moved.is_set())
+        ahead.close()
+        mirror.close()
+    assert sum(bool(plan["last_steps"]) for plan in messages) < steps // 2
 
 
 def test_a_header_of_many_pages_is_asked_for_once_for_what_an_order_needs(

@@ -21,7 +21,7 @@ import pytest
 from feeder.errors import StoreError
 from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.fetcher import Fetcher
-from feeder.shard.cache.presence import BLOCK_BYTES
+from feeder.shard.cache.presence import BLOCK_BYTES, Presence, record_path
 from tests.support.folder_store import FolderContents, FolderStore, fault
 from tests.support.processes import wait_until
 
@@ -415,6 +415,58 @@ def test_ranges_wait_until_there_is_room_for_them(places: Places) -> None:
     wait_until(lambda: fetcher.stats()["cached_bytes"] == 2 * SHARD)  # there is room left for what somebody waits for
     ask({"plan": {"step": 1, "last_steps": [], "ranges": []}})
     wait_until(lambda: places.cached() == ["1.tar", "2.tar"])
+
+
+@pytest.mark.parametrize("keeps", ["lease", "plan"])
+def test_ranges_come_when_what_took_their_room_is_let_go_by_somebody_else(
+    places: Places, monkeypatch: pytest.MonkeyPatch, keeps: str
+) -> None:
+    fetcher, has_looked = places.fetcher(3 * SHARD), threading.Event()
+    make_room = fetcher.files.make_room
+
+    def noted(*arguments: Any, **options: Any) -> bool:
+        has_room = make_room(*arguments, **options)
+        has_looked.set()
+        return has_room
+
+    ask, other = places.client(fetcher), places.client(fetcher)
+    ask({"begin": 3 * SHARD})
+    other({"begin": 0})
+    ranges = [(name, 0, SHARD) for name in places.names]
+    ask({"plan": {"step": 0, "last_steps": [[name, k] for k, name in enumerate(places.names)], "ranges": ranges}})
+    if keeps == "lease":
+        other({"need": [("0.tar", 0, SHARD)], "again": False})
+    else:
+        other({"plan": {"step": 0, "last_steps": [["0.tar", 9]], "ranges": []}})
+    wait_until(lambda: places.cached() == ["0.tar", "1.tar"])
+    monkeypatch.setattr(fetcher.files, "make_room", noted)
+    ask({"plan": {"step": 1, "last_steps": [], "ranges": []}})
+    assert has_looked.wait(30)
+    assert places.cached() == ["0.tar", "1.tar"]
+    other({"stats": True} if keeps == "lease" else {"end": True})
+    wait_until(lambda: places.cached() == ["1.tar", "2.tar"])
+
+
+def test_blocks_of_a_file_that_closes_with_an_error_do_not_count(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher, close, wrong = places.fetcher(100 * SHARD), os.close, str(places.cache / "1.tar")
+
+    def failing(descriptor: int) -> None:
+        is_wrong = os.readlink(f"/proc/self/fd/{descriptor}") == wrong
+        close(descriptor)
+        if is_wrong:  # as of a network's file system, which writes then
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", failing)
+        with pytest.raises(StoreError, match=r"1\.tar: can't be written"):
+            fetcher.need([("1.tar", 0, SHARD)])
+    assert not any(
+        Presence(record_path(str(places.cache), "1.tar")).has(k, k + 1) for k in range(0, SHARD, BLOCK_BYTES)
+    )
+    fetcher.need([("1.tar", 0, SHARD)])
+    assert (places.cache / "1.tar").read_bytes() == (places.set / "1.tar").read_bytes()
 
 
 @pytest.mark.parametrize("silent", [1, 2])
