@@ -290,6 +290,27 @@ def test_fields_of_the_crop_are_there_without_buckets_too(shards: Path) -> None:
         dataset.column("crop_box")
 
 
+@pytest.mark.parametrize(
+    "op",
+    [
+        T.RandomRotation(10),
+        T.RandomAffine(10),
+        T.RandomPerspective(),
+        T.RandomApply([T.ColorJitter(0.1), T.RandomRotation(10)]),
+        T.RandomChoice([T.RandomAffine(10), T.RandomGrayscale()]),
+        T.RandAugment(),
+        T.TrivialAugmentWide(),
+        T.AutoAugment(),
+        T.AugMix(),
+    ],
+    ids=lambda op: type(op).__name__,
+)
+def test_a_crop_box_is_refused_where_an_op_warps_the_image(shards: Path, op: T.Op) -> None:
+    with pytest.raises(ArgumentError, match=r"'crop_box' is a window .*(Rotation|Affine|Perspective|Aug)"):
+        ShardDataset(shards, [op, T.CenterCrop(16)], fields=("crop_box",))
+    ShardDataset(shards, [op, T.CenterCrop(16)], fields=("original_size",))
+
+
 def test_a_box_of_a_padded_crop_reaches_outside_of_the_image(shards: Path) -> None:
     dataset = ShardDataset(shards, T.RandomCrop(60, pad_if_needed=True), fields=("crop_box",))
     image, _, box = dataset[0]  # 24x24
