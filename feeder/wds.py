@@ -23,12 +23,11 @@ from torch.utils.data import get_worker_info
 
 from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
-from feeder.decoders.images import decode_named
+from feeder.decoders.images import check_backend, check_recipe, decode_named
 from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import check_range
 from feeder.transforms import Recipe
-from feeder.transforms.targets import check_targets
 
 __all__ = ["ImageDecoder", "decoder"]
 
@@ -72,10 +71,11 @@ def decoder(
         ArgumentError: for an op in a wrong place, or another argument outside its range.
     """
     recipe = Recipe.of(transform)
-    check_targets(recipe.at(None, 0), ())
+    check_recipe(recipe.at(None, 0))
     check_range("seed", seed, 1 << 64)
     check_range("epoch", epoch, 1 << 32)
     check_name(backend)
+    check_backend(backend)
     check_options(MAX_PIXELS, 1, fidelity)
     if not isinstance(field, (str, type(None))):
         raise ArgumentError(f"field must be the name of an image's field, such as 'jpg', got {field!r}")
@@ -128,6 +128,8 @@ class ImageDecoder:
             self._check_alone(whole, name)
             return self._decode([whole], [data], caller)[0]
         samples = sample if isinstance(sample, list) else [sample]
+        for each in samples:
+            _check_sample(each)
         names = [self._image_field(each) for each in samples]
         images = self._decode(samples, [each[name] for each, name in zip(samples, names, strict=True)], caller)
         if samples is sample:
@@ -166,8 +168,11 @@ class ImageDecoder:
         def at(error: DecodeError, row: int) -> DecodeError:
             return _at(error, samples[row])
 
+        def name(row: int) -> str:
+            return f"sample {samples[row]['__key__']!r}"
+
         options = {"ids": [sample["__key__"] for sample in samples], "seed": self._seed, **self._options}
-        return decode_named(images, self._recipe, at, epoch=self._epoch(caller), **options)
+        return decode_named(images, self._recipe, at, name, epoch=self._epoch(caller), **options)
 
     def _epoch(self, caller: FrameType) -> int:
         """The epoch of the pass that this frame of webdataset's makes; see Note [Passes over a pipeline]."""
@@ -196,6 +201,19 @@ def _caller() -> FrameType:
         "a function that feeder.wds.decoder returned works in .map and .decode of a webdataset pipeline; elsewhere "
         "call feeder.decode([data], transform, ids=[key], epoch=epoch)"
     )
+
+
+def _check_sample(sample: Any) -> None:
+    if not isinstance(sample, dict):
+        raise ArgumentError(
+            f"feeder's decoder takes whole samples, dicts with their key, and got {type(sample).__name__}: give it to "
+            ".map or .decode, not to .map_dict or .map_tuple, and before .to_tuple"
+        )
+    if isinstance(sample.get("__key__"), (list, tuple)):
+        raise ArgumentError(
+            "feeder's decoder got a batch that .batched(n) has collated: put .listed(n) in place of .batched(n), and "
+            "the decoder makes the batch"
+        )
 
 
 def _collated(samples: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
-from feeder.dataset.drawn_fields import CropBox
+from feeder.dataset.drawn_fields import CropBox, check_crop_box
 from feeder.dataset.extras import Extra, MemberField, NamedField, fields_of
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
@@ -61,11 +61,8 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         self.reader = reader
         self.recipe = recipe_or_views(transform)
         self.extras = tuple(extras)
-        if len(self.recipe.views) > 1 and any(isinstance(extra, CropBox) for extra in self.extras):
-            raise ArgumentError(
-                "field 'crop_box' is one window of each image, and Views makes several: leave the field out, or give "
-                "the recipe of one image"
-            )
+        if any(isinstance(extra, CropBox) for extra in self.extras):
+            check_crop_box(self.recipe)
         self._decoder: SampleDecoder | None = None
 
     def __len__(self) -> int:

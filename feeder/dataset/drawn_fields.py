@@ -8,12 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from feeder.dataset.extras import Column, Extra
+from feeder.errors import ArgumentError
+from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augmix import AugMix
+from feeder.transforms.autoaugment import AutoAugment
+from feeder.transforms.choice import Branches
+from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
-    from feeder.transforms import Draws
+    from feeder.transforms import Draws, Recipe, Views
 
-__all__ = ["DRAWN_FIELDS", "CropBox", "ImageSizes", "OriginalSize"]
+__all__ = ["DRAWN_FIELDS", "CropBox", "ImageSizes", "OriginalSize", "check_crop_box"]
+
+_WARPS = (AugMix, AutoAugment, RandAugment, RandomAffine, RandomPerspective, RandomRotation, TrivialAugmentWide)
 
 
 class _Drawn(Extra):
@@ -56,7 +64,7 @@ class CropBox(_Drawn):
     """The window that the recipe's crops leave of the resized image: int64 [4], (top, left, height, width).
 
     It is counted in pixels of the image as if all of it had been resized, and before any flip. What the recipe pads
-    lies outside of that image. Ops other than crops, resizes and flips have no part in it.
+    lies outside of that image. Ops on colors have no part in it; see :func:`check_crop_box` for others.
     """
 
     name: str = "crop_box"
@@ -87,6 +95,26 @@ class CropBox(_Drawn):
             if "flip_vertically" in params:
                 is_upside_down ^= bool(params["flip_vertically"][row])
         return ((round(top), round(left), round(height), round(width)),)
+
+
+def check_crop_box(recipe: Recipe | Views) -> None:
+    """Refuses the field "crop_box" where the recipe cuts no window, or several.
+
+    Raises:
+        ArgumentError: for views, or an op that turns or warps images, by name.
+    """
+    if len(recipe.views) > 1:
+        raise ArgumentError(
+            "field 'crop_box' is one window of each image, and Views makes several: leave the field out, or give "
+            "the recipe of one image"
+        )
+    for op in recipe.views[0].ops:
+        for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
+            if isinstance(each, _WARPS):
+                raise ArgumentError(
+                    f"field 'crop_box' is a window of the resized image, and {type(each).__name__} may turn or warp "
+                    "what is in it: leave the field or the op out"
+                )
 
 
 DRAWN_FIELDS: dict[str, Extra] = {field.name: field for field in (OriginalSize(), CropBox())}

@@ -154,6 +154,8 @@ class FolderReader:
                 end = min(samples, first + _LISTED_AT_ONCE)
                 wanted = np.arange(first, end) if ids is None else ids[first:end]
                 unknown = wanted[self._sizes[wanted, 0] == 0]
+                if not len(unknown):  # in a worker, all are known and read-only
+                    continue
                 parts = np.split(unknown, range(_MEASURED_AT_ONCE, len(unknown), _MEASURED_AT_ONCE))
                 for part, (sizes, turns) in zip(parts, pool.map(self._measured, parts), strict=True):
                     if sizes.max(initial=0) > np.iinfo(self._sizes.dtype).max:

@@ -170,7 +170,15 @@ class BoxesValue(_AnnotationsValue):
     _key = "boxes"
 
     def _decode(self, data: bytes) -> Annotations:
-        return decode_boxes(data)
+        found = decode_boxes(data)
+        if "labels" not in found.rest:
+            if len(found.values):
+                some = "[0]" if len(found.values) == 1 else "[0, ...]"
+                raise DecodeError(
+                    f"has boxes and no 'labels': give each box a label, \"labels\": {some} if all are of one class"
+                )
+            found.rest["labels"] = np.zeros(0, np.int64)
+        return found
 
     def _moved(
         self, values: npt.NDArray[np.float32], moves: Moves

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from feeder.transforms import Draws
 
-__all__ = ["decode", "decode_named", "sample_id"]
+__all__ = ["check_backend", "check_recipe", "decode", "decode_named", "sample_id"]
 
 _local = threading.local()  # a decoder has the counts of its last call, so each thread has its own
 
@@ -72,13 +72,14 @@ def decode(
         BackendError: for a backend that is not installed, or can't run the recipe.
     """
     options: dict[str, Any] = {"backend": backend, "threads": threads, "fidelity": fidelity}
-    return decode_named(images, transform, _at, ids=ids, seed=seed, epoch=epoch, out=out, **options)
+    return decode_named(images, transform, _at, _name, ids=ids, seed=seed, epoch=epoch, out=out, **options)
 
 
 def decode_named(
     images: Iterable[Buffer],
     transform: Any,
     at: Callable[[DecodeError, int], DecodeError],
+    name: Callable[[int], str],
     *,
     ids: Iterable[int] | Iterable[str] | None = None,
     seed: int = 0,
@@ -88,16 +89,17 @@ def decode_named(
     threads: int = 1,
     fidelity: str = "fast",
 ) -> torch.Tensor:
-    """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error."""
+    """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error, and
+    ``name`` says it by itself."""
     from feeder._gpu.tensors import as_tensor
 
     recipe = Recipe.of(transform).at(None, epoch)
-    check_targets(recipe, ())
+    check_recipe(recipe)
     decoder = _decoder(backend, recipe, threads, fidelity)
     buffers = _buffers(images)
     orientations, sizes = _headers(buffers, at)
     draws = recipe.draw(seed, epoch, _ids(ids, len(buffers)), sizes)
-    shape = (len(buffers), 3, *_output_size(recipe, draws))
+    shape = (len(buffers), 3, *_output_size(recipe, draws, name))
     pixels = np.empty(shape, recipe.storage_dtype) if out is None else _array(out, shape, recipe)
     for row, error in enumerate(decoder.decode(buffers, orientations, recipe, draws, pixels)):
         if error is not None:
@@ -105,6 +107,16 @@ def decode_named(
     if decoder.clipped:
         warn(clipped_warning(decoder.clipped))
     return as_tensor(pixels, recipe.output_dtype) if out is None else out
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raises ArgumentError for a recipe that can't be done to images alone, naming the op."""
+    if recipe.draws_from_boxes:
+        raise ArgumentError(
+            "RandomIoUCrop draws from a sample's boxes, and here are images alone: leave it out, or use "
+            "feeder.DataLoader, whose dataset takes targets={'boxes.json': T.BoundingBoxes()}"
+        )
+    check_targets(recipe, ())
 
 
 def sample_id(key: str) -> int:
@@ -119,14 +131,19 @@ def sample_id(key: str) -> int:
 
 def _decoder(backend: str, recipe: Recipe, threads: int, fidelity: str) -> Decoder:
     """Returns this thread's decoder for these options; to find one by name takes longer than to decode ten images."""
-    if backend == "cuda":
-        raise ArgumentError("backend 'cuda': decode gives CPU tensors; use 'cpu', 'pillow' or 'dali'")
+    check_backend(backend)
     options = backend, threads, fidelity, os.getpid()
     made: dict[tuple[object, ...], Decoder] = _local.__dict__.setdefault("decoders", {})
     if options not in made:
         made[options] = get_decoder(backend, recipe, threads=threads, fidelity=fidelity)
     made[options].check(recipe)
     return made[options]
+
+
+def check_backend(backend: str) -> None:
+    """Raises ArgumentError for the name of a backend that makes no CPU tensors."""
+    if backend == "cuda":
+        raise ArgumentError("backend 'cuda': decode gives CPU tensors; use 'cpu', 'pillow' or 'dali'")
 
 
 def _buffers(images: Iterable[Buffer]) -> list[bytes]:
@@ -180,7 +197,7 @@ def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> npt.NDArray[n
     return numbers.astype(np.int64)
 
 
-def _output_size(recipe: Recipe, draws: Draws) -> tuple[int, int]:
+def _output_size(recipe: Recipe, draws: Draws, name: Callable[[int], str]) -> tuple[int, int]:
     sizes = draws.output_size
     if not len(sizes):
         if recipe.output_size is None:
@@ -191,7 +208,7 @@ def _output_size(recipe: Recipe, draws: Draws) -> tuple[int, int]:
         row = int(other[0])
         shapes = [f"{height}x{width}" for height, width in (sizes[0].tolist(), sizes[row].tolist())]
         raise ArgumentError(
-            f"images[{row}] has another size than images[0] after the transform, {shapes[1]} and {shapes[0]} (height x "
+            f"{name(row)} has another size than {name(0)} after the transform, {shapes[1]} and {shapes[0]} (height x "
             "width): a batch has one. End the transform with CenterCrop, RandomCrop, RandomResizedCrop or "
             "Resize((height, width))"
         )
@@ -217,4 +234,8 @@ def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> npt.NDA
 
 
 def _at(error: DecodeError, row: int) -> DecodeError:
-    return error.at(key=f"images[{row}]")
+    return error.at(key=_name(row))
+
+
+def _name(row: int) -> str:
+    return f"images[{row}]"

@@ -89,6 +89,11 @@ class Array(Field):
         return not self.columns
 
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
+        if data[:64].lstrip().startswith(b"["):
+            raise ValueError(
+                "is not an .npy file but a list in JSON: give Apply(function), with a function that makes an array of "
+                "its bytes, numpy.array(json.loads(data), 'float32')"
+            )
         array = npy_array(data)
         if self.shape is not None and array.shape != self.shape:
             raise ValueError(f"expected shape {list(self.shape)}, got {list(array.shape)}")

@@ -89,9 +89,17 @@ class BucketTable:
         """Returns the buckets that positions, integers [N] in [0, samples), belong to: intp [N]."""
         return np.searchsorted(self.starts, np.asarray(positions), side="right") - 1
 
-    def substitute(self, position: int, attempt: int, seed: int, epoch: int) -> int:
-        """Returns a sample of the same bucket; see :func:`feeder.order.sample_order.substitute`."""
-        bucket = int(self.bucket_at([position])[0])
+    def substitute_buckets(self, position: int, buckets: Buckets) -> list[int]:
+        """Returns the buckets that substitutes are taken of, those of the first one before those of the next: the
+        position's own, if it has another sample, then all others that have samples, the nearest in aspect first."""
+        own = int(self.bucket_at([position])[0])
+        sizes = np.diff(self.starts)
+        return [each for each in buckets.neighbors(own) if sizes[each] > (each == own)]
+
+    def substitute(self, position: int, attempt: int, seed: int, epoch: int, bucket: int | None = None) -> int:
+        """Returns a sample of a bucket that has some, or of the position's own; see
+        :func:`feeder.order.sample_order.substitute`."""
+        bucket = int(self.bucket_at([position])[0]) if bucket is None else bucket
         start, end = self.starts[bucket : bucket + 2].tolist()
         return int(self.members[start + substitute(position, attempt, end - start, seed, epoch)])
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,16 @@ class Buckets:
         sides = np.maximum(np.asarray(sizes, np.float64).reshape(-1, 2), 1.0)
         ratios = sides[:, 0] / sides[:, 1]
         return np.searchsorted(borders, ratios * ratios, side="left")
+
+    def neighbors(self, number: int) -> list[int]:
+        """Returns the numbers of all sizes, this one first, then from the nearest in the logarithm of the aspect ratio
+        to the farthest; the wider one first of two that are equally near."""
+
+        def distance(other: int) -> Fraction:
+            (a, b), (c, d) = self.sizes[number], self.sizes[other]
+            return max(Fraction(a * d, b * c), Fraction(b * c, a * d))  # exact, as logarithms are not
+
+        return sorted(range(len(self)), key=distance)
 
 
 def _checked(sizes: Any) -> list[tuple[int, int]]:

@@ -111,7 +111,8 @@ class BoundingBoxes(Target):
     """Boxes around objects: JSON ``{"boxes": [[4 numbers], ...], "labels": [int, ...], <further lists>}``.
 
     A batch has a list of N dicts: "boxes" float32 [K, 4] in ``format``, "labels" int64 [K], and the further lists,
-    which must have K elements too; values that are no lists stay as they are. Boxes are moved and clamped as in
+    which must have K elements too; values that are no lists stay as they are. Boxes without labels are refused; if all
+    are of one class, ``"labels": [0, ...]`` will do. Boxes are moved and clamped as in
     torchvision v2, and dropped, each with its elements of the lists, only by :class:`SanitizeBoundingBoxes`.
 
     Args:

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
 from feeder.errors import ArgumentError
-from feeder.transforms.recipe import Recipe
+from feeder.transforms.op import Op
+from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import ByEpoch
 
 __all__ = ["Views", "recipe_or_views"]
@@ -44,7 +45,8 @@ class Views:
             if isinstance(transform, Views):
                 raise ArgumentError(f"view {number} of Views is a Views; list its recipes themselves")
             if id(transform) not in known:
-                known[id(transform)] = _fixed(Recipe.of(transform), number)
+                is_op = isinstance(transform, Op) and not isinstance(transform, Compose)
+                known[id(transform)] = _fixed(Recipe.of(transform), number, is_op)
         object.__setattr__(self, "views", tuple(known[id(transform)] for transform in transforms))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,13 +106,18 @@ def recipe_or_views(transform: Any) -> Recipe | Views:
     return transform if isinstance(transform, Views) else Recipe.of(transform)
 
 
-def _fixed(recipe: Recipe, number: int) -> Recipe:
+def _fixed(recipe: Recipe, number: int, is_op: bool) -> Recipe:
     if recipe.has_bucket:
         raise ArgumentError(
             f"view {number} of Views has the size T.BUCKET, which is for one image of each sample; give a number, or "
             "T.ByEpoch"
         )
     if recipe.output_size is None:
+        if is_op:
+            raise ArgumentError(
+                f"view {number} of Views is {recipe.ops[0]} alone, so its size depends on the image: each entry is the "
+                "recipe of one view, with all its ops; write Views([[op, op, ...]] * 2) for two views by one recipe"
+            )
         ops = ", ".join(map(repr, recipe.ops)) or "it has no ops"
         raise ArgumentError(
             f"the size of view {number} of Views depends on the image: {ops}; end its geometry with "

@@ -62,8 +62,9 @@ def test_a_sample_has_its_targets_after_the_label_moved_as_the_image(tmp_path: P
     assert "targets={'seg.png': Mask(" in repr(dataset)
 
 
-def test_boxes_are_float32_labels_int64_and_lists_stay_lists(tmp_path: Path) -> None:
-    empty = json.dumps({"boxes": [], "labels": [], "area": []}).encode()
+@pytest.mark.parametrize("has_labels", [True, False])
+def test_boxes_are_float32_labels_int64_and_lists_stay_lists(tmp_path: Path, has_labels: bool) -> None:
+    empty = json.dumps({"boxes": [], "area": []} | ({"labels": []} if has_labels else {})).encode()
     groups = json.dumps({"keypoints": [[[1, 2], [3, 4]]], "visibility": [[2, 0]]}).encode()
     replaced = {(0, "boxes.json"): empty, (0, "kp.json"): groups}
     dataset = ShardDataset(write_target_shards(tmp_path, 2, replaced=replaced), targets=TARGETS)
@@ -159,6 +160,8 @@ def test_a_turned_image_needs_a_canvas(tmp_path: Path) -> None:
         ("boxes.json", b'{"boxes": [[1, 2, 3, 1e300]]}', "all finite"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, "4"]]}', "'boxes' must be"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, 4], [1]]}', "'boxes' must be"),
+        ("boxes.json", b'{"boxes": [[1, 2, 3, 4]]}', r'no .labels.: give each box a label, "labels": \[0\]'),
+        ("boxes.json", b'{"boxes": [[1, 2, 3, 4], [5, 6, 7, 8]]}', r'has boxes and no .labels.*"labels": \[0, ...\]'),
         ("boxes.json", b'{"boxes": [[1, 2, 3, 4]], "labels": []}', "'labels' has 0 elements, and there are 1 boxes"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, 4]], "labels": [1.5]}', "'labels' must be a list of ints"),
         ("boxes.json", b'{"boxes": [[1, 2, 3, 4]], "labels": ["cat"]}', "'labels' must be a list of ints"),

@@ -83,6 +83,7 @@ def test_arrays_come_as_tensors(array: np.ndarray, kind: Array) -> None:
     ("data", "kind", "reason"),
     [
         (b"PK\x03\x04", Array(), "is not an .npy file"),
+        (b" [0.5, 1, 2]", Array((3,), "float32"), r"a list in JSON: give Apply\(function\)"),
         (npy(np.zeros(3))[:90], Array(), "damaged .npy header"),
         (npy(np.zeros(3))[:-1], Array(), r"was cut off: float64 \[3\] is 24 bytes, got 23"),
         (npy(np.array([{}, None])), Array(), "holds object, expected numbers or booleans"),

@@ -218,6 +218,26 @@ def test_substitutes_come_from_the_same_bucket(tmp_path: Path, backend: str) -> 
     assert not {i for *_, index in runs[0][0] for i in index.tolist()} & set(bad + cut)
 
 
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"skip": [4]}], ids=str)
+@pytest.mark.parametrize("bad", [(5,), (5, 8)], ids=["alone", "all"])
+def test_a_bucket_without_a_good_image_takes_substitutes_of_the_nearest(
+    tmp_path: Path, bad: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    """The bad images are all that their bucket has; wide ones are nearer to it in aspect than tall ones."""
+    buckets = Buckets(sizes=[(8, 16), (16, 20), (24, 12)])
+    sizes = [(20, 40) if i in bad else (20, 26) if i % 3 else (40, 20) for i in range(12)]
+    shards = write_shards(tmp_path, 12, sizes=sizes, bad=bad)
+    loader = loader_of(shards, buckets=buckets, batch_size=2, on_error="skip", **options)
+    batches = copied_epoch(loader)
+    found = {int(each["key"]): each["substitute"] for each in loader.stats()["substitutions"]}
+    assert sorted(found) == [*bad]
+    left = [i for i in range(12) if i not in (*bad, *options.get("skip", ()))]
+    assert {sizes[i] for i in found.values()} == {(20, 26)}
+    assert sorted(i for *_, index in batches for i in index.tolist()) == sorted([*left, *found.values()])
+    again = loader_of(shards, buckets=buckets, batch_size=2, on_error="skip", **options)
+    assert same_batches(batches, copied_epoch(again))
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("flips_first", [False, True])
 def test_crop_box_and_original_size_say_where_the_pixels_are_from(
@@ -268,6 +288,27 @@ def test_fields_of_the_crop_are_there_without_buckets_too(shards: Path) -> None:
     assert size.tolist() == [44, 22]
     with pytest.raises(ArgumentError, match="in no sample"):
         dataset.column("crop_box")
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        T.RandomRotation(10),
+        T.RandomAffine(10),
+        T.RandomPerspective(),
+        T.RandomApply([T.ColorJitter(0.1), T.RandomRotation(10)]),
+        T.RandomChoice([T.RandomAffine(10), T.RandomGrayscale()]),
+        T.RandAugment(),
+        T.TrivialAugmentWide(),
+        T.AutoAugment(),
+        T.AugMix(),
+    ],
+    ids=lambda op: type(op).__name__,
+)
+def test_a_crop_box_is_refused_where_an_op_warps_the_image(shards: Path, op: T.Op) -> None:
+    with pytest.raises(ArgumentError, match=r"'crop_box' is a window .*(Rotation|Affine|Perspective|Aug)"):
+        ShardDataset(shards, [op, T.CenterCrop(16)], fields=("crop_box",))
+    ShardDataset(shards, [op, T.CenterCrop(16)], fields=("original_size",))
 
 
 def test_a_box_of_a_padded_crop_reaches_outside_of_the_image(shards: Path) -> None:

@@ -189,6 +189,19 @@ def test_substitutes_fit_in_the_padded_batch(tmp_path: Path, backend: str) -> No
         copied_epoch(loader_of(shards, backend=backend))
 
 
+@pytest.mark.parametrize("bad", [(5,), (5, 8)], ids=["alone", "all"])
+def test_a_group_without_a_good_image_takes_substitutes_of_the_nearest(tmp_path: Path, bad: tuple[int, ...]) -> None:
+    """The bad images are all that their aspect ratio has; they share a batch with larger ones, in which others fit."""
+    sizes = [(20, 40) if i in bad else (20, 30) if i % 2 else (40, 20) for i in range(12)]
+    shards = write_shards(tmp_path, 12, sizes=sizes, bad=bad)
+    loader = loader_of(shards, pad=PadToBatch(8, group_by_aspect=True), on_error="skip")
+    batches = copied_epoch(loader)
+    found = {int(each["key"]): each["substitute"] for each in loader.stats()["substitutions"]}
+    assert sorted(found) == [*bad]
+    assert {sizes[i] for i in found.values()} == {(20, 30)}
+    assert len([i for *_, index in batches for i in index.tolist()]) == 12
+
+
 def test_slots_are_of_the_padded_maximum(shards: Path) -> None:
     """Of images up to 24x36 or 36x24, and so of batches of both."""
     recipe = T.RandomShortestSize([24], max_size=36)

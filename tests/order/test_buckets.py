@@ -144,6 +144,21 @@ def test_a_substitute_is_of_the_same_bucket() -> None:
         assert found == [order.table.substitute(position, attempt, 4, 1) for attempt in range(8)]
 
 
+def test_substitutes_are_of_the_bucket_itself_and_then_of_the_nearest_in_aspect() -> None:
+    sizes = Buckets(sizes=[(10, 40), (10, 12), (10, 10), (12, 10), (30, 10)])
+    for counts, bucket, expected in [
+        ([1, 2, 1, 2, 3], 2, [1, 3, 4, 0]),  # its only sample stands in for no other; two are equally near
+        ([1, 2, 2, 2, 3], 2, [2, 1, 3, 4, 0]),
+        ([1, 0, 0, 2, 1], 0, [3, 4]),
+        ([0, 0, 0, 0, 1], 4, []),
+    ]:
+        starts = np.cumsum([0, *counts])
+        table = BucketTable(np.arange(starts[-1], dtype=np.uint32), starts)
+        assert table.substitute_buckets(int(starts[bucket]), sizes) == expected
+        for other in expected:
+            assert table.substitute(int(starts[bucket]), 3, 4, 1, other) in range(*starts[other : other + 2])
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.tuples(st.integers(1, 2000), st.integers(1, 2000)), min_size=1, max_size=8),

@@ -416,7 +416,10 @@ def test_other_pythons_have_a_committed_run_with_a_reason_for_each_test_that_fai
 def test_images_with_a_label_are_no_slower_than_before_all_other_tasks() -> None:
     """In turns beside a checkout of before."""
     found = committed("revisions")["ratios"]
-    faster = ["decode/images_per_s/loader", *(f"images_per_cpu_s/feeder-{kind}" for kind in ("seekable", "keep", "raw"))]
+    faster = [
+        "decode/images_per_s/loader",
+        *(f"images_per_cpu_s/feeder-{kind}" for kind in ("seekable", "keep", "raw")),
+    ]
     for name in faster:
         assert len(found[name]["all"]) >= 5
         assert found[name]["median"] >= 0.98, name

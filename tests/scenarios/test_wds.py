@@ -211,6 +211,29 @@ def test_refuses_images_that_are_decoded_already(urls: list[str]) -> None:
         next(iter(pipeline(urls).decode("pil").map(feeder.wds.decoder(CROPS))))
 
 
+@pytest.mark.parametrize(
+    ("put", "message"),
+    [
+        (lambda dataset, decoder: dataset.batched(4).map(decoder), r"put .listed\(n\) in place of .batched\(n\)"),
+        (lambda dataset, decoder: dataset.map_dict(jpg=decoder), "and got bytes: give it to .map or .decode, not"),
+        (lambda dataset, decoder: dataset.to_tuple("jpg").map_tuple(decoder), "and got bytes: give it to .map or"),
+        (lambda dataset, decoder: dataset.to_tuple("jpg").map(decoder), "got tuple: .* before .to_tuple"),
+        (lambda dataset, decoder: dataset.to_tuple("jpg").listed(2).map(decoder), "got tuple: .* before .to_tuple"),
+    ],
+    ids=["batched", "map_dict", "map_tuple", "tuples", "listed tuples"],
+)
+def test_says_in_which_place_of_a_pipeline_it_works(tmp_path: Path, put: Callable[..., Any], message: str) -> None:
+    urls = [str(write_tar(tmp_path / "a.tar", [("a.jpg", encode(pixels(0))), ("b.jpg", encode(pixels(1)))]))]
+    with pytest.raises(feeder.ArgumentError, match=message):
+        next(iter(put(pipeline(urls), feeder.wds.decoder(CROPS))))
+
+
+def test_a_list_of_images_of_different_sizes_names_the_sample(urls: list[str]) -> None:
+    message = "sample 'dir/004' has another size than sample 'dir/000' after .* CenterCrop"
+    with pytest.raises(feeder.ArgumentError, match=message):
+        next(iter(pipeline(urls).listed(4).map(feeder.wds.decoder(T.Resize(20)))))
+
+
 def test_says_where_it_works() -> None:
     decoder = feeder.wds.decoder(CROPS)
     with pytest.raises(feeder.ArgumentError, match=r"works in .map and .decode of a webdataset pipeline"):
@@ -225,10 +248,11 @@ def test_says_where_it_works() -> None:
         ({"seed": -1}, "seed must be 0 to"),
         ({"epoch": 1 << 32}, "epoch must be 0 to"),
         ({"backend": "gpu"}, "backend must be 'auto' or one of"),
+        ({"backend": "cuda"}, "gives CPU tensors; use 'cpu'"),
         ({"fidelity": "best"}, "fidelity must be one of"),
         ({"field": ["jpg"]}, "field must be the name"),
         ({"transform": [T.RandomResizedCrop(T.BUCKET)]}, "T.BUCKET"),
-        ({"transform": [T.RandomIoUCrop()]}, "needs one T.BoundingBoxes"),
+        ({"transform": [T.RandomIoUCrop()]}, "images alone: leave it out, or use feeder.DataLoader"),
     ],
     ids=str,
 )

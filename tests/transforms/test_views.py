@@ -31,12 +31,23 @@ def test_views_have_the_recipes_in_order() -> None:
         (LARGE, "at least one recipe"),
         ([LARGE, T.Views([LARGE])], "view 1 of Views is a Views"),
         ([LARGE, T.Compose([T.Resize(96)])], r"view 1 of Views depends on the image: Resize\(size=\(96,"),
+        (SMALL, r"view 1 of Views is RandomHorizontalFlip.*Views\(\[\[op, op"),
         ([LARGE, []], "view 1 of Views depends on the image: it has no ops"),
         ([LARGE, [T.RandomResizedCrop(T.BUCKET)]], "view 1 of Views has the size T.BUCKET"),
         ([[T.Resize(T.ByEpoch({0: 8, 3: (16, 16)}))]], "view 0 of Views depends on the image"),
         ([LARGE, "crop"], "expected an op of feeder.transforms, got 'crop'"),
     ],
-    ids=["none", "no list", "nested", "size of the image", "no ops", "bucket", "size of the image by epoch", "no op"],
+    ids=[
+        "none",
+        "no list",
+        "nested",
+        "size of the image",
+        "one flat recipe",
+        "no ops",
+        "bucket",
+        "size of the image by epoch",
+        "no op",
+    ],
 )
 def test_views_refuse_what_they_can_not_make(transforms: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=f"(?s){said}"):

@@ -5,6 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -302,12 +303,23 @@ class Work:
             from feeder.loader.fast.batch_sizes import bucket_table  # which few workers need
 
             self.table = bucket_table(self.groups, self.reader)
+        if self.table is None:
+            yield from self._drawn(lambda k: substitute(position, k, len(self.reader), self.seed, epoch), epoch, within)
+            return
+        assert self.groups is not None  # or there were no table
+        tried: set[int] = set()
+        for bucket in self.table.substitute_buckets(position, self.groups):
+            draw = functools.partial(self.table.substitute, position, seed=self.seed, epoch=epoch, bucket=bucket)
+            for i in self._drawn(draw, epoch, within):
+                if i not in tried:
+                    yield i
+                tried.add(i)
+
+    def _drawn(self, draw: Callable[[int], int], epoch: int, within: tuple[int, int] | None) -> Iterator[int]:
+        """Yields the first 16 samples that attempts draw, without those that are left out or don't fit."""
         found, left_out = 0, self.left_out
         for attempt in range(SUBSTITUTES if within is None and not len(left_out) else _DRAWN_SUBSTITUTES):
-            if self.table is None:
-                i = substitute(position, attempt, len(self.reader), self.seed, epoch)
-            else:
-                i = self.table.substitute(position, attempt, self.seed, epoch)
+            i = draw(attempt)
             place = np.searchsorted(left_out, i)
             if place < len(left_out) and left_out[place] == i:
                 continue

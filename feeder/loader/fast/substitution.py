@@ -39,7 +39,7 @@ class Substitution(NamedTuple):
 def no_substitute(error: DecodeError) -> DecodeError:
     """Returns the error for a bad sample whose substitutes are all bad, too."""
     return DecodeError(
-        f"{error.reason}; {SUBSTITUTES} substitutes could not be decoded either: check the dataset with "
+        f"{error.reason}; none of its substitutes could be decoded either: check the dataset with "
         "`feeder inspect --verify`",
         key=error.key,
         shard=error.shard,

@@ -61,7 +61,11 @@ def sharded(tmp_path: Path, without: int | None = None) -> str:
             "jpg": encode(jpegs.photo(k, width, height), orientation=1 + k % 2),
         }
         boxes = [[0, 0, width, height], [9 * k, 9, 9 * k + 4, 13]]
-        sample |= {"n.json": {"n": k}, "seg.png": png(k, width, height), "boxes.json": {"boxes": boxes}}
+        sample |= {
+            "n.json": {"n": k},
+            "seg.png": png(k, width, height),
+            "boxes.json": {"boxes": boxes, "labels": [k, 1]},
+        }
         if k != without:
             sample["txt"] = f"caption {k}\nline {k}\nthird {k}"
         samples.append(sample)
