@@ -71,11 +71,11 @@ class Marked:
         for pid in self.pids():
             with contextlib.suppress(OSError):  # it has just ended
                 for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                    _, _, _, _, inode, *name = line.split()
-                    if name and name[0].startswith("/memfd:feeder"):
-                        held.memory.add(int(inode))
-                    elif len(name) == 1 and name[0].startswith("/dev/shm/"):  # else it is unlinked
-                        held.named.add(name[0])
+                    _, _, _, _, number, *words = line.split()
+                    if words and words[0].startswith("/memfd:feeder"):
+                        held.memory.add(int(number))
+                    elif len(words) == 1 and words[0].startswith("/dev/shm/"):  # else it is unlinked
+                        held.named.add(words[0])
                 count = 0
                 for path in Path(f"/proc/{pid}/fd").iterdir():
                     name, inode = os.readlink(path), path.stat().st_ino
