@@ -26,7 +26,7 @@ _MARK = "FEEDER_TEST_LEFT_BEHIND"
 
 
 class Held(NamedTuple):
-    """What processes have.
+    """Memory, sockets and descriptors of processes.
 
     Attributes:
         memory: Inodes of their shared memory.
@@ -65,7 +65,7 @@ class Marked:
         return found
 
     def held(self) -> Held:
-        """What they have."""
+        """Returns all that they have."""
         held = Held(set(), set(), {})
         paths = dict(line.split()[6:8] for line in Path("/proc/net/unix").read_text().splitlines() if " /" in line)
         for pid in self.pids():
