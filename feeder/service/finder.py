@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 from feeder.loader.fast.service_directory import peer_uid
 from feeder.system.ray_address import cant_join, check_ray_address
@@ -130,14 +131,16 @@ def find(name: str, address: str, relays: Relays) -> None:
         relays.tell({"problem": cant_join(address, error)})
         relays.are_told.wait(ALONE_S)
         return
+    known: Any = {}
     while not relays.are_gone.wait(_LOOK_S):
         try:
             registry = ray.get_actor(registry_name(name), NAMESPACE)
-            relays.tell(ray.get(registry.directory.remote(), timeout=_ANSWER_S))
+            known = ray.get(registry.directory.remote(), timeout=_ANSWER_S)
+            relays.tell(known)
         except ValueError:
             relays.tell({"problem": f"there is no service {name!r} in the Ray cluster {address!r}"})
         except Exception as error:  # the registry or the head is gone for now
-            relays.tell({"problem": f"its registry does not answer: {type(error).__name__}"})
+            relays.tell({**known, "problem": f"its registry does not answer: {type(error).__name__}"})
 
 
 def _main(name: str, address: str, place: str) -> None:

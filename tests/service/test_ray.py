@@ -19,6 +19,8 @@ import pytest
 
 import feeder
 from feeder import transforms as T
+from feeder.loader.fast.service_directory import Directory
+from feeder.loader.fast.service_options import ServiceOptions
 from tests.support import ROOT, named_functions
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import all_ended, wait_until
@@ -76,6 +78,19 @@ def registry(cluster: RayCluster) -> int:
     wait_until(lambda: registries(cluster))
     (pid,) = registries(cluster)
     return pid
+
+
+def node_of_the_registry(cluster: RayCluster) -> str:
+    """The node of the registry of a cluster. Where that is the head the registry is killed until it is another one."""
+    while True:
+        raylet = int(Path(f"/proc/{registry(cluster)}/stat").read_text().rpartition(")")[2].split()[1])
+        command = Path(f"/proc/{raylet}/cmdline").read_text().split("\0")
+        (node,) = (each.partition("=")[2] for each in command if each.startswith("--node_id="))
+        if node in cluster.nodes:
+            return node
+        pid = registry(cluster)
+        os.kill(pid, signal.SIGKILL)
+        assert all_ended([pid])
 
 
 def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
@@ -164,6 +179,60 @@ def test_a_registry_that_dies_while_it_is_asked_is_asked_again(cluster: RayClust
     command = [sys.executable, "-c", code, cluster.address, str(registry(cluster))]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("lost", ["registry", "its node"])
+def test_the_loss_of_the_registry_costs_nothing(
+    root: Path, cluster: RayCluster, expected: list[list[Any]], lost: str
+) -> None:
+    wait_until(lambda: len(status(cluster)) == 2)
+    node = node_of_the_registry(cluster)
+    wait_until(lambda: len(status(cluster)) == 2)
+    one = loader(root, cluster, service_only=True)
+
+    def fault() -> None:
+        if lost == "registry":
+            os.kill(registry(cluster), signal.SIGKILL)
+        else:
+            cluster.kill_node(node)
+            cluster.add_node()
+
+    check_with_fault(one, expected, fault)
+    wait_until(lambda: len(status(cluster)) == 2)
+    later = loader(root, cluster, service_only=True)
+    for each in (one, later):
+        each.set_epoch(0)
+        check_same(copied_epoch(each), expected[0])
+        assert each.stats()["respawns"] == 0
+        each.close()
+
+
+def test_while_the_registry_does_not_answer_loaders_learn_of_the_servers_that_were_known(
+    root: Path, cluster: RayCluster, expected: list[list[Any]]
+) -> None:
+    wait_until(lambda: len(status(cluster)) == 2)
+    one = loader(root, cluster, service_only=True)
+    check_same(copied_epoch(one), expected[0])
+    known = Directory(ServiceOptions(f"feeder@{cluster.address}"))
+
+    def is_known() -> bool:
+        known.look()
+        return len(known.servers) == 2 and not known.problem
+
+    with contextlib.closing(known):
+        wait_until(is_known)
+        pid = registry(cluster)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: known.look() or known.problem)
+            assert known.problem == "its registry does not answer: GetTimeoutError"
+            later = loader(root, cluster, service_only=True, timeout=20)
+            check_same(copied_epoch(later), expected[0])
+            later.close()
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(is_known)
+    one.close()
 
 
 def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
@@ -294,7 +363,7 @@ def test_servers_go_where_they_are_meant_to_go_and_reasons_against_them_are_name
         made.close()
 
 
-def test_servers_end_without_their_registry(root: Path) -> None:
+def test_servers_end_without_their_registry(root: Path, expected: list[list[Any]]) -> None:
     """Ray never starts a registry again that somebody has killed by its API. The time until then is a short one."""
     code = (
         "import sys, ray, feeder.service.cluster as cluster\n"
@@ -318,7 +387,13 @@ def test_servers_end_without_their_registry(root: Path) -> None:
                 return connection.connect_ex((host, int(port))) == 0
 
         wait_until(lambda: not is_there())
+        one = loader(root, made, service_only=True, timeout=5)
+        with pytest.raises(feeder.ServiceError, match=r"was there for 5 s: there is no service 'feeder' in the Ray"):
+            list(one)
         serve(made, "--root", str(root), "--cpus", "1")  # the core is free, and so is the name
+        one.set_epoch(0)
+        check_same(copied_epoch(one), expected[0])
+        one.close()
     finally:
         made.close()
 

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -511,6 +512,25 @@ def test_counts_are_served_to_prometheus(root: Path, tmp_path: Path) -> None:
     one.close()
     assert 'feeder_service_job_images_total{job="test"} 4.0' in text
     assert "feeder_service_cores 1.0" in text
+
+
+def test_the_state_of_a_server_and_its_jobs_is_shown(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = ServiceServer(tmp_path, root)
+    check_serves(one, work_of(root / "set"), numbers_of(4))
+    peer = Peer(one)
+    peer.hello()
+    assert main(["serve", "--status", "--file", str(one.path)]) == 0
+    one.close()
+    host, port = one.place
+    node, job = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        rf"{host}:{port}: 0 of 1 core busy, 0 parts wait, 0 images/s, CPU \d+%, 0 parts shared, "
+        "0 processes and 0 connections lost",
+        node,
+    )
+    assert job == "  job test: 4 images, 0 parts under way, 0 wait, 0 failed"
 
 
 def test_work_that_ends_processes_does_not_end_the_server(root: Path, tmp_path: Path) -> None:

@@ -308,3 +308,24 @@ def test_an_endpoint_of_a_client_is_never_asked(
         peer.close()
         with pytest.raises(BlockingIOError):
             elsewhere.accept()
+
+
+def test_a_server_unpickles_nothing(root: Path, tmp_path: Path) -> None:
+    """A process of the server that does says so, and ends."""
+    log, folder = tmp_path / "unpickled", tmp_path / "banned"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "def hook(event, what):\n"
+        "    if event == 'pickle.find_class':\n"
+        f"        open({str(log)!r}, 'a').write(f'{{what}}\\n')\n"
+        "        os._exit(1)\n"
+        "sys.addaudithook(hook)\n"
+    )
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    samples = [{"box.npy": npy(np.arange(3)), "meta.json": b'{"score": 1}', "txt": b"a"} for _ in range(8)]
+    kinds: dict[str, Any] = {"box.npy": F.Array(), "meta.json": F.Json(), "txt": F.Text()}
+    dataset = feeder.ShardDataset(members_set(root / "unpickled", samples), CROP, fields=kinds)
+    with contextlib.closing(ServiceServer(tmp_path, root, environment={"PYTHONPATH": path})) as server:
+        check_equal(dataset, server, timeout=30)
+    assert not log.exists()

@@ -204,9 +204,10 @@ class ServerLink(Generic[R]):
                 self.lost = f"is gone: {error}"
 
     def close(self) -> None:
-        """Closes the socket."""
+        """Closes the socket, and lets go of the server's memory."""
         self._close_descriptors()
         self.connection.close()
+        self.memory = None  # the link and its receiver keep each other until a garbage collection
 
     def _close_descriptors(self) -> None:
         while self._receiver.descriptors:

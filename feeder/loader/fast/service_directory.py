@@ -4,8 +4,9 @@ Note [Ray stays outside]
     Neither the trainer nor a relay talks to Ray, which would fill them with threads, and end with its head. A helper
     process does, one for all relays of a user on a host: 80 MB and 27 threads. Relays connect to its abstract Unix
     socket, whose name says which service it is for, and start one where there is none; if several do, the first one
-    has the name, and the others end. It sends what it finds, one JSON object a line. When it dies, the servers that
-    are known stay in use. Both sides look whose the other one is, as anybody may take the name.
+    has the name, and the others end. It sends what it finds, one JSON object a line. When it dies, or the registry
+    does not answer it, the servers that are known stay in use. Both sides look whose the other one is, as anybody may
+    take the name.
 """
 
 from __future__ import annotations
@@ -141,16 +142,16 @@ class Directory:
             self._take(line)
 
     def _take(self, data: bytes) -> None:
-        """Takes in an object ``{"token": ..., "servers": [[host, port], ...]}``, or ``{"problem": ...}``."""
+        """Takes in an object ``{"token": ..., "servers": [[host, port], ...]}``, ``{"problem": ...}`` or both."""
         try:
             found: Any = json.loads(data)
-            if "problem" in found:
+            if "servers" not in found:
                 self.problem = str(found["problem"])
                 return
             servers = [(str(host), int(port)) for host, port in found["servers"][:_MOST_SERVERS]]
             self._pause_s = _RESTART_S
             self.token, self.servers = str(found["token"]), servers
-            self.problem = "" if servers else "it has no server now"
+            self.problem = str(found.get("problem", "" if servers else "it has no server now"))
         except (ValueError, TypeError, KeyError):
             self.problem = "what names its servers is damaged"
 
