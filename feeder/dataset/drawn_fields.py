@@ -14,6 +14,7 @@ from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
 from feeder.transforms.choice import Branches
 from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
+from feeder.transforms.geometry import RandomHorizontalFlip, RandomVerticalFlip
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAWN_FIELDS", "CropBox", "ImageSizes", "OriginalSize", "check_crop_box"]
 
+_FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)  # which have probabilities of their own
 _WARPS = (AugMix, AutoAugment, RandAugment, RandomAffine, RandomPerspective, RandomRotation, TrivialAugmentWide)
 
 
@@ -109,7 +111,12 @@ def check_crop_box(recipe: Recipe | Views) -> None:
             "the recipe of one image"
         )
     for op in recipe.views[0].ops:
-        for each in (op, *op.inner_ops) if isinstance(op, Branches) else (op,):
+        for each in op.inner_ops if isinstance(op, Branches) else (op,):
+            if isinstance(op, Branches) and isinstance(each, _FLIPS):
+                raise ArgumentError(
+                    f"field 'crop_box' does not know what {type(op).__name__} draws: take {type(each).__name__} out "
+                    "of it, and give it a p"
+                )
             if isinstance(each, _WARPS):
                 raise ArgumentError(
                     f"field 'crop_box' is a window of the resized image, and {type(each).__name__} may turn or warp "

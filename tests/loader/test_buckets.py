@@ -311,6 +311,12 @@ def test_a_crop_box_is_refused_where_an_op_warps_the_image(shards: Path, op: T.O
     ShardDataset(shards, [op, T.CenterCrop(16)], fields=("original_size",))
 
 
+def test_a_crop_box_is_refused_where_flips_are_drawn_by_another_op(shards: Path) -> None:
+    op = T.RandomApply([T.RandomHorizontalFlip(), T.ColorJitter(0.1)])
+    with pytest.raises(ArgumentError, match=r"what RandomApply draws: take RandomHorizontalFlip out of it"):
+        ShardDataset(shards, [op, T.CenterCrop(16)], fields=("crop_box",))
+
+
 def test_a_box_of_a_padded_crop_reaches_outside_of_the_image(shards: Path) -> None:
     dataset = ShardDataset(shards, T.RandomCrop(60, pad_if_needed=True), fields=("crop_box",))
     image, _, box = dataset[0]  # 24x24

@@ -42,7 +42,10 @@ ELSEWHERE = {
     ("docs/loading.md", "model.transform.resize"): (
         "scenarios/test_loading_docs.py::test_torchvisions_detectors_take_padded_batches_as_they_are"
     ),
-    ("docs/migration.md", "diff"): "scenarios/test_task_examples.py::test_the_lines_that_change_are_the_examples",
+    (
+        "docs/migration.md",
+        "diff",
+    ): "scenarios/test_task_examples.py::test_the_lines_that_change_are_those_of_the_sections_example",
     ("docs/new-backend.md", "class ToyDecoder"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/new-backend.md", "toml"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/performance.md", "throughput"): (
