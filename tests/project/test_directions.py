@@ -111,3 +111,14 @@ def test_the_top_folder_stays_small() -> None:
         if path.name != "__pycache__" and path.suffix not in (".so", ".fatbin")
     ]
     assert len(tracked) <= 17
+
+
+def test_what_reads_from_the_network_has_no_pickle() -> None:
+    """The server, and what the relay has of it; neither has anything to unpickle."""
+    readers = [*(ROOT / "feeder/service").glob("*.py")]
+    readers += [ROOT / f"feeder/loader/fast/{name}.py" for name in ("relay", "relay_claims", "server_link", "servers")]
+    for path in readers:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module is not None}
+        assert not any("pickle" in name or name in ("marshal", "shelve") for name in names), path

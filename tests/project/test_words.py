@@ -25,3 +25,14 @@ def test_no_docstring_opens_with_a_question() -> None:
     found = dict(_docstrings())
     assert len(found) > 1000
     assert [place for place, docstring in found.items() if docstring.split()[0] in _QUESTIONS] == []
+
+
+def test_nothing_stops_the_clusters_of_others() -> None:
+    """By ``ray stop``, which ends every cluster of the user's on a machine."""
+    words = "ray", "stop"
+    paths = (
+        path for folder in _FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".sh", ".yml"}
+    )
+    for path in paths:
+        text = path.read_text().replace('", "', " ")  # as a list of arguments, too
+        assert " ".join(words) not in text or path.name == "test_words.py", path
