@@ -26,7 +26,7 @@ _COPIED = (
     "docs/*/*.svg",
     "*/README.md",
 )
-_COPIED += ("Dockerfile", "bench/results/*.*", "bench/results/gpu/*")
+_COPIED += ("bench/results/*.*", "bench/results/gpu/*")
 _HELP = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
 
 
