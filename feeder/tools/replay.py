@@ -254,7 +254,11 @@ def _recipe_of_sizes(state: Mapping[str, Any]) -> list[Any]:
     if not isinstance(sizes, list):
         raise ArgumentError(f"this state is damaged: its sizes_by_epoch are {sizes!r}")
     last = [8, 8] if state.get("buckets") is None else "BUCKET"
-    return [{"CenterCrop": {"size": size}} for size in (*({"ByEpoch": each} for each in sizes), last)]
+    by_epoch = [  # any number of lengths, as an op may have
+        {"RandomShortestSize": {"min_size": {"ByEpoch": each}, "max_size": None, "interpolation": "bilinear"}}
+        for each in sizes
+    ]
+    return [*by_epoch, {"CenterCrop": {"size": last}}]
 
 
 def _is_state(value: Any) -> bool:

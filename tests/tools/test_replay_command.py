@@ -188,6 +188,9 @@ def test_turned_photos_are_written_as_the_run_saw_them(
 VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
     "buckets": ([T.RandomResizedCrop(T.BUCKET)], {"buckets": feeder.Buckets(sizes=[(8, 16), (12, 12), (16, 8)])}),
     "by epoch": ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))], {}),
+    "one length by epoch": ([T.Resize(T.ByEpoch({0: 12, 1: 14})), T.CenterCrop(8)], {}),
+    "longest side by epoch": ([T.Resize(10, max_size=T.ByEpoch({0: 14, 1: 16})), T.CenterCrop(8)], {}),
+    "one of three lengths": ([T.RandomShortestSize(T.ByEpoch({0: [9, 10, 12], 1: [10, 12, 14]})), T.CenterCrop(8)], {}),
     "padded": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77)}),
     "grouped": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77, group_by_aspect=True)}),
     "mixed": ([T.RandomResizedCrop(8)], {"mix": T.MixUp(alpha=np.float32(0.4))}),

@@ -169,7 +169,10 @@ class BatchSizes:
         if self.groups is not None and not len(self.reader.shard_sizes()):
             identity["image_sizes"] = self._sizes_digest
         if by_epoch := [each for recipe in self._recipes for each in recipe.by_epoch]:
-            identity["sizes_by_epoch"] = [[[epoch, list(size)] for epoch, size in each.sizes] for each in by_epoch]
+            identity["sizes_by_epoch"] = [
+                [[epoch, [size] if isinstance(size, int) else list(size)] for epoch, size in each.sizes]
+                for each in by_epoch
+            ]
         return identity
 
     def table(self) -> BucketTable | None:

@@ -44,7 +44,7 @@ _PLAIN_SAMPLES = 1 << 16  # looked ahead in an order without windows
 _MESSAGE_ROWS = 800
 _SENT = 1 << 18
 _LOOK_S = 0.02
-_PROGRESS_S = 1.0  # without progress, between two looks whether the iterator is still there
+_PROGRESS_S = 0.1  # without progress, between two looks whether the iterator is still there
 _END_S = 5.0
 
 
@@ -146,7 +146,13 @@ class _Set:
         return ranges
 
     def reached(self, step: int) -> None:
-        """Tells that the trainer has reached a step, if it is done with a shard: the others stay anyway."""
+        """Tells that the trainer has reached a step, if it is done with a shard: the others stay anyway.
+
+        Raises:
+            ConnectionError: if the fetcher has ended.
+        """
+        if self.link is not None and self.link.is_gone():
+            raise ConnectionError("the fetcher has ended")
         if step > self.next_end:
             self._send(step, [], [], is_first=False)
             self._set_reached(step, {})

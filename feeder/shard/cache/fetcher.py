@@ -315,6 +315,7 @@ class Fetcher:
             options = [other.options for other in self._clients if other.options is not None]
             budgets = [budget for budget, _ in options if budget is not None]
             self.files.set_budget(max(budgets) if len(budgets) == len(options) else None)
+            self.downloads.wake()  # there may be room now
             self.store.timeout = max(timeout for _, timeout in options)
         self._note_use()
         return {}

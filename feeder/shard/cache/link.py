@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -168,6 +169,15 @@ class Link:
             kind = getattr(errors, answer["error"], StoreError)
             raise kind(answer["text"]) if issubclass(kind, FeederError) else StoreError(answer["text"])
         return answer
+
+    def is_gone(self) -> bool:
+        """Returns True once the fetcher has ended, or the connection."""
+        poll = select.poll()
+        try:
+            poll.register(self._socket, select.POLLHUP)
+        except ValueError:  # closed here
+            return True
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Closes the connection."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +34,7 @@ from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.folder_store import folder_mirror
-from tests.support.processes import wait_until
+from tests.support.processes import all_ended, wait_until
 from tests.support.remote import Bucket
 from tests.support.remote_sets import end_fetchers, make_set, upload
 
@@ -82,6 +83,25 @@ def test_the_places_of_rows_are_fetched_ahead_where_crops_are_read(
         ahead = ReadAhead(reader, Order(20, 0), split, progress, 1, takes_rows=takes_rows)
         wait_until(lambda: present(cache) == {f"{name}.tar" for name in names})
         assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if takes_rows}
+        ahead.close()
+
+
+def test_another_fetcher_gets_the_plan_at_the_next_step(bucket: Bucket, tmp_path: Path) -> None:
+    """When all is planned, and no shard ends for long."""
+    url, names = upload(bucket, make_set(tmp_path / "local", shards=5)), {f"shard-00000{k}.tar" for k in range(5)}
+    with end_fetchers(tmp_path):
+        reader = cast(ShardReader, ShardDataset(url, cache_dir=tmp_path / "cache").reader)
+        cache, progress = Path(cast(CacheMirror, reader.mirror).folder), EpochProgress(Place(), Split(20, 1), None)
+        ahead = ReadAhead(reader, Order(20, 0), Split(20, 1), progress, 1, takes_rows=False)
+        wait_until(lambda: present(cache) == names)
+        pid = int((cache / "fetcher.lock").read_text())
+        os.kill(pid, signal.SIGKILL)
+        assert all_ended([pid])
+        for path in cache.glob("*.tar"):
+            path.unlink()
+        progress.steps = 1
+        progress.moved.set()
+        wait_until(lambda: present(cache) == names)
         ahead.close()
 
 
