@@ -87,7 +87,7 @@ def test_the_places_of_rows_are_fetched_ahead_where_crops_are_read(
 
 
 def test_another_fetcher_gets_the_plan_at_the_next_step(bucket: Bucket, tmp_path: Path) -> None:
-    """When all is planned, and no shard ends for long."""
+    """All is planned, and no shard ends for long."""
     url, names = upload(bucket, make_set(tmp_path / "local", shards=5)), {f"shard-00000{k}.tar" for k in range(5)}
     with end_fetchers(tmp_path):
         reader = cast(ShardReader, ShardDataset(url, cache_dir=tmp_path / "cache").reader)
