@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import threading
@@ -110,13 +111,14 @@ _CONTRASTS = """() => {
 
 
 @contextlib.contextmanager
-def open_page(width_px: int = 1280, height_px: int = 900) -> Iterator[Page]:
+def open_page(width_px: int = 1280, height_px: int = 900, *, allowed: str = "(?!)") -> Iterator[Page]:
     """Starts the browser, and ends it with all its processes. Skips the test where there is none, which fails with
     CI=true.
 
     Args:
         width_px: Width of the window; a narrow one is a phone's.
         height_px: Its height.
+        allowed: A pattern of whole errors in the console that are no faults; nothing matches the default.
 
     Raises:
         AssertionError: at the end, if a script has failed, a page has written an error to the console, broken its
@@ -129,7 +131,8 @@ def open_page(width_px: int = 1280, height_px: int = 900) -> Iterator[Page]:
     faults: list[str] = []
 
     def heard(message: ConsoleMessage) -> None:
-        if message.type == "error" or "Content Security Policy" in message.text:
+        is_error = message.type == "error" and not re.fullmatch(allowed, message.text)
+        if is_error or "Content Security Policy" in message.text:
             faults.append(message.text)
 
     def asked(request: Request) -> None:
