@@ -26,7 +26,7 @@ from feeder.order.random import Stream, philox, uniform
 from feeder.order.sample_order import Order, substitute
 from feeder.order.split import Split
 
-__all__ = ["BucketOrder", "BucketSplit", "BucketTable"]
+__all__ = ["BucketOrder", "BucketSplit", "BucketTable", "id_runs"]
 
 _AT_ONCE = 1 << 16
 _DRAWN_AT_ONCE = 1024
@@ -65,11 +65,11 @@ class BucketTable:
 
         # The sizes are asked for twice, so that no bucket of a sample is kept between counting and placing.
         counts = np.zeros(len(buckets), np.int64)
-        for ids in _runs(samples):
+        for ids in id_runs(samples):
             counts += np.bincount(chosen(ids), minlength=len(buckets))
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         members, ends = np.empty(samples, np.uint32), starts[:-1].copy()
-        for ids in _runs(samples):
+        for ids in id_runs(samples):
             found = chosen(ids)
             counts = np.bincount(found, minlength=len(buckets))
             shifts = ends - (np.cumsum(counts) - counts)
@@ -104,7 +104,7 @@ class BucketTable:
         return int(self.members[start + substitute(position, attempt, end - start, seed, epoch)])
 
 
-def _runs(samples: int) -> Iterator[npt.NDArray[np.int64]]:
+def id_runs(samples: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yields the ids of all samples, some at a time, so that no array but the table grows with them."""
     for first in range(0, samples, _AT_ONCE):
         yield np.arange(first, min(samples, first + _AT_ONCE), dtype=np.int64)

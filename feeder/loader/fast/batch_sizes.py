@@ -16,7 +16,7 @@ from feeder.dataset.reader import Reader
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError
 from feeder.loader.slots.image_slots import Samples
-from feeder.order.bucket_order import BucketSplit, BucketTable
+from feeder.order.bucket_order import BucketSplit, BucketTable, id_runs
 from feeder.order.buckets import Buckets
 from feeder.order.split import Split
 from feeder.transforms import Recipe, Views
@@ -28,7 +28,6 @@ __all__ = ["SIZE_IDENTITY", "BatchSizes", "bucket_table"]
 _ASPECTS = Buckets(sizes=[(1, 2), (2, 3), (3, 4), (1, 1), (4, 3), (3, 2), (2, 1)])
 # What :meth:`BatchSizes.identity` may have.
 SIZE_IDENTITY = ("buckets", "group_by_aspect", "image_sizes", "sizes_by_epoch")
-_HASHED_AT_ONCE = 1 << 16
 _PLANNED = 1 << 16  # samples whose sizes are drawn to plan the slots
 
 
@@ -190,9 +189,8 @@ class BatchSizes:
     def _sizes_digest(self) -> str:
         """A digest of the sizes of all images: the order rests on them, and files may be replaced where no index says
         what they are."""
-        digest, samples = hashlib.blake2b(digest_size=8), len(self.reader)
-        for first in range(0, samples, _HASHED_AT_ONCE):
-            ids = np.arange(first, min(samples, first + _HASHED_AT_ONCE))
+        digest = hashlib.blake2b(digest_size=8)
+        for ids in id_runs(len(self.reader)):
             digest.update(np.ascontiguousarray(known_sizes(self.reader, ids)).data)
         return digest.hexdigest()
 

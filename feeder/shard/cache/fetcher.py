@@ -11,7 +11,6 @@ import dataclasses
 import json
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -28,7 +27,7 @@ from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.contents import SetContents
 from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.files import CacheFiles
-from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, socket_address
+from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plan, Plans
 from feeder.shard.cache.presence import RECORDS, blocks_of
@@ -60,10 +59,7 @@ class _Client:
 
     def is_gone(self) -> bool:
         """Returns True once the client has closed its socket."""
-        poll = select.poll()
-        with contextlib.suppress(ValueError):  # closed here, too
-            poll.register(self.channel, select.POLLHUP)
-        return bool(poll.poll(0))
+        return has_hung_up(self.channel)
 
 
 class Fetcher:

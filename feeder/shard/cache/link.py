@@ -28,7 +28,17 @@ from typing import Any
 from feeder import errors
 from feeder.errors import FeederError, StoreError
 
-__all__ = ["LOCK", "LOG", "MESSAGE_BYTES", "SOCKET", "Link", "lock_idle_mirror", "lock_mirror", "socket_address"]
+__all__ = [
+    "LOCK",
+    "LOG",
+    "MESSAGE_BYTES",
+    "SOCKET",
+    "Link",
+    "has_hung_up",
+    "lock_idle_mirror",
+    "lock_mirror",
+    "socket_address",
+]
 
 LOCK, SOCKET, LOG = "fetcher.lock", "fetcher.socket", "fetcher.log"
 MESSAGE_BYTES = 1 << 17  # within what a socket takes by default
@@ -93,6 +103,14 @@ def _ends(folder: str) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def has_hung_up(channel: socket.socket) -> bool:
+    """Returns True once the other side of a connection has closed it; False if it is closed on this side."""
+    poll = select.poll()
+    with contextlib.suppress(ValueError):
+        poll.register(channel, select.POLLHUP)
+    return bool(poll.poll(0))
 
 
 class Link:
@@ -171,13 +189,8 @@ class Link:
         return answer
 
     def is_gone(self) -> bool:
-        """Returns True once the fetcher has ended, or the connection."""
-        poll = select.poll()
-        try:
-            poll.register(self._socket, select.POLLHUP)
-        except ValueError:  # closed here
-            return True
-        return bool(poll.poll(0))
+        """Returns True once the fetcher has ended."""
+        return has_hung_up(self._socket)
 
     def close(self) -> None:
         """Closes the connection."""
