@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.remote import bucket, fault_proxy, google, real_bucket, s3_server, tls_proxy
+from tests.support.remote import bucket, fault_proxy, google, read, real_bucket, s3_server, tls_proxy
 
 __all__ = [
     "bucket",
@@ -19,6 +19,7 @@ __all__ = [
     "google",
     "hide_native",
     "one_torch_thread",
+    "read",
     "real_bucket",
     "s3_server",
     "tls_proxy",

@@ -60,7 +60,7 @@ class Request(NamedTuple):
 
     Attributes:
         method: "GET", for example.
-        target: Path and query.
+        target: Path and query, but for a signature in it, which differs from one request to the next.
         range: "bytes=0-99", for example; "" without one.
         fault: Kind of its fault; "" without one.
         size_bytes: Size of the part of the answer's body that was sent.
@@ -176,8 +176,10 @@ class _Proxy:
         head = await reader.readuntil(b"\r\n\r\n")
         first, headers = _parsed(head)
         method, target, _ = first.split(" ", 2)
-        name = (method, target, headers.get("range", ""))
-        fault, place = self._drawn(name, headers.get("authorization", ""))
+        target, _, query = target.partition("?")
+        asked = [each for each in query.split("&") if each and not each.startswith("X-Amz-")]
+        name = (method, "?".join([target, "&".join(asked)][: 1 + bool(asked)]), headers.get("range", ""))
+        fault, place = self._drawn(name, headers.get("authorization", "") or query)
         await asyncio.sleep(self._faults.latency_s)
         if fault in ("reset", "drop") or fault.isdigit():
             self._note(name, fault)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from feeder.shard.store.store import Store
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.google_store import GoogleStore
 from tests.support.s3_server import S3Server
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
-__all__ = ["Bucket", "bucket", "fault_proxy", "google", "real_bucket", "s3_server", "tls_proxy"]
+__all__ = ["Bucket", "bucket", "fault_proxy", "google", "read", "real_bucket", "s3_server", "tls_proxy"]
+
+Read = Callable[..., bytes]
 
 
 class Bucket(NamedTuple):
@@ -67,6 +70,21 @@ class Bucket(NamedTuple):
         )
         self.client.put_bucket_policy(Bucket=self.name, Policy=policy)
         return f"{self.server.endpoint}/{self.name}"
+
+
+def _get(store: Store, key: str, start: int, end: int, etag: str | None = None) -> bytes:
+    return bytes(store.get(key, start, end, etag))
+
+
+def _pieces(store: Store, key: str, start: int, end: int, etag: str | None = None) -> bytes:
+    return b"".join(store.pieces(key, start, end, etag))
+
+
+@pytest.fixture(params=[_get, _pieces], ids=["get", "pieces"])
+def read(request: pytest.FixtureRequest) -> Read:
+    """Each way to read a range, as a function of the store, the key, the first byte, the end and the ETag."""
+    found: Read = request.param
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -26,12 +26,12 @@ from feeder.shard.store.url import Url
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["make_client"]
+__all__ = ["CONNECT_S", "REQUEST_S", "STALL_S", "authorities", "has_proxy", "make_client"]
 
-_CONNECT_S = 2
-_STALL_S = 5  # without a byte; then the request is repeated
+CONNECT_S = 2
+STALL_S = 5  # without a byte; then the request is repeated
 _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
-_REQUEST_S = 60
+REQUEST_S = 60
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
 # Give credentials to the containers of ECS, to instances, and to users of Azure.
@@ -51,11 +51,11 @@ def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
     options: dict[str, Any] = {
         "allow_http": allow_http,
         "allow_invalid_certificates": False,
-        "connect_timeout": seconds(seconds=_CONNECT_S),
-        "read_timeout": seconds(seconds=_STALL_WRITING_S if writing else _STALL_S),
-        "timeout": seconds(seconds=_REQUEST_S),
+        "connect_timeout": seconds(seconds=CONNECT_S),
+        "read_timeout": seconds(seconds=_STALL_WRITING_S if writing else STALL_S),
+        "timeout": seconds(seconds=REQUEST_S),
     }
-    bundle = os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
+    bundle = authorities()
     if bundle:
         try:
             with open(bundle, "rb") as file:
@@ -97,6 +97,18 @@ def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
     return S3Store(url.place, prefix=prefix, credential_provider=provider, **config, **common)
 
 
+def authorities() -> str | None:
+    """Returns the path of the certificates of further authorities to trust, as the environment names it."""
+    return os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
+
+
+def has_proxy(host: str) -> bool:
+    """Returns whether the environment names a proxy for a host."""
+    proxies = urllib.request.getproxies_environment()
+    named = proxies.get("https") or proxies.get("http") or proxies.get("all")
+    return bool(named) and not urllib.request.proxy_bypass(host)
+
+
 def _base(url: Url) -> str:
     """Returns the URL to ask a web server, its path percent-encoded as the user typed it."""
     path = urllib.parse.quote(url.prefix, safe="/%~!$&'()*+,;=:@")
@@ -136,8 +148,7 @@ def _guard(service: str, givers: Iterable[str | None]) -> dict[str, str]:
         givers: Base URLs of what gives credentials, beside the metadata of an instance.
     """
     host = urllib.parse.urlsplit(service).hostname or ""
-    proxies = urllib.request.getproxies_environment()
-    if (proxies.get("https") or proxies.get("http") or proxies.get("all")) and not urllib.request.proxy_bypass(host):
+    if has_proxy(host):
         return {}
     own = [host, *(urllib.parse.urlsplit(each).hostname for each in (_INSTANCES, *givers) if each)]
     return {"proxy_url": f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(filter(None, own))}

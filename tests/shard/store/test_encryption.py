@@ -11,7 +11,7 @@ import pytest
 
 from feeder.errors import StoreError
 from feeder.shard.store.store import Store, open_store
-from tests.support.remote import Bucket
+from tests.support.remote import Bucket, Read
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 from tests.support.tls import TlsProxy
 
@@ -29,31 +29,31 @@ def _opened(bucket: Bucket, endpoint: str) -> Store:
 
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE"])
 def test_a_private_authority_is_trusted_where_it_is_named(
-    bucket: Bucket, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, variable: str
+    bucket: Bucket, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, variable: str, read: Read
 ) -> None:
     with pytest.raises(StoreError, match=r"certificate is refused .*AWS_CA_BUNDLE or SSL_CERT_FILE"):
-        _opened(bucket, tls_proxy.good).get("x")
+        read(_opened(bucket, tls_proxy.good), "x", 0, 12)
     monkeypatch.setenv(variable, str(tls_proxy.authority))
-    assert _opened(bucket, tls_proxy.good).get("x") == b"secret bytes"
+    assert read(_opened(bucket, tls_proxy.good), "x", 0, 12) == b"secret bytes"
 
 
 @pytest.mark.parametrize("kind", ["wrong_host", "expired"])
 def test_a_wrong_certificate_is_refused_at_once_also_for_web_servers(
-    bucket: Bucket, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, kind: str
+    bucket: Bucket, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, kind: str, read: Read
 ) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tls_proxy.authority))
     monkeypatch.setenv("AWS_ALLOW_INVALID_CERTIFICATES", "true")  # obstore's own way out is none
     endpoint = getattr(tls_proxy, kind)
     for store in (_opened(bucket, endpoint), open_store(f"{endpoint}/{bucket.name}")):
         with pytest.raises(StoreError, match="certificate is refused"):
-            store.get("x", 0, 1)
+            read(store, "x", 0, 1)
         assert store.retries == 0
 
 
-def test_a_missing_file_of_authorities_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_of_authorities_is_named(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     monkeypatch.setenv("AWS_CA_BUNDLE", "/nowhere/ca.pem")
     with pytest.raises(StoreError, match=r"/nowhere/ca\.pem: can't be read"):
-        open_store(bucket.url, allow_http=True).get("x")
+        read(open_store(bucket.url, allow_http=True), "x", 0, 1)
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -105,15 +105,15 @@ def _without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_credentials_do_not_follow_a_redirect_to_another_host(
-    servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch
+    servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch, read: Read
 ) -> None:
     first, second = servers
     _without_proxies(monkeypatch)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
     store = open_store(f"s3://bucket/set?endpoint=http://127.0.0.1:{first.server_port}", allow_http=True)
     with pytest.raises(StoreError, match="redirects to another host, which must not get the credentials"):
-        store.get("x", 0, 1)
-    assert first.headers[0]["x-amz-security-token"] == "TOKEN"
+        read(store, "x", 0, 1)
+    assert first.headers[-1]["x-amz-security-token"] == "TOKEN"
     assert second.headers == []
 
 
@@ -178,7 +178,7 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_the_role_of_an_instance_gives_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_role_of_an_instance_gives_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     _without_proxies(monkeypatch)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
@@ -187,5 +187,5 @@ def test_the_role_of_an_instance_gives_credentials(bucket: Bucket, monkeypatch: 
     with http.server.ThreadingHTTPServer(("127.0.0.2", 0), _Metadata) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"http://127.0.0.2:{server.server_port}")
-        assert open_store(bucket.url, allow_http=True).get("x") == b"secret bytes"
+        assert read(open_store(bucket.url, allow_http=True), "x", 0, 12) == b"secret bytes"
         server.shutdown()

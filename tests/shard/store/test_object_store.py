@@ -18,7 +18,7 @@ from feeder.errors import ChangedError, ConflictError, ListingError, NotFoundErr
 from feeder.shard.store.store import RANGE_BYTES, open_store
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
-from tests.support.remote import Bucket
+from tests.support.remote import Bucket, Read
 
 
 def test_bytes_come_back_as_they_were_written(bucket: Bucket) -> None:
@@ -100,36 +100,36 @@ def test_a_deleted_object_is_gone_and_may_be_deleted_again(bucket: Bucket) -> No
         store.size("x")
 
 
-def test_a_replaced_object_is_not_read(bucket: Bucket) -> None:
+def test_a_replaced_object_is_not_read(bucket: Bucket, read: Read) -> None:
     store = open_store(bucket.url)
     etag = store.put("shard", b"1" * 100).etag
     store.put("shard", b"2" * 100)
     with pytest.raises(ChangedError, match=r"/shard .*: was replaced"):
-        store.get("shard", 0, 10, etag)
+        read(store, "shard", 0, 10, etag)
     with pytest.raises(ChangedError):
         store.get("shard", etag=etag)
 
 
 def test_a_replaced_object_is_refused_by_the_store_before_a_byte_is_sent(
-    bucket: Bucket, fault_proxy: FaultProxy
+    bucket: Bucket, fault_proxy: FaultProxy, read: Read
 ) -> None:
     store = open_store(bucket.url)
     etag = store.put("shard", b"1" * 100_000).etag
-    assert store.get("shard", 0, 100_000, etag) == b"1" * 100_000
+    assert read(store, "shard", 0, 100_000, etag) == b"1" * 100_000
     store.put("shard", b"2" * 100_000)
     with pytest.raises(ChangedError):
-        store.get("shard", 0, 100_000, etag)
-    whole, refused = (request.size_bytes for request in fault_proxy.requests() if request.method == "GET")
+        read(store, "shard", 0, 100_000, etag)
+    whole, *refused = (request.size_bytes for request in fault_proxy.requests() if request.method == "GET")
     assert whole == 100_000
-    assert refused < 10_000
+    assert sum(refused) < 10_000
 
 
-def test_a_shorter_object_is_an_error_and_no_short_answer(bucket: Bucket) -> None:
+def test_a_shorter_object_is_an_error_and_no_short_answer(bucket: Bucket, read: Read) -> None:
     store = open_store(bucket.url)
     store.put("shard", b"1" * 100)
     for start, end in ((50, 101), (200, 300)):
         with pytest.raises(StoreError, match=r"/shard .*(has 100 bytes, expected at least 101|shorter)"):
-            store.get("shard", start, end)
+            read(store, "shard", start, end)
 
 
 @pytest.mark.parametrize("key", ["../other/x", "/x", "a/../../x", ""])
@@ -165,13 +165,13 @@ def test_no_credentials_is_an_error_that_says_so(bucket: Bucket, monkeypatch: py
         open_store(bucket.url).size("x")
 
 
-def test_a_public_bucket_needs_no_credentials(real_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_bucket_needs_no_credentials(real_bucket: Bucket, monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
     real_bucket.put("x", b"public")
     web = open_store(real_bucket.open_to_all(), allow_http=True)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
-    assert open_store(real_bucket.url).get("x") == b"public"
+    assert read(open_store(real_bucket.url), "x", 0, 6) == b"public"
     entry = web.size("x")
     assert web.get("x", 1, 3, entry.etag) == b"ub"
     with pytest.raises(ListingError, match="can't list"):
@@ -238,7 +238,7 @@ FAULTS: dict[str, dict[str, float]] = {
 
 @pytest.mark.parametrize("rates", FAULTS.values(), ids=FAULTS)
 def test_requests_are_repeated_until_the_bytes_are_right(
-    bucket: Bucket, fault_proxy: FaultProxy, rates: dict[str, float]
+    bucket: Bucket, fault_proxy: FaultProxy, rates: dict[str, float], read: Read
 ) -> None:
     data = os.urandom(500_000)
     bucket.put("x", data)
@@ -246,8 +246,8 @@ def test_requests_are_repeated_until_the_bytes_are_right(
     etag = store.size("x").etag
     fault_proxy.set(Faults(rates))
     with ThreadPoolExecutor(8) as pool:
-        read = pool.map(lambda start: bytes(store.get("x", start, start + 25_000, etag)), range(0, len(data), 25_000))
-        assert b"".join(read) == data
+        parts = pool.map(lambda start: read(store, "x", start, start + 25_000, etag), range(0, len(data), 25_000))
+        assert b"".join(parts) == data
     faults = sum(fault_proxy.counts().values())
     assert store.retries >= faults >= 8  # a reset may also take the connection of another request
 
@@ -319,43 +319,45 @@ def _first_is_refused(proxy: FaultProxy, store: Any, seed: int) -> bool:
     return True
 
 
-def test_other_client_errors_are_raised_at_once(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+def test_other_client_errors_are_raised_at_once(bucket: Bucket, fault_proxy: FaultProxy, read: Read) -> None:
     bucket.put("x", b"1")
     store = open_store(bucket.url)
     fault_proxy.set(Faults({"404": 1}))
     with pytest.raises(NotFoundError):
-        store.get("x", 0, 1)
-    assert (store.retries, fault_proxy.counts()) == (0, {"404": 1})
+        read(store, "x", 0, 1)
+    assert store.retries == 0
 
 
 def test_expired_credentials_are_read_again_once(
-    real_bucket: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    real_bucket: Bucket, fault_proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, read: Read
 ) -> None:
     real_bucket.put("x", b"1")
     store = open_store(real_bucket.url)
     fault_proxy.set(Faults({"403": 1}))
     with pytest.raises(StoreError, match=r"403.*ExpiredToken: made up; get new credentials"):
-        store.get("x", 0, 1)
-    assert fault_proxy.counts() == {"403": 2}
+        read(store, "x", 0, 1)
+    assert store.retries == 1
     # The environment has new ones by now: what is sent after the refusal is signed with them.
     fault_proxy.set(Faults())
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG")
-    assert store.get("x", 0, 1) == b"1"
+    assert read(store, "x", 0, 1) == b"1"
     fault_proxy.set(Faults({"403": 1}))
     with pytest.raises(StoreError, match="403"):
-        store.get("x", 0, 1)
+        read(store, "x", 0, 1)
     fault_proxy.set(Faults())
     with pytest.raises(StoreError, match="SignatureDoesNotMatch"):
-        store.get("x", 0, 1)
+        read(store, "x", 0, 1)
 
 
-def test_without_network_a_call_goes_on_for_its_time_and_then_says_so(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+def test_without_network_a_call_goes_on_for_its_time_and_then_says_so(
+    bucket: Bucket, fault_proxy: FaultProxy, read: Read
+) -> None:
     bucket.put("x", b"1")
     store = open_store(bucket.url, timeout=0.3)
-    assert store.get("x", 0, 1) == b"1"
+    assert read(store, "x", 0, 1) == b"1"
     fault_proxy.set(Faults(offline=True))
     with pytest.raises(StoreError, match=r"/x .*: no answer for \d+ s, in \d+ attempts; the last: .*[a-z]"):
-        store.get("x", 0, 1)
+        read(store, "x", 0, 1)
     assert store.retries >= 2
 
 
@@ -380,13 +382,13 @@ def test_without_network_what_nobody_needs_any_more_is_given_up(
     assert store.retries == 2
 
 
-def test_what_comes_back_is_used_again(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+def test_what_comes_back_is_used_again(bucket: Bucket, fault_proxy: FaultProxy, read: Read) -> None:
     bucket.put("x", b"1")
     store = open_store(bucket.url)
-    assert store.get("x", 0, 1) == b"1"
+    assert read(store, "x", 0, 1) == b"1"
     fault_proxy.set(Faults(offline=True))
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(store.get, "x", 0, 1)
+        answer = pool.submit(read, store, "x", 0, 1)
         while store.retries < 3:
             assert not answer.done()
         fault_proxy.set(Faults())
@@ -410,7 +412,9 @@ def test_a_small_request_is_made_again_while_it_is_silent(bucket: Bucket, monkey
 
 
 @pytest.mark.slow
-def test_a_silent_connection_is_given_up_after_five_seconds(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+def test_a_silent_connection_is_given_up_after_five_seconds(
+    bucket: Bucket, fault_proxy: FaultProxy, read: Read
+) -> None:
     data = os.urandom(200_000)
     bucket.put("x", data)
     store = open_store(bucket.url)
@@ -418,6 +422,6 @@ def test_a_silent_connection_is_given_up_after_five_seconds(bucket: Bucket, faul
     fault_proxy.set(Faults({"stall": 0.2, "drop": 0.2}, seed=3))
     starts = range(0, len(data), 4_000)
     with ThreadPoolExecutor(len(starts)) as pool:
-        read = list(pool.map(lambda start: bytes(store.get("x", start, start + 4_000, etag)), starts))
-    assert b"".join(read) == data
+        parts = list(pool.map(lambda start: read(store, "x", start, start + 4_000, etag), starts))
+    assert b"".join(parts) == data
     assert fault_proxy.counts().keys() == {"stall", "drop"}

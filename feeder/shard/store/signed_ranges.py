@@ -1,0 +1,190 @@
+"""Ranges of objects in S3 by Python's own HTTP client, straight from the socket into the memory of their pieces.
+
+Note [Two clients]
+obstore brings each byte through buffers and threads of its own, and copies it twice more for Python: of all that an
+epoch from a store takes, that is the largest part. So ranges come by http.client from a URL that obstore signs. Here is
+only what goes well. Whatever else a store answers, obstore asks for once more, so that faults are told apart in one
+place, see fault.py; and so it does after each fault, behind a proxy, and where an answer is only good by obstore.
+"""
+
+from __future__ import annotations
+
+import datetime
+import http.client
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+import urllib.parse
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import obstore
+from obstore.exceptions import BaseError
+
+from feeder.shard.store.client import CONNECT_S, REQUEST_S, STALL_S, authorities, has_proxy
+from feeder.shard.store.store import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+__all__ = ["SignedRanges"]
+
+_VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
+_PASSING = {408, 429, *range(500, 600)} - {501}
+
+Connection = http.client.HTTPConnection
+
+
+class SignedRanges:
+    """Gets ranges; several threads may use one.
+
+    Args:
+        allow_http: True to talk to a store without encryption.
+    """
+
+    def __init__(self, *, allow_http: bool) -> None:
+        self._allow_http = allow_http
+        self._lock = threading.Lock()
+        self._idle: defaultdict[tuple[str, str], list[Connection]] = defaultdict(list)
+        self._context: ssl.SSLContext | None = None
+
+    def open(self, client: S3Store, key: str, start: int, end: int, etag: str | None) -> Iterator[memoryview] | None:
+        """Asks for a range.
+
+        Args:
+            client: Signs the request.
+            key, start, end, etag: As in :meth:`feeder.shard.store.store.Store.pieces`.
+
+        Returns:
+            Its bytes as they come, in pieces of 512 KiB, the last one of less; None if obstore is to ask for them.
+
+        Raises:
+            ConnectionError: if the store does not answer, breaks off or is busy: the next attempt may succeed. The
+                pieces raise it, too.
+        """
+        try:
+            url = urllib.parse.urlsplit(obstore.sign(client, "GET", key, _VALID))
+        except (BaseError, OSError, ValueError):
+            return None
+        if (url.scheme == "http" and not self._allow_http) or has_proxy(url.hostname or ""):
+            return None
+        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        if etag:
+            headers["If-Match"] = etag
+        place = url.scheme, url.netloc
+        try:
+            connection, response = self._ask(place, f"{url.path}?{url.query}", headers)
+        except ssl.SSLCertVerificationError:
+            return None
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionError(_reason(error)) from None
+        if _is_range(response, start, end, etag):
+            return self._pieces(place, connection, response, end - start)
+        connection.close()
+        if response.status in _PASSING:
+            raise ConnectionError(f"{response.status} {response.reason}")
+        return None
+
+    def __del__(self) -> None:
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+
+    def _ask(
+        self, place: tuple[str, str], target: str, headers: dict[str, str]
+    ) -> tuple[Connection, http.client.HTTPResponse]:
+        connection = self._taken(place) or self._connection(*place)
+        return connection, _answer(connection, target, headers)
+
+    def _taken(self, place: tuple[str, str]) -> Connection | None:
+        """Returns a connection that nobody uses, if there is one."""
+        while True:
+            with self._lock:
+                if not self._idle[place]:
+                    return None
+                connection = self._idle[place].pop()
+            poll = select.poll()
+            poll.register(connection.sock, select.POLLIN)
+            if not poll.poll(0):
+                return connection
+            connection.close()  # nothing was asked for, so the server has closed it
+
+    def _connection(self, scheme: str, netloc: str) -> Connection:
+        if scheme == "http":
+            return Connection(netloc, timeout=CONNECT_S)
+        with self._lock:
+            if self._context is None:
+                self._context = ssl.create_default_context()
+                bundle = authorities()
+                if bundle:
+                    self._context.load_verify_locations(bundle)
+        return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=self._context)
+
+    def _pieces(
+        self, place: tuple[str, str], connection: Connection, response: http.client.HTTPResponse, left: int
+    ) -> Iterator[memoryview]:
+        until = time.monotonic() + REQUEST_S
+        receive: Callable[[memoryview], int] = response.fp.readinto1  # what came with the head is in its buffer
+        further = _receiver(connection.sock)
+        try:
+            while left:
+                piece, came = np.empty(min(left, PIECE_BYTES), np.uint8).data, 0
+                while came < len(piece):
+                    got = receive(piece[came:])
+                    if not got or time.monotonic() > until:
+                        raise ConnectionError(f"{left - came:,} bytes did not come")
+                    receive, came = further, came + got
+                left -= came
+                if not left:  # nobody asks for more
+                    response.close()
+                    with self._lock:
+                        self._idle[place].append(connection)
+                yield piece
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionError(_reason(error)) from None
+        finally:
+            if left:
+                connection.close()
+
+
+def _receiver(channel: socket.socket) -> Callable[[memoryview], int]:
+    """Returns a function that reads into memory and returns the number of bytes."""
+    if isinstance(channel, ssl.SSLSocket):
+        return channel.recv_into
+    channel.settimeout(None)  # so that one system call waits for all of them, for as long as the socket's option says
+    return lambda memory: channel.recv_into(memory, 0, socket.MSG_WAITALL)
+
+
+def _answer(connection: Connection, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """Sends a request and returns the head of its answer; closes the connection if there is none."""
+    try:
+        if connection.sock is None:
+            connection.connect()
+        channel: socket.socket = connection.sock
+        channel.settimeout(STALL_S)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
+        connection.request("GET", target, headers=headers)
+        return connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _is_range(response: http.client.HTTPResponse, start: int, end: int, etag: str | None) -> bool:
+    """Returns True if an answer brings just what was asked for, and leaves the connection open."""
+    if response.status != 206 or response.will_close or response.length != end - start:
+        return False
+    if etag and response.headers.get("ETag", etag) != etag:  # a server that does not know If-Match
+        return False
+    return response.headers.get("Content-Range", "").startswith(f"bytes {start}-{end - 1}/")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return "no answer in time"
+    return str(error) if type(error) is ConnectionError else getattr(error, "strerror", None) or "the connection broke"

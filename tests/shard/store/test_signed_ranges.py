@@ -1,0 +1,184 @@
+"""Ranges that come by a signed URL, from servers that answer in ways that Ceph's gateway does not."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feeder.shard.store.store import PIECE_BYTES, Store, open_store
+from tests.support.tls import TlsProxy
+
+DATA = os.urandom(2 * PIECE_BYTES + 10)
+ETAG = '"1"'
+Headers = dict[str, str]
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """A server of one object that answers requests for ranges of it as its ``spoil`` says.
+
+    Attributes:
+        spoil: Takes the number of a signed request and the status and headers of its right answer; returns those to
+            send.
+        signed: Number of requests with a signature in their URL.
+        others: Number of others.
+        connections: Addresses that requests came from.
+        closed: Set once it has closed a connection.
+    """
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.spoil: Callable[[int, int, Headers], tuple[int, Headers]] = lambda number, status, headers: (
+            status,
+            headers,
+        )
+        self.signed = self.others = 0
+        self.connections = set[Any]()
+        self.closed = threading.Event()
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self.closed.set()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.server.connections.add(self.client_address)
+        start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        status, headers = 206, {
+            "Content-Range": f"bytes {start}-{end}/{len(DATA)}",
+            "Content-Length": str(end + 1 - start),
+            "ETag": ETAG,
+            "Last-Modified": "Fri, 27 Nov 2026 00:00:00 GMT",
+        }  # fmt: skip
+        if "X-Amz-Signature=" in self.path:
+            status, headers = self.server.spoil(self.server.signed, status, headers)
+            self.server.signed += 1
+        else:
+            self.server.others += 1
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(DATA[start : start + int(headers["Content-Length"])])
+        self.close_connection |= "X-Breaks" in headers
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    server = _Server()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def _opened(server: _Server) -> Store:
+    return open_store(f"s3://bucket/set?endpoint=http://127.0.0.1:{server.server_port}", allow_http=True)
+
+
+def _read(store: Store, start: int = 0, end: int = len(DATA)) -> bytes:
+    return b"".join(store.pieces("x", start, end, ETAG))
+
+
+def test_a_range_takes_one_request_and_leaves_its_connection_to_the_next(server: _Server) -> None:
+    store = _opened(server)
+    assert [len(piece) for piece in store.pieces("x", 0, len(DATA), ETAG)] == [PIECE_BYTES, PIECE_BYTES, 10]
+    for start, end in ((0, 1), (5, PIECE_BYTES + 5), (len(DATA) - 1, len(DATA))):
+        assert _read(store, start, end) == DATA[start:end]
+    assert (server.signed, server.others, len(server.connections), store.retries) == (4, 0, 1, 0)
+
+
+def test_a_range_that_is_left_in_the_middle_leaves_nothing_to_the_next(server: _Server) -> None:
+    store = _opened(server)
+    first = store.pieces("x", 0, len(DATA), ETAG)
+    assert next(first) == DATA[:PIECE_BYTES]
+    del first
+    assert _read(store) == DATA
+    assert len(server.connections) == 2
+
+
+def test_a_connection_that_the_server_has_closed_meanwhile_is_no_fault(server: _Server) -> None:
+    store = _opened(server)
+    server.spoil = lambda number, status, headers: (status, headers | {"X-Breaks": "1"} if number == 0 else headers)
+    assert _read(store) == DATA
+    assert server.closed.wait(60)
+    assert _read(store) == DATA
+    assert (server.others, len(server.connections), store.retries) == (0, 2, 0)
+
+
+WRONG: dict[str, tuple[int, Headers]] = {
+    "another range": (206, {"Content-Range": f"bytes 1-{len(DATA)}/{len(DATA) + 1}"}),
+    "a shorter one": (206, {"Content-Length": str(len(DATA) - 1)}),
+    "all of it": (200, {}),
+    "a refusal": (403, {}),
+    "an address": (307, {"Location": "http://localhost:1/x"}),
+    "another object": (206, {"ETag": '"2"'}),
+    "the last of the connection": (206, {"Connection": "close"}),
+}
+
+
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+def test_what_is_not_answered_as_asked_comes_without_a_signed_url_from_then_on(
+    server: _Server, answer: tuple[int, Headers]
+) -> None:
+    store = _opened(server)
+    server.spoil = lambda number, status, headers: (answer[0], headers | answer[1])
+    assert _read(store) == _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (1, 2, 0)
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+def test_a_busy_store_is_asked_again(server: _Server, status: int) -> None:
+    store = _opened(server)
+    server.spoil = lambda number, right, headers: (status if number == 0 else right, headers)
+    assert _read(store) == _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (2, 1, 1)
+
+
+def test_an_answer_that_drips_for_longer_than_a_request_may_take_is_asked_for_anew(
+    server: _Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feeder.shard.store.signed_ranges.REQUEST_S", 0)
+    store = _opened(server)
+    assert _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (1, 1, 1)
+
+
+def test_what_is_encrypted_comes_by_signed_urls_too(
+    server: _Server, tls_proxy: TlsProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = TlsProxy(tmp_path, server.server_port)
+    try:
+        for variable in ("AWS_CA_BUNDLE", "SSL_CERT_FILE"):
+            with monkeypatch.context() as named:
+                named.setenv(variable, str(before.authority))
+                store = open_store(f"s3://bucket/set?endpoint={before.good}")
+                assert _read(store) == _read(store) == DATA
+    finally:
+        before.close()
+    assert (server.signed, server.others) == (4, 0)
+
+
+def test_behind_a_proxy_nothing_is_signed(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{server.server_port}")
+    store = open_store("s3://bucket/set?endpoint=http://store.invalid", allow_http=True)
+    assert _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (0, 1, 0)
