@@ -20,7 +20,7 @@ import pytest
 import feeder
 from feeder import transforms as T
 from feeder.loader.fast.service_directory import Directory
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.fast.service_options import ServiceOptions, job_name
 from tests.support import ROOT, named_functions
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import all_ended, wait_until
@@ -94,9 +94,10 @@ def node_of_the_registry(cluster: RayCluster) -> str:
 
 
 def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
+    """A loader that leaves most of an epoch to be made after the first batch."""
     dataset = feeder.ShardDataset(root / "set", transform=RECIPE)
     if cluster is not None:
-        options |= {"service": f"feeder@{cluster.address}"}
+        options |= {"service": f"feeder@{cluster.address}", "prefetch_factor": 1}
     return feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=1, **options)
 
 
@@ -144,6 +145,33 @@ def test_epochs_are_exact_while_nodes_come_and_go(
     assert "ray" not in sys.modules
     assert one.stats()["respawns"] == 0
     one.close()
+
+
+def test_a_node_that_joins_makes_parts_of_the_epoch_that_is_under_way(
+    root: Path, cluster: RayCluster, expected: list[list[Any]]
+) -> None:
+    wait_until(lambda: len(status(cluster)) == 2)
+    known = [each["address"] for each in status(cluster)]
+    one = loader(root, cluster, service_only=True)
+
+    def parts() -> list[int]:
+        """The number of parts that the joined server has given out, once it has accepted the work."""
+        joined = [each["jobs"] for each in status(cluster) if each["address"] not in known]
+        return [jobs[job_name()]["parts"] for jobs in joined if job_name() in jobs]
+
+    batches, before = [], 0
+    for step, batch in enumerate(one):
+        batches.append(tuple(each.clone() for each in batch))
+        if step == 0:
+            cluster.add_node()
+            wait_until(parts)
+            (before,) = parts()
+    (after,) = parts()
+    assert after > before
+    check_same(batches, expected[0])
+    one.close()
+    cluster.kill_node(cluster.nodes[-1])
+    wait_until(lambda: len(status(cluster)) == 2)
 
 
 def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayCluster) -> None:
