@@ -49,7 +49,7 @@ class Directory:
         self.servers: list[tuple[str, int]] = []
         self.token = ""
         self.problem = "nothing is known of it yet"
-        self._helper: subprocess.Popen[bytes] | None = None  # the last one that was started here
+        self._helpers: list[subprocess.Popen[bytes]] = []  # that were started here, and have not ended
         self._connection: socket.socket | None = None
         self._name = socket_name(options)
         self._received = b""
@@ -63,7 +63,8 @@ class Directory:
         return None if self._connection is None else self._connection.fileno()
 
     def look(self) -> None:
-        """Takes in what is new."""
+        """Takes in what is new. To be called every 250 ms: a helper that has ended is a zombie until then."""
+        self._helpers = [each for each in self._helpers if each.poll() is None]
         if self._options.file is not None:
             self._read_file(self._options.file)
         elif self._connection is not None or self._connect():
@@ -113,16 +114,15 @@ class Directory:
             return
         self._start_s = now + self._pause_s
         self._pause_s = min(_MOST_RESTART_S, 2 * self._pause_s)
-        if self._helper is not None:
-            self._helper.poll()  # it has ended, or another one has the name
         name, address = self._options.name_and_address
-        self._helper = subprocess.Popen(
+        helper = subprocess.Popen(
             [sys.executable, "-m", _HELPER, name, address, self._name],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
+        self._helpers.append(helper)
 
     def _read_helper(self) -> None:
         assert self._connection is not None

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,41 @@ def test_the_name_of_a_helper_is_there_once(relays: Relays) -> None:
     command = [sys.executable, "-m", "feeder.service.finder", "service", "10.0.0.1:1", socket_name(OPTIONS)]
     assert os.spawnv(os.P_WAIT, sys.executable, command) == 0  # another helper ends at once
     assert socket_name(ServiceOptions("other@10.0.0.1:1")) != socket_name(OPTIONS)
+
+
+def test_helpers_that_were_slower_than_another_one_leave_no_zombies(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServiceOptions("other@10.0.0.1:1")
+    helpers: list[subprocess.Popen[bytes]] = []
+    begin, clock = subprocess.Popen, Clock()
+
+    def start(command: list[str], **settings: Any) -> subprocess.Popen[bytes]:
+        """Starts a process that goes on until its input is closed, as a helper that has not asked for the name yet."""
+        helpers.append(begin(["cat"], **(settings | {"stdin": subprocess.PIPE})))
+        return helpers[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(service_directory, "time", clock)
+    monkeypatch.setattr(finder, "ALONE_S", 600.0)
+    directory = Directory(options)
+    for _ in range(2):
+        directory.look()
+        clock.now += 600.0
+    relays = Relays(socket_name(options))
+    relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
+    look_until_known(directory, ("10.0.0.1", 1))
+    assert len(helpers) == 2
+    for each in helpers:
+        assert each.stdin is not None
+        each.stdin.close()
+
+    def are_gone() -> bool:
+        directory.look()
+        return not any(Path(f"/proc/{each.pid}").exists() for each in helpers)
+
+    wait_until(are_gone)
+    directory.close()
+    monkeypatch.setattr(finder, "ALONE_S", 0.0)
+    assert relays.are_gone.wait(60)
 
 
 def test_a_helper_tells_nothing_to_another_user(relays: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
