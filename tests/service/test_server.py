@@ -97,12 +97,15 @@ def test_a_wrong_token_is_refused(server: ServiceServer) -> None:
         assert peer.next() is None
 
 
-def test_another_version_is_refused_by_name(server: ServiceServer) -> None:
+@pytest.mark.parametrize("name", peer_versions())
+def test_another_version_is_refused_by_name(server: ServiceServer, name: str) -> None:
+    ours = peer_versions()
     peer = Peer(server)
-    peer.hello(versions={"feeder": "0.0.9"})
+    peer.hello(versions={**ours, name: "0.0.9"})
     answer = peer.next()
     assert answer is not None
-    assert f"it has feeder {feeder.__version__} (the job has 0.0.9)" in answer.message["reason"]
+    assert answer.kind == Kind.REFUSED
+    assert answer.message["reason"].startswith(f"it has {name} {ours[name]} (the job has 0.0.9); install the same")
 
 
 def test_nothing_is_done_before_the_token(server: ServiceServer) -> None:

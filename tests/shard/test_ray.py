@@ -209,6 +209,26 @@ def test_a_node_with_another_version_is_refused_by_name(
     cluster.kill_node(cluster.nodes[0])
 
 
+_OTHERS = {
+    "Pillow": "import PIL.Image; PIL.__version__ = '0.0.9'",
+    "Pillow's libjpeg": "from PIL import features; features.version = lambda name: '0.0.9'",
+    "the kernels' libjpeg": "import feeder._native; feeder._native.libjpeg_turbo = lambda: ('0.0.9', 'none')",
+}
+
+
+def test_nodes_with_another_pillow_or_another_libjpeg_are_refused_by_name(
+    cluster: RayCluster, tree: Path, tmp_path: Path
+) -> None:
+    for number, code in enumerate(_OTHERS.values()):
+        cluster.add_node(_site(tmp_path / str(number), code))
+    cluster.kill_node(cluster.nodes[0])
+    _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
+    for name in _OTHERS:
+        refused = rf"node \S+ is refused: it has {name} \S+ 0\.0\.9 \(the driver has [^,;]*\); install the same"
+        assert len(re.findall(refused, errors)) == 2, errors  # a note when it is met, and the error in the end
+    cluster.kill_nodes()
+
+
 _BAD_DISK = """
 import errno, os
 import feeder.shard.source.source as source
