@@ -58,6 +58,42 @@ def test_a_server_that_has_ended_for_good_is_started_again_and_again_with_its_re
     registry.stop()
 
 
+@pytest.mark.parametrize("most", [None, 2, 1])
+def test_servers_go_to_nodes_with_the_cores_the_labels_and_the_resources_and_to_no_more_than_were_asked_for(
+    started: list[str], monkeypatch: pytest.MonkeyPatch, most: int | None
+) -> None:
+    from feeder.service.actors import Registry, server_name
+
+    ids = [f"{number:056x}" for number in range(9)]
+    good = NODE | {"Resources": {"CPU": 4.0, "memory": 100.0}, "Labels": {"pool": "cpu", "zone": "a"}}
+    unsuitable: list[dict[str, Any]] = [
+        {"Alive": False},
+        {"Resources": {"CPU": 1.0, "memory": 100.0}},
+        {"Resources": {"CPU": 4.0, "memory": 10.0}},
+        {"Labels": {"pool": "gpu"}},
+        {"Labels": {}},
+    ]
+    cluster = [good | {"NodeID": each} for each in ids[:3]]
+    cluster += [good | {"NodeID": each} | lacks for each, lacks in zip(ids[4:], unsuitable, strict=True)]
+    looks = []
+
+    def nodes() -> list[dict[str, Any]]:
+        looks.append(1)
+        return cluster
+
+    monkeypatch.setattr("feeder.service.actors.ray.nodes", nodes)
+    monkeypatch.setattr("feeder.service.actors.ray.wait", lambda answers, timeout: ([], answers))  # they start still
+    monkeypatch.setattr("feeder.service.actors._START_S", 600.0)
+    wanted = {"cores": 2, "nodes": most, "labels": {"pool": "cpu"}, "resources": {"memory": 50.0}}
+    registry = Registry("name", "token", OPTIONS | wanted)
+    wait_until(lambda: len(looks) > 5)
+    cluster.append(good | {"NodeID": ids[3]})  # which joins
+    ends = len(looks) + 5
+    wait_until(lambda: len(looks) > ends)
+    registry.stop()
+    assert sorted(started) == [server_name("name", each) for each in ids[:4]][:most]
+
+
 def test_what_servers_and_the_registry_tell_each_other_grows_as_the_number_of_nodes(started: list[str]) -> None:
     from feeder.service.actors import Registry
 
