@@ -110,9 +110,10 @@ class _Relay:
             self._servers.forgive()
             self._answered_s += now - self._looked_s
         self._looked_s = now
-        answers = self._servers.serve(ready)
-        for answer in answers:
+        answers = 0
+        for answer in self._servers.serve(ready):
             self._take(*answer)
+            answers += 1
         is_due = now >= self._next_s
         self._servers.look(ready, is_due=is_due)
         if is_due:

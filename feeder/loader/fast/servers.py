@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from feeder.loader.fast.server_link import ServerLink
@@ -60,14 +60,17 @@ class Servers(Generic[R]):
             found[self._directory.descriptor] = select.POLLIN
         return found
 
-    def serve(self, ready: Mapping[int, int]) -> list[tuple[ServerLink[R], int, R, Frame]]:
-        """Receives and sends what there is; returns whole answers to parts, each with link, request and owner."""
-        found = []
+    def serve(self, ready: Mapping[int, int]) -> Iterator[tuple[ServerLink[R], int, R, Frame]]:
+        """Receives and sends what there is; yields whole answers to parts, each with link, request and owner.
+
+        A server is heard once the answers of the one before were taken: two may answer the same part at once, and the
+        first answer cancels the request to the other server.
+        """
         for link in self._links.values():
             events = ready.get(link.connection.fileno(), 0)
             if events:
-                found += [(link, *answer) for answer in link.serve(events)]
-        return found
+                for answer in link.serve(events):
+                    yield link, *answer
 
     def look(self, ready: Mapping[int, int], *, is_due: bool) -> None:
         """Takes in what is known of servers; every 250 ms connects to new ones, and sends beats to the others."""

@@ -23,7 +23,9 @@ from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
 from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, pack_frame
 from tests.support.clock import Clock
+from tests.support.fake_server import FakeServer
 from tests.support.loader_data import write_shards
+from tests.support.processes import wait_until
 
 WORKER, ROWS = 0, (1, 2, 3)
 BEAT_S = 0.25
@@ -153,6 +155,82 @@ class Surroundings:
             pass
         if self._until() or self.clock.now > END_S:
             self._trainer.shutdown(socket.SHUT_WR)
+
+
+class Poll:
+    """The relay's ``select.poll()``, before which a test moves the servers, and where time passes if nothing comes.
+
+    Args:
+        clock: The relay's clock.
+        step: The test's function; returns the number of sockets that it has sent something to.
+    """
+
+    def __init__(self, clock: Clock, step: Callable[[], int]) -> None:
+        self._clock, self._step = clock, step
+        poll = select.poll()
+        self.register, self.unregister, self._ready = poll.register, poll.unregister, poll.poll
+
+    def poll(self, timeout_ms: int) -> list[tuple[int, int]]:
+        sent = self._step()
+        wait_until(lambda: len(self._ready(0)) >= sent)
+        found = self._ready(0)
+        if not found:
+            self._clock.now += timeout_ms / 1000
+        return found
+
+
+def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(tmp_path / "set", 8, jpegs=True)
+    dataset = feeder.ShardDataset(tmp_path / "set", transform=T.Compose([T.RandomResizedCrop(16)]))
+    fakes = [FakeServer(2), FakeServer(2)]
+    file = tmp_path / "service.json"
+    file.write_text(json.dumps({"token": "token", "servers": [each.address for each in fakes]}))
+    trainer, channel = socket.socketpair()
+    board, clock = Board(8, len(ROWS)), Clock()
+    answers, said_s, ended_s = list[int](), [clock.now], list[float]()
+
+    def answer(waiting: list[FakeServer]) -> int:
+        answers.append(sum(each.answer(decode=["a bad sample", "0", None, None]) for each in waiting))
+        return answers[-1]
+
+    def step() -> int:
+        if ended_s:
+            if clock.now > ended_s[0]:  # the relay has seen that the servers are gone
+                trainer.shutdown(socket.SHUT_WR)
+            return 0
+        for each in fakes:
+            each.serve()
+        waiting = [each for each in fakes if each.unanswered]
+        if not answers and len(waiting) == 2:  # as the first one was late
+            return answer(waiting)
+        if len(answers) == 1 and waiting:
+            return answer(waiting)
+        if len(answers) == 1 and board.unfinished() == 0:
+            board.publish([Part(1, 0, 0, 4, 0)])
+        elif (len(answers) == 2 and board.unfinished() == 0) or clock.now > END_S:
+            ended_s.append(clock.now)
+            for each in fakes:
+                each.close()
+        elif clock.now - said_s[0] >= BEAT_S:
+            said_s[0] = clock.now
+            return sum(each.beat() for each in fakes)
+        return 0
+
+    poll = Poll(clock, step)
+    monkeypatch.setattr(relay, "select", SimpleNamespace(**{**vars(select), "poll": lambda: poll}))
+    for module in (relay, relay_claims, server_link, servers):
+        monkeypatch.setattr(module, "time", clock)
+    board.publish([Part(0, 0, 0, 4, 0)])
+    view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
+    work = Work(dataset.reader, dataset.recipe, "cpu")
+    options = ServiceOptions(f"file:{file}", only=True)
+    relay_loop(channel, board, (0, 1, 2), lambda part: view, work, options)  # type: ignore[arg-type,return-value]
+    assert answers == [2, 1]
+    assert board.unfinished() == 0
+    for each in (trainer, channel, board):
+        each.close()
 
 
 def test_beats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

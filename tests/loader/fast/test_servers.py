@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import select
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from feeder.loader.fast import server_link, servers
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
 from feeder.loader.fast.service_options import ServiceOptions
-from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, pack_frame
+from feeder.service.frames import Kind
 from tests.support.clock import Clock
+from tests.support.fake_server import FakeServer
 from tests.support.processes import wait_until
 
 
@@ -34,55 +34,6 @@ def test_the_lack_of_servers_is_told_once(
     assert [number for number, text in enumerate(said) if text] == [11]
     assert said[11].startswith(f"feeder: service 'file:{tmp_path}/mistyped': no server makes parts for this job yet: ")
     assert f"{tmp_path}/mistyped: No such file or directory" in said[11]
-
-
-class FakeServer:
-    """A server on the test's thread, which accepts any work, and answers parts when it is told to.
-
-    Args:
-        credit: Number of parts that may be unanswered; 0: it has not opened the set yet.
-    """
-
-    def __init__(self, credit: int) -> None:
-        self._credit = credit
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setblocking(False)
-        self.address = self._listener.getsockname()
-        self._connection: socket.socket | None = None
-        self._unanswered: list[int] = []
-
-    def serve(self) -> None:
-        """Takes what has come."""
-        if self._connection is None:
-            try:
-                self._connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            self._connection.setblocking(False)
-            self._receiver = Receiver(self._connection, CLIENT_LIMITS)
-        for frame in self._receiver.frames():
-            if frame.kind == Kind.HELLO:
-                self.say(Kind.WELCOME, {"cores": 1, "local": {}})
-            elif frame.kind == Kind.WORK and self._credit:
-                self.say(Kind.ACCEPTED, {"credit": self._credit})
-            elif frame.kind == Kind.PART:
-                self._unanswered.append(frame.message["number"])
-
-    def say(self, kind: Kind, message: dict[str, Any]) -> None:
-        assert self._connection is not None
-        self._connection.sendall(pack_frame(kind, message))
-
-    def answer(self) -> bool:
-        """Answers the part that it was asked for first; returns False if there is none."""
-        if not self._unanswered:
-            return False
-        self.say(Kind.FAILED, {"number": self._unanswered.pop(0), "error": "its process has died"})
-        return True
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._listener.close()
 
 
 class Relay:
@@ -116,7 +67,7 @@ class Relay:
             for descriptor, events in self.servers.polled().items():
                 poll.register(descriptor, events)
             ready = dict(poll.poll(0))
-            self.servers.serve(ready)
+            list(self.servers.serve(ready))
             self.servers.look(ready, is_due=True)
             for each in self.fakes:
                 each.serve()
