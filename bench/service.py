@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -162,8 +163,10 @@ def _trial(options: Any, service: str, together: Barrier, late_s: float) -> None
 
 
 def main() -> None:
+    rivals_here = "store,data" if importlib.util.find_spec("ray") else ""  # free-threaded Pythons have no Ray
     options = arguments(
-        __doc__, "service", smoke={"size": 32, "batch": 16, "epochs": 1, "repeats": 1, "rivals": "", "trials": 1},
+        __doc__, "service",
+        smoke={"size": 32, "batch": 16, "epochs": 1, "repeats": 1, "rivals": rivals_here, "trials": 2},
         shards=None, size=224, batch=256, epochs=4, repeats=5, rivals="store,data", trials=3,
     )  # fmt: skip
     options.shards = os.path.abspath(options.shards)

@@ -28,7 +28,7 @@ FLAG = "--smoke"
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, CLASSES = 64, 4
 _DIFFERENCES = re.compile(r"above|further")  # in the names of figures that can be below 0
-_LIMIT_S = 600.0  # nearly a hundred times the slowest benchmark's time: only hangs reach it
+_LIMIT_S = 600.0  # several times the slowest benchmark's time: only hangs reach it
 # Arguments for a run of the command itself at its smallest size.
 _COMMAND = ("--no-peers", "--workers", "0,1", "--image-size", "32", "--seconds", "0.05", "--repeats", "1", "-q")
 

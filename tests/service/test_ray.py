@@ -51,17 +51,6 @@ def whole_status(cluster: RayCluster) -> list[dict[str, Any]]:
     return found
 
 
-def helpers(cluster: RayCluster) -> set[int]:
-    """The helper processes that ask a cluster for servers."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            command = path.read_bytes().split(b"\0")
-            if b"feeder.service.finder" in command and cluster.address.encode() in command:
-                found.add(int(path.parts[2]))
-    return found
-
-
 def registries(cluster: RayCluster) -> list[int]:
     """The processes of the registry of a cluster: none while it moves."""
     found = []
@@ -268,13 +257,13 @@ def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expec
     killed = set()
 
     def fault() -> None:
-        killed.update(helpers(cluster))
+        killed.update(cluster.helpers())
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
 
     check_with_fault(one, expected, fault)
     assert len(killed) == 1
-    wait_until(lambda: helpers(cluster) - killed)
+    wait_until(lambda: cluster.helpers() - killed)
     assert one.stats()["respawns"] == 0
     one.close()
 
@@ -283,14 +272,14 @@ def test_all_loaders_share_a_helper(root: Path, cluster: RayCluster, expected: l
     made = [loader(root, cluster, service_only=True) for _ in range(3)]
     for one in made:
         check_same(copied_epoch(one), expected[0])
-    assert len(helpers(cluster)) == 1
+    assert len(cluster.helpers()) == 1
     made.pop(0).close()
     for one in made:
         check_same(copied_epoch(one), expected[1])
-    assert len(helpers(cluster)) == 1
+    assert len(cluster.helpers()) == 1
     for one in made:
         one.close()
-    wait_until(lambda: not helpers(cluster))
+    wait_until(lambda: not cluster.helpers())
 
 
 def test_a_trainer_that_dies_leaves_no_helper(root: Path, cluster: RayCluster) -> None:
@@ -308,11 +297,11 @@ def test_a_trainer_that_dies_leaves_no_helper(root: Path, cluster: RayCluster) -
     trainer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert trainer.stdout is not None
     relay = int(trainer.stdout.readline())
-    assert helpers(cluster)
+    assert cluster.helpers()
     trainer.kill()
     trainer.communicate()
     assert all_ended([relay])
-    wait_until(lambda: not helpers(cluster))
+    wait_until(lambda: not cluster.helpers())
 
 
 def test_the_state_of_all_nodes_is_shown(cluster: RayCluster) -> None:
@@ -356,7 +345,7 @@ def test_a_node_the_helper_and_the_relay_fail_together(
     one = loader(root, cluster, service_only=True)
 
     def fault() -> None:
-        for pid in helpers(cluster):
+        for pid in cluster.helpers():
             os.kill(pid, signal.SIGKILL)
         cluster.kill_node(cluster.nodes[0])
         os.kill(one.worker_pids()[-1], signal.SIGKILL)

@@ -8,6 +8,7 @@ process, and its nodes with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tests.support import ROOT
@@ -86,6 +88,16 @@ class RayCluster:
     def kill_head(self) -> None:
         """Kills the head, at once; the nodes are left alone."""
         self._ask("kill head")
+
+    def helpers(self) -> set[int]:
+        """Returns the helper processes that ask the cluster for a service's servers."""
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                command = path.read_bytes().split(b"\0")
+                if b"feeder.service.finder" in command and self.address.encode() in command:
+                    found.add(int(path.parts[2]))
+        return found
 
     def close(self) -> None:
         """Ends the cluster."""
