@@ -83,7 +83,7 @@ def test_servers_go_to_nodes_with_the_cores_the_labels_and_the_resources_and_to_
 
     monkeypatch.setattr("feeder.service.actors.ray.nodes", nodes)
     monkeypatch.setattr("feeder.service.actors.ray.wait", lambda answers, timeout: ([], answers))  # they start still
-    monkeypatch.setattr("feeder.service.actors._START_S", 600.0)
+    monkeypatch.setattr("feeder.service.actors.time", Clock())
     wanted = {"cores": 2, "nodes": most, "labels": {"pool": "cpu"}, "resources": {"memory": 50.0}}
     registry = Registry("name", "token", OPTIONS | wanted)
     wait_until(lambda: len(looks) > 5)
