@@ -19,7 +19,16 @@ from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingErr
 from feeder.shard.store.client import make_client
 from feeder.shard.store.fault import Fault, Kind, fault_of
 from feeder.shard.store.signed_ranges import SignedRanges
-from feeder.shard.store.store import PIECE_BYTES, RANGE_BYTES, TIMEOUT_S, Bytes, Entry, allows_http, refuse_web_server
+from feeder.shard.store.store import (
+    PIECE_BYTES,
+    RANGE_BYTES,
+    TIMEOUT_S,
+    Bytes,
+    Entry,
+    allows_http,
+    quoted_etag,
+    refuse_web_server,
+)
 from feeder.shard.store.url import Url, check_key
 
 if TYPE_CHECKING:
@@ -100,18 +109,23 @@ class ObjectStore:
     ) -> Iterator[Bytes]:
         self._check(key)
         stream: Iterator[Bytes] | None = None
-        signed = self._signed
+        signed = self._signed if self._signed is not None and self._signed.is_used else None
+        has_failed = False
 
         def next_piece() -> Bytes:
-            nonlocal stream, signed
+            nonlocal stream, has_failed
             try:
+                if stream is None and signed is not None and not has_failed:
+                    stream = signed.open(self._client(False), key, start, end, etag)  # type: ignore[arg-type]
                 if stream is None:
-                    stream = self._stream(signed, key, start, end, etag)
+                    stream = iter(self._open(key, start, end, etag, None).stream(PIECE_BYTES))
+                    if signed is not None:  # see Note [Two clients]
+                        signed.failed()
                 piece = next(stream, b"")
                 if not 0 < len(piece) <= end - start:
                     raise ConnectionError(f"{len(piece)} bytes came, {end - start} were left")
             except BaseException:
-                stream = signed = None
+                stream, has_failed = None, True
                 raise
             return piece
 
@@ -153,7 +167,7 @@ class ObjectStore:
             mode = {name: value for name, value in (("e_tag", etag), ("version", if_match.version)) if value}
         # By the client that repeats nothing, so that it is known whether an answer may have been lost.
         answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
-        return Entry(key, len(content), _etag(answer["e_tag"]), answer["version"])
+        return Entry(key, len(content), quoted_etag(answer["e_tag"]), answer["version"])
 
     def _entry_or_none(self, key: str) -> Entry | None:
         try:
@@ -184,17 +198,7 @@ class ObjectStore:
         while (page := self._call(prefix, lambda: listing.page(self._client(False)))) is not None:
             for each in page:
                 modified_ns = int(each["last_modified"].timestamp() * 1e9)
-                yield Entry(each["path"], each["size"], _etag(each["e_tag"]), each["version"], modified_ns)
-
-    def _stream(self, signed: SignedRanges | None, key: str, start: int, end: int, etag: str | None) -> Iterator[Bytes]:
-        """Asks for a range; see Note [Two clients]."""
-        found = signed and signed.open(self._client(False), key, start, end, etag)  # type: ignore[arg-type]
-        if found:
-            return found
-        answer = self._open(key, start, end, etag, None)
-        if signed is not None:  # this store's answers are only good by obstore
-            self._signed = None
-        return iter(answer.stream(PIECE_BYTES))
+                yield Entry(each["path"], each["size"], quoted_etag(each["e_tag"]), each["version"], modified_ns)
 
     def _head(self, key: str) -> Entry:
         client = self._client(False)
@@ -206,7 +210,11 @@ class ObjectStore:
             # The answer to HEAD has no body, and so no reason. That to GET has one.
             found = obstore.get(client, key, options={"range": (0, 1)}).meta
         return Entry(
-            key, found["size"], _etag(found["e_tag"]), found["version"], int(found["last_modified"].timestamp() * 1e9)
+            key,
+            found["size"],
+            quoted_etag(found["e_tag"]),
+            found["version"],
+            int(found["last_modified"].timestamp() * 1e9),
         )
 
     def _range(
@@ -256,7 +264,7 @@ class ObjectStore:
         result = self._open(key, 0, None, etag, size_bytes)
         size = result.meta["size"]
         if size > RANGE_BYTES:
-            return Entry(key, size, _etag(result.meta["e_tag"]))
+            return Entry(key, size, quoted_etag(result.meta["e_tag"]))
         data = memoryview(result.bytes())
         if len(data) != size:
             raise ConnectionError(f"{len(data)} bytes came, {size} were asked for")
@@ -269,7 +277,7 @@ class ObjectStore:
         options: Any = ({} if end is None else {"range": (start, end)}) | ({"if_match": etag} if etag else {})
         result = obstore.get(self._client(False), key, options=options)
         found = result.meta
-        if etag and _etag(found["e_tag"]) not in ("", etag):  # a server that does not know If-Match
+        if etag and quoted_etag(found["e_tag"]) not in ("", etag):  # a server that does not know If-Match
             raise self._changed(key)
         if size_bytes is not None and found["size"] != size_bytes:
             raise self._changed(key)
@@ -346,14 +354,6 @@ class ObjectStore:
             return self._changed(key)
         text = f"{self.url.object(key)}: {fault.reason}" + (f"; {fault.advice}" if fault.advice else "")
         return NotFoundError(text) if fault.kind is Kind.MISSING else StoreError(text)
-
-
-def _etag(found: str | None) -> str:
-    """Returns an ETag with its quotes, which Azure leaves out in listings; empty for a weak one, which web servers give
-    that compress answers: no condition ever holds for it."""
-    if not found or found.startswith("W/"):
-        return ""
-    return found if found.endswith('"') else f'"{found}"'
 
 
 class _Listing:

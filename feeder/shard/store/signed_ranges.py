@@ -4,13 +4,15 @@ Note [Two clients]
 obstore brings each byte through buffers and threads of its own, and copies it twice more for Python: of all that an
 epoch from a store takes, that is the largest part. So ranges come by http.client from a URL that obstore signs. Here is
 only what goes well. Whatever else a store answers, obstore asks for once more, so that faults are told apart in one
-place, see fault.py; and so it does after each fault, behind a proxy, and where an answer is only good by obstore.
+place, see fault.py; and so it does after each fault, and behind a proxy. Where obstore gets again and again what is not
+had here, nothing is asked for here any more.
 """
 
 from __future__ import annotations
 
 import datetime
 import http.client
+import os
 import select
 import socket
 import ssl
@@ -18,7 +20,7 @@ import struct
 import threading
 import time
 import urllib.parse
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from feeder.shard.store.client import CONNECT_S, REQUEST_S, STALL_S, authorities, has_proxy
-from feeder.shard.store.store import PIECE_BYTES
+from feeder.shard.store.store import PIECE_BYTES, quoted_etag
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["SignedRanges"]
 
 _VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
+IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what lies between forgets them
+_MOST_FAULTS = 8  # in a row
+_REASON_LENGTH = 100
 _PASSING = {408, 429, *range(500, 600)} - {501}
 
 Connection = http.client.HTTPConnection
@@ -50,8 +55,20 @@ class SignedRanges:
     def __init__(self, *, allow_http: bool) -> None:
         self._allow_http = allow_http
         self._lock = threading.Lock()
-        self._idle: defaultdict[tuple[str, str], list[Connection]] = defaultdict(list)
+        self._idle: defaultdict[tuple[str, str], deque[tuple[float, Connection]]] = defaultdict(deque)
         self._context: ssl.SSLContext | None = None
+        # obstore would sign, with what credentials there are, also where the environment says not to.
+        is_public = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in ("", "0", "false", "no", "off", "n")
+        self._faults = _MOST_FAULTS if is_public else 0
+
+    @property
+    def is_used(self) -> bool:
+        """False once what was asked for here has come by obstore alone, again and again."""
+        return self._faults < _MOST_FAULTS
+
+    def failed(self) -> None:
+        """Notes that obstore has got what was not had here."""
+        self._faults += 1
 
     def open(self, client: S3Store, key: str, start: int, end: int, etag: str | None) -> Iterator[memoryview] | None:
         """Asks for a range.
@@ -67,101 +84,107 @@ class SignedRanges:
             ConnectionError: if the store does not answer, breaks off or is busy: the next attempt may succeed. The
                 pieces raise it, too.
         """
-        try:
-            url = urllib.parse.urlsplit(obstore.sign(client, "GET", key, _VALID))
-        except (BaseError, OSError, ValueError):
-            return None
-        if (url.scheme == "http" and not self._allow_http) or has_proxy(url.hostname or ""):
-            return None
+        until = time.monotonic() + REQUEST_S
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag
-        place = url.scheme, url.netloc
         try:
-            connection, response = self._ask(place, f"{url.path}?{url.query}", headers)
-        except ssl.SSLCertVerificationError:
+            url = urllib.parse.urlsplit(obstore.sign(client, "GET", key, _VALID))
+            if (url.scheme == "http" and not self._allow_http) or has_proxy(url.hostname or ""):
+                return None
+            place = url.scheme, url.netloc
+            connection = self._taken(place) or self._connection(*place)
+            channel, response = _answer(connection, f"{url.path}?{url.query}", headers)
+        except (BaseError, ssl.SSLCertVerificationError, ValueError):
             return None
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(_reason(error)) from None
         if _is_range(response, start, end, etag):
-            return self._pieces(place, connection, response, end - start)
+            self._faults = 0
+            return self._pieces(place, connection, channel, response, end - start, until)
         connection.close()
+        response.close()
         if response.status in _PASSING:
-            raise ConnectionError(f"{response.status} {response.reason}")
+            raise ConnectionError(f"{response.status} {response.reason[:_REASON_LENGTH]}")
         return None
 
     def __del__(self) -> None:
         for connections in self._idle.values():
-            for connection in connections:
+            for _, connection in connections:
                 connection.close()
-
-    def _ask(
-        self, place: tuple[str, str], target: str, headers: dict[str, str]
-    ) -> tuple[Connection, http.client.HTTPResponse]:
-        connection = self._taken(place) or self._connection(*place)
-        return connection, _answer(connection, target, headers)
 
     def _taken(self, place: tuple[str, str]) -> Connection | None:
         """Returns a connection that nobody uses, if there is one."""
-        while True:
-            with self._lock:
-                if not self._idle[place]:
-                    return None
-                connection = self._idle[place].pop()
-            poll = select.poll()
-            poll.register(connection.sock, select.POLLIN)
-            if not poll.poll(0):
-                return connection
-            connection.close()  # nothing was asked for, so the server has closed it
+        with self._lock:
+            idle = self._idle[place]
+            while idle and time.monotonic() - idle[0][0] > IDLE_S:
+                idle.popleft()[1].close()
+            while idle:
+                connection = idle.pop()[1]
+                poll = select.poll()
+                poll.register(connection.sock, select.POLLIN)
+                if not poll.poll(0):
+                    return connection
+                connection.close()  # nothing was asked for, so the server has closed it
+        return None
 
     def _connection(self, scheme: str, netloc: str) -> Connection:
         if scheme == "http":
             return Connection(netloc, timeout=CONNECT_S)
         with self._lock:
             if self._context is None:
-                self._context = ssl.create_default_context()
-                bundle = authorities()
+                context, bundle = ssl.create_default_context(), authorities()
                 if bundle:
-                    self._context.load_verify_locations(bundle)
+                    context.load_verify_locations(bundle)
+                self._context = context
         return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=self._context)
 
     def _pieces(
-        self, place: tuple[str, str], connection: Connection, response: http.client.HTTPResponse, left: int
+        self,
+        place: tuple[str, str],
+        connection: Connection,
+        channel: socket.socket,
+        response: http.client.HTTPResponse,
+        left: int,
+        until: float,
     ) -> Iterator[memoryview]:
-        until = time.monotonic() + REQUEST_S
         receive: Callable[[memoryview], int] = response.fp.readinto1  # what came with the head is in its buffer
-        further = _receiver(connection.sock)
+        further = _receiver(channel)
         try:
             while left:
                 piece, came = np.empty(min(left, PIECE_BYTES), np.uint8).data, 0
                 while came < len(piece):
                     got = receive(piece[came:])
                     if not got or time.monotonic() > until:
-                        raise ConnectionError(f"{left - came:,} bytes did not come")
+                        raise ConnectionError(f"{left - came:,} bytes did not come in time")
                     receive, came = further, came + got
                 left -= came
-                if not left:  # nobody asks for more
+                if not left and not response.will_close:  # nobody asks for more
                     response.close()
                     with self._lock:
-                        self._idle[place].append(connection)
+                        self._idle[place].append((time.monotonic(), connection))
                 yield piece
         except (OSError, http.client.HTTPException) as error:
             raise ConnectionError(_reason(error)) from None
         finally:
-            if left:
+            if left or response.will_close:
                 connection.close()
+                response.close()
 
 
 def _receiver(channel: socket.socket) -> Callable[[memoryview], int]:
     """Returns a function that reads into memory and returns the number of bytes."""
     if isinstance(channel, ssl.SSLSocket):
         return channel.recv_into
-    channel.settimeout(None)  # so that one system call waits for all of them, for as long as the socket's option says
+    # One system call waits for all of them, or for what came in the time that is the socket's option.
+    channel.settimeout(None)
     return lambda memory: channel.recv_into(memory, 0, socket.MSG_WAITALL)
 
 
-def _answer(connection: Connection, target: str, headers: dict[str, str]) -> http.client.HTTPResponse:
-    """Sends a request and returns the head of its answer; closes the connection if there is none."""
+def _answer(
+    connection: Connection, target: str, headers: dict[str, str]
+) -> tuple[socket.socket, http.client.HTTPResponse]:
+    """Sends a request; returns the socket and the head of the answer. Closes the connection if there is none."""
     try:
         if connection.sock is None:
             connection.connect()
@@ -169,17 +192,17 @@ def _answer(connection: Connection, target: str, headers: dict[str, str]) -> htt
         channel.settimeout(STALL_S)
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
         connection.request("GET", target, headers=headers)
-        return connection.getresponse()
+        return channel, connection.getresponse()
     except BaseException:
         connection.close()
         raise
 
 
 def _is_range(response: http.client.HTTPResponse, start: int, end: int, etag: str | None) -> bool:
-    """Returns True if an answer brings just what was asked for, and leaves the connection open."""
-    if response.status != 206 or response.will_close or response.length != end - start:
+    """Returns True if an answer brings just what was asked for."""
+    if response.status != 206 or response.length != end - start:
         return False
-    if etag and response.headers.get("ETag", etag) != etag:  # a server that does not know If-Match
+    if etag and quoted_etag(response.headers.get("ETag")) not in ("", etag):  # a server that does not know If-Match
         return False
     return response.headers.get("Content-Range", "").startswith(f"bytes {start}-{end - 1}/")
 

@@ -20,6 +20,7 @@ __all__ = [
     "allows_http",
     "download",
     "open_store",
+    "quoted_etag",
     "refuse_web_server",
 ]
 
@@ -197,6 +198,14 @@ def allows_http(url: Url, asked: bool | None) -> bool:
             "https, or allow it with allow_http=True or AWS_ALLOW_HTTP=true"
         )
     return allowed
+
+
+def quoted_etag(found: str | None) -> str:
+    """Returns an ETag with its quotes, which Azure leaves out in listings; empty for a weak one, which web servers give
+    that compress answers: no condition ever holds for it."""
+    if not found or found.startswith("W/"):
+        return ""
+    return found if found.endswith('"') else f'"{found}"'
 
 
 def refuse_web_server(url: Url) -> None:

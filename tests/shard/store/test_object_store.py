@@ -121,6 +121,7 @@ def test_a_replaced_object_is_refused_by_the_store_before_a_byte_is_sent(
         read(store, "shard", 0, 100_000, etag)
     whole, *refused = (request.size_bytes for request in fault_proxy.requests() if request.method == "GET")
     assert whole == 100_000
+    assert refused
     assert sum(refused) < 10_000
 
 
@@ -319,13 +320,16 @@ def _first_is_refused(proxy: FaultProxy, store: Any, seed: int) -> bool:
     return True
 
 
-def test_other_client_errors_are_raised_at_once(bucket: Bucket, fault_proxy: FaultProxy, read: Read) -> None:
+def test_other_client_errors_are_raised_at_once(bucket: Bucket, fault_proxy: FaultProxy) -> None:
     bucket.put("x", b"1")
     store = open_store(bucket.url)
     fault_proxy.set(Faults({"404": 1}))
     with pytest.raises(NotFoundError):
-        read(store, "x", 0, 1)
-    assert store.retries == 0
+        store.get("x", 0, 1)
+    assert (store.retries, fault_proxy.counts()) == (0, {"404": 1})
+    with pytest.raises(NotFoundError):
+        next(store.pieces("x", 0, 1))
+    assert (store.retries, fault_proxy.counts()) == (0, {"404": 3})
 
 
 def test_expired_credentials_are_read_again_once(

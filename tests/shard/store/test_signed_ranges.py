@@ -5,10 +5,13 @@ from __future__ import annotations
 import http.server
 import os
 import threading
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import obstore
+import obstore.exceptions
 import pytest
 
 from feeder.shard.store.store import PIECE_BYTES, Store, open_store
@@ -27,6 +30,7 @@ class _Server(http.server.ThreadingHTTPServer):
             send.
         signed: Number of requests with a signature in their URL.
         others: Number of others.
+        targets: Paths of the signed ones, and the names in their queries.
         connections: Addresses that requests came from.
         closed: Set once it has closed a connection.
     """
@@ -40,6 +44,7 @@ class _Server(http.server.ThreadingHTTPServer):
             headers,
         )
         self.signed = self.others = 0
+        self.targets = list[tuple[str, set[str]]]()
         self.connections = set[Any]()
         self.closed = threading.Event()
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -65,6 +70,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "X-Amz-Signature=" in self.path:
             status, headers = self.server.spoil(self.server.signed, status, headers)
             self.server.signed += 1
+            path, _, query = self.path.partition("?")
+            self.server.targets.append((path, set(urllib.parse.parse_qs(query))))
         else:
             self.server.others += 1
         self.send_response(status)
@@ -131,18 +138,76 @@ WRONG: dict[str, tuple[int, Headers]] = {
     "a refusal": (403, {}),
     "an address": (307, {"Location": "http://localhost:1/x"}),
     "another object": (206, {"ETag": '"2"'}),
-    "the last of the connection": (206, {"Connection": "close"}),
+    "no place": (206, {"Content-Range": ""}),
 }
 
 
 @pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-def test_what_is_not_answered_as_asked_comes_without_a_signed_url_from_then_on(
-    server: _Server, answer: tuple[int, Headers]
-) -> None:
+def test_what_is_not_answered_as_asked_comes_without_a_signed_url(server: _Server, answer: tuple[int, Headers]) -> None:
     store = _opened(server)
     server.spoil = lambda number, status, headers: (answer[0], headers | answer[1])
+    assert _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (1, 1, 0)
+    server.spoil = lambda number, status, headers: (status, headers)
+    assert _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("status", [403, 503])
+def test_where_signed_urls_fail_again_and_again_there_are_no_more(server: _Server, status: int) -> None:
+    store = _opened(server)
+    server.spoil = lambda number, right, headers: (right if number == 7 else status, headers)
+    for _ in range(20):
+        assert _read(store) == DATA
+    assert (server.signed, server.others) == (16, 19)  # eight in a row, from the ninth on
+
+
+def test_the_last_answer_of_a_connection_is_as_good_as_others(server: _Server) -> None:
+    store = _opened(server)
+    server.spoil = lambda number, status, headers: (status, headers | {"Connection": "close"})
+    for _ in range(10):
+        assert _read(store) == DATA
+    assert (server.signed, server.others, len(server.connections), store.retries) == (10, 0, 10, 0)
+
+
+def test_a_connection_that_was_not_used_for_long_is_closed(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.shard.store.signed_ranges.IDLE_S", -1.0)
+    store = _opened(server)
     assert _read(store) == _read(store) == DATA
-    assert (server.signed, server.others, store.retries) == (1, 2, 0)
+    assert server.closed.wait(60)
+    assert (server.signed, server.others, len(server.connections)) == (2, 0, 2)
+
+
+def test_nothing_is_signed_where_the_environment_says_so(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert _read(_opened(server)) == DATA
+    assert (server.signed, server.others) == (0, 1)
+
+
+def test_credentials_that_can_not_be_had_once_are_asked_for_again(
+    server: _Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sign = _opened(server), obstore.sign
+    with monkeypatch.context() as once:
+        once.setattr(obstore, "sign", _raise)
+        assert _read(store) == DATA
+    assert (server.signed, server.others, obstore.sign) == (0, 1, sign)
+    assert _read(store) == DATA
+    assert (server.signed, server.others, store.retries) == (1, 1, 0)
+
+
+def _raise(*arguments: object) -> str:
+    raise obstore.exceptions.GenericError("no answer of what gives credentials")
+
+
+@pytest.mark.parametrize("key", ["a b+c%20", "ü/=&'(1)", "#?x"])
+def test_any_key_is_asked_for_as_it_is(server: _Server, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN+/=")
+    store = _opened(server)
+    assert b"".join(store.pieces(key, 0, len(DATA))) == DATA
+    (path, names), *others = server.targets
+    assert (urllib.parse.unquote(path), others) == (f"/bucket/set/{key}", [])
+    assert {"X-Amz-Signature", "X-Amz-Security-Token", "X-Amz-Expires"} <= names
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
