@@ -26,7 +26,7 @@ demo: ## shard images, load them, compare with torch's DataLoader (IMAGES=dir fo
 
 # Without a GPU, also where there is one, so that they test the same everywhere; bench/gpu.sh runs those that need it.
 # A test that is stuck where Python can't end it: SIGABRT, at which pytest writes the stacks of all threads.
-PYTEST = CUDA_VISIBLE_DEVICES= timeout --foreground --signal=ABRT --kill-after=60 3600 $(BIN)/python -m pytest
+PYTEST = CUDA_VISIBLE_DEVICES= timeout --foreground --signal=ABRT --kill-after=60 4200 $(BIN)/python -m pytest
 
 test: ## run the tests, but for those of more than five seconds
 	@scripts/env.sh test
