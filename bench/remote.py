@@ -14,6 +14,8 @@ faults       Seconds of first epochs with 1 % of the requests failing (each kind
 resume       Seconds from the start in the middle of an epoch to the first batch, with an empty cache, beside the time
              of two ranges of 8 MiB one after the other, both by way of a proxy with --latency (s) and --bandwidth
              (MB/s); and the same from the local disk, where workers take most of it to start.
+ranges       CPU time of getting all ranges of the set's shards, ms a MiB, without looking at them: as the fetcher does,
+             and by obstore alone.
 open         Seconds and memory to open a set of --samples samples, in shards of 2,400, in a new process: from
              the store, with an empty cache, and from the local disk. There is its header only.
 rivals       Seconds of a first epoch beside a second one from the cache, and CPU time per image, of MosaicML Streaming,
@@ -51,7 +53,9 @@ from typing import Any
 
 from bench.remote_runs.epoch import Run
 from bench.remote_runs.opening import Opening, make_header
+from bench.remote_runs.ranges import Ranges
 from bench.smoke import ROOT, arguments
+from feeder.shard.cache.link import ENVIRONMENT
 from feeder.shard.cache.presence import Record
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.terminal import table
@@ -184,6 +188,16 @@ class Bench:
         yield proxy
         proxy.close()
 
+    @contextlib.contextmanager
+    def endpoints(self) -> Iterator[dict[str, str | None]]:
+        """The store's endpoints: over plain HTTP and, if HAProxy is installed, over TLS."""
+        if self._options.smoke or not haproxy_is_installed():
+            yield {"http": None}
+            return
+        tls = TlsProxy(Path(tempfile.mkdtemp(dir=self._folder)), self._server.port)
+        with contextlib.closing(tls), _variable("AWS_CA_BUNDLE", str(tls.authority)):
+            yield {"http": None, "tls": tls.good}
+
     def check(self) -> None:
         """Raises SystemExit if the store's pixels are not the local ones."""
         local, remote = (self.epoch(place, checked=True)["digest"] for place in (self._options.shards, URL))
@@ -192,17 +206,9 @@ class Bench:
 
     def first_epoch(self) -> dict[str, Any]:
         """Measures the question of this name."""
-        with contextlib.ExitStack() as stack:
-            ways: dict[str, Callable[[], dict[str, Any]]] = {
-                "local": lambda: self.epoch(self._options.shards),
-                "http": self.epoch,
-            }
-            if haproxy_is_installed() and not self._options.smoke:
-                folder = Path(tempfile.mkdtemp(dir=self._folder))
-                tls = TlsProxy(folder, self._server.port)
-                stack.callback(tls.close)
-                stack.enter_context(_variable("AWS_CA_BUNDLE", str(tls.authority)))
-                ways["tls"] = lambda: self.epoch(URL, tls.good)
+        with self.endpoints() as endpoints:
+            ways: dict[str, Callable[[], dict[str, Any]]] = {"local": lambda: self.epoch(self._options.shards)}
+            ways |= {name: partial(self.epoch, URL, endpoint) for name, endpoint in endpoints.items()}
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
 
             def run(name: str) -> float:
@@ -339,6 +345,30 @@ class Bench:
             "goals": {"ratio": 1.0},
         }
 
+    def ranges(self) -> dict[str, Any]:
+        """Measures the question of this name."""
+        with self.endpoints() as endpoints:
+
+            def cost(endpoint: str | None, *, is_obstore: bool) -> float:
+                ranges = Ranges(URL, self._options.shards, is_obstore)
+                environment = ENVIRONMENT | self._server.environment(endpoint)
+                job = Job("bench.remote_runs.ranges", dataclasses.asdict(ranges), environment)
+                found = job.end()
+                job.close()
+                ms: float = 1e3 * found["cpu_s"] / (found["bytes"] / (1 << 20))
+                return ms
+
+            ways = {
+                f"{name}{of}": partial(cost, endpoint, is_obstore=bool(of))
+                for name, endpoint in endpoints.items()
+                for of in ("", ", obstore alone")
+            }
+            found = interleave(ways, self._options.repeats)
+        return {
+            "cpu_ms_per_mib": {name: spread(values) for name, values in found.items()},
+            "ratio": {name: spread(_ratios(found[name], found[f"{name}, obstore alone"])) for name in endpoints},
+        }
+
     def open(self) -> dict[str, Any]:
         """Measures the question of this name."""
         local = Path(tempfile.mkdtemp(dir=self._folder))
@@ -461,7 +491,9 @@ def main() -> None:
         "workers": 1,
         "samples": 100_000,
     }
-    questions = {"first-epoch": "first_epoch"} | {name: name for name in ("bytes", "faults", "resume", "open")}
+    questions = {"first-epoch": "first_epoch"} | {
+        name: name for name in ("bytes", "faults", "resume", "ranges", "open")
+    }
     options = arguments(
         __doc__, "remote", smoke, shards=None, only="", rivals="", repeats=5, rate=500.0, batch_size=64, workers=2,
         image_size=224, lanes=4, window=256, latency=0.02, bandwidth=100.0, samples=10_000_000_000,

@@ -29,6 +29,7 @@ from feeder import errors
 from feeder.errors import FeederError, StoreError
 
 __all__ = [
+    "ENVIRONMENT",
     "LOCK",
     "LOG",
     "MESSAGE_BYTES",
@@ -50,7 +51,7 @@ _END_S = 2.0
 _TAIL_BYTES = 2000
 # Of the fetcher. glibc would give the memory of each piece back to the kernel and have it cleared for the next one,
 # which takes a tenth of the fetcher's time.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     **dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "MALLOC_ARENA_MAX": "2",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
@@ -248,7 +249,7 @@ class Link:
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
-                env={**os.environ, **_ENVIRONMENT},
+                env={**os.environ, **ENVIRONMENT},
             )
         # It forks once, so that nobody has to wait for the fetcher's end.
         while process.poll() is None:
