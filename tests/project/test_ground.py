@@ -441,6 +441,14 @@ def test_the_documented_plan_of_a_cluster_is_that_of_the_committed_result() -> N
     assert f"\n{service_plan.markdown(committed('service'))}\n" in text
 
 
+def test_the_committed_cost_of_ranges_is_the_documented_part_of_obstores() -> None:
+    found = {way: ratio["median"] for way, ratio in committed("remote_ranges")["ranges"]["ratio"].items()}
+    assert max(found.values()) < 0.75
+    text = " ".join((ROOT / "docs/remote.md").read_text().split())
+    http, tls = (f"{found[way]:.2f}" for way in ("http", "tls"))
+    assert f"takes {http} of the CPU time of requests by obstore alone, over TLS {tls} of it" in text
+
+
 def test_a_set_of_ten_billion_samples_opened_as_fast_as_the_documents_say() -> None:
     found = committed("remote_open")["open"]
     assert found["samples"] == 10**10
