@@ -177,8 +177,8 @@ class _Proxy:
         first, headers = _parsed(head)
         method, target, _ = first.split(" ", 2)
         target, _, query = target.partition("?")
-        asked = [each for each in query.split("&") if each and not each.startswith("X-Amz-")]
-        name = (method, "?".join([target, "&".join(asked)][: 1 + bool(asked)]), headers.get("range", ""))
+        asked = "&".join(each for each in query.split("&") if not each.startswith("X-Amz-"))
+        name = (method, f"{target}?{asked}" if asked else target, headers.get("range", ""))
         fault, place = self._drawn(name, headers.get("authorization", "") or query)
         await asyncio.sleep(self._faults.latency_s)
         if fault in ("reset", "drop") or fault.isdigit():

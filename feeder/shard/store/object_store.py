@@ -109,7 +109,7 @@ class ObjectStore:
     ) -> Iterator[Bytes]:
         self._check(key)
         stream: Iterator[Bytes] | None = None
-        signed = self._signed if self._signed is not None and self._signed.is_used else None
+        signed = self._signed
         has_failed = False
 
         def next_piece() -> Bytes:

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SignedRanges"]
 
-_VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
 IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what lies between forgets them
+_VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
 _MOST_FAULTS = 8  # in a row
 _REASON_LENGTH = 100
 _PASSING = {408, 429, *range(500, 600)} - {501}
@@ -61,11 +61,6 @@ class SignedRanges:
         is_public = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in ("", "0", "false", "no", "off", "n")
         self._faults = _MOST_FAULTS if is_public else 0
 
-    @property
-    def is_used(self) -> bool:
-        """False once what was asked for here has come by obstore alone, again and again."""
-        return self._faults < _MOST_FAULTS
-
     def failed(self) -> None:
         """Notes that obstore has got what was not had here."""
         self._faults += 1
@@ -84,6 +79,8 @@ class SignedRanges:
             ConnectionError: if the store does not answer, breaks off or is busy: the next attempt may succeed. The
                 pieces raise it, too.
         """
+        if self._faults >= _MOST_FAULTS:
+            return None
         until = time.monotonic() + REQUEST_S
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if etag:

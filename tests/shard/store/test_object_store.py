@@ -121,7 +121,7 @@ def test_a_replaced_object_is_refused_by_the_store_before_a_byte_is_sent(
         read(store, "shard", 0, 100_000, etag)
     whole, *refused = (request.size_bytes for request in fault_proxy.requests() if request.method == "GET")
     assert whole == 100_000
-    assert refused
+    assert 1 <= len(refused) <= 2
     assert sum(refused) < 10_000
 
 
@@ -341,6 +341,8 @@ def test_expired_credentials_are_read_again_once(
     with pytest.raises(StoreError, match=r"403.*ExpiredToken: made up; get new credentials"):
         read(store, "x", 0, 1)
     assert store.retries == 1
+    # By pieces, what a presigned URL did not give is asked for once more at first.
+    assert fault_proxy.counts() == {"403": {"_get": 2, "_pieces": 3}[read.__name__]}
     # The environment has new ones by now: what is sent after the refusal is signed with them.
     fault_proxy.set(Faults())
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "WRONG")
