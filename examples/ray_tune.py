@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pickle
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from feeder import DataLoader, ShardDataset, transforms
 COLUMNS = {"config/lr": "lr", "config/weight_decay": "weight_decay", "config/width": "width"}
 COLUMNS |= {"epoch": "epochs", "loss": "loss", "accuracy": "accuracy"}
 FIXED = ("train", "val", "own_order", "trials", "epochs", "batch_size", "size", "seed")  # of a search that goes on
+STATE = {"experiment_state-*.json": json, "basic-variant-state-*.json": pickle}
 
 
 def arguments() -> argparse.Namespace:
@@ -118,12 +121,28 @@ def trial(config: dict[str, Any]) -> None:
     val_loader.close()
 
 
+def can_go_on(place: Path) -> bool:
+    """Whether Ray can read all its newest state of a search. If not, ``Tuner.restore`` runs a trial without parameters.
+
+    A driver that is killed while Ray copies that state leaves a part of a file, or none.
+    """
+    if not tune.Tuner.can_restore(str(place)):
+        return False
+    try:
+        for pattern, form in STATE.items():
+            form.loads(max(place.glob(pattern)).read_bytes())
+    except Exception as error:
+        print(f"the search begins again: Ray's state in {place} is incomplete ({error!r})", file=sys.stderr)
+        return False
+    return True
+
+
 def search(args: argparse.Namespace) -> Any:
     """Returns Ray's results: those of all trials of this search, finished before or now."""
     place, resources = args.out.absolute() / args.name, {"cpu": 1.0}
     trainable = tune.with_resources(trial, resources)
     options, fixed = place / "options.json", {name: getattr(args, name) for name in FIXED}
-    if tune.Tuner.can_restore(str(place)):
+    if can_go_on(place):
         before = json.loads(options.read_text()) if options.exists() else fixed
         changed = [name for name in FIXED if before[name] != fixed[name]]
         if changed:  # Ray would go on with the former ones, and not say so

@@ -8,7 +8,10 @@ import csv
 import json
 import os
 import re
+import runpy
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -205,7 +208,8 @@ def test_a_search_over_a_service_has_the_results_of_one_without(
 
 
 def test_a_search_goes_on_after_its_driver_is_killed(data: list[str], cluster: RayCluster, tmp_path: Path) -> None:
-    """By the same command; one with other options is refused."""
+    """By the same command; one with other options is refused. Where a kill left Ray's state torn, it begins again."""
+    can_go_on = runpy.run_path(str(ROOT / "examples/ray_tune.py"))["can_go_on"]
     _, _, command = commands("ray_tune.py", data, tmp_path / "runs")
     options = ["--address", cluster.address, *SMALL, "--at-once", "1", "--name"]
     alone = without_service(command)
@@ -214,21 +218,39 @@ def test_a_search_goes_on_after_its_driver_is_killed(data: list[str], cluster: R
     folder = tmp_path / "runs" / "killed"
     with subprocess.Popen([sys.executable, *arguments, *options, "killed"], env=env, cwd=ROOT) as driver:
         wait_until(lambda: any(path.read_text() for path in folder.glob("*/result.json")))
+        while True:  # killed while Ray writes its state, it would begin again
+            driver.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, driver.pid, os.WSTOPPED)
+            if can_go_on(folder):
+                break
+            driver.send_signal(signal.SIGCONT)
+            wait_until(lambda: can_go_on(folder))
         driver.kill()
     assert not (folder / "trials.csv").exists()
+    torn = shutil.copytree(folder, tmp_path / "runs" / "torn")
     changed = [sys.executable, *arguments, *options, "killed", "--trials", "4", "--epochs", "3"]
     refused = subprocess.run(changed, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "holds a search with trials 3 (now 4), epochs 2 (now 3): repeat them" in refused.stderr
-    for name in ("killed", "whole"):
+    for pattern in ("basic-variant-state-*.json", "experiment_state-*.json"):
+        (path,) = torn.glob(pattern)
+        whole = path.read_bytes()
+        path.unlink()
+        assert not can_go_on(torn)
+        path.write_bytes(whole)
+    assert can_go_on(torn)
+    path.write_bytes(whole[: len(whole) // 2])
+    assert not can_go_on(torn)
+    for name in ("killed", "torn", "whole"):
         run(alone, *options, name)
-    rates = {row["lr"] for row in table(folder)}
+    rates = {row["lr"] for row in table(tmp_path / "runs/whole")}
     assert len(rates) == 3
-    assert rates == {row["lr"] for row in table(tmp_path / "runs/whole")}
-    for lr in rates:  # Ray may have lost what ASHA knew of earlier trials, so that it stops others
-        found, expected = results(folder, lr), results(tmp_path / "runs/whole", lr)
-        assert found.keys() & expected.keys()
-        assert all(found[epoch] == expected[epoch] for epoch in found.keys() & expected.keys())
+    for place in (folder, torn):
+        assert {row["lr"] for row in table(place)} == rates
+        for lr in rates:  # Ray may have lost what ASHA knew of earlier trials, so that it stops others
+            found, expected = results(place, lr), results(tmp_path / "runs/whole", lr)
+            assert found.keys() & expected.keys()
+            assert all(found[epoch] == expected[epoch] for epoch in found.keys() & expected.keys())
 
 
 def results(folder: Path, lr: str) -> dict[int, tuple[float, float]]:
