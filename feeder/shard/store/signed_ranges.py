@@ -40,6 +40,8 @@ IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what
 _VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
 _MOST_FAULTS = 8  # in a row
 _REASON_LENGTH = 100
+_PIECE_S = 0.02  # that a piece of more than 512 KiB may take to come: readers wait for its end
+_MOST_PIECES = 4  # at once
 _PASSING = {408, 429, *range(500, 600)} - {501}
 
 Connection = http.client.HTTPConnection
@@ -57,6 +59,7 @@ class SignedRanges:
         self._lock = threading.Lock()
         self._idle: defaultdict[tuple[str, str], deque[tuple[float, Connection]]] = defaultdict(deque)
         self._context: ssl.SSLContext | None = None
+        self._piece_bytes = PIECE_BYTES
         # obstore would sign, with what credentials there are, also where the environment says not to.
         is_public = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in ("", "0", "false", "no", "off", "n")
         self._faults = _MOST_FAULTS if is_public else 0
@@ -73,7 +76,8 @@ class SignedRanges:
             key, start, end, etag: As in :meth:`feeder.shard.store.store.Store.pieces`.
 
         Returns:
-            Its bytes as they come, in pieces of 512 KiB, the last one of less; None if obstore is to ask for them.
+            Its bytes as they come, in pieces of 512 KiB, or of up to 2 MiB where they come fast, the last one of less;
+            None if obstore is to ask for them.
 
         Raises:
             ConnectionError: if the store does not answer, breaks off or is busy: the next attempt may succeed. The
@@ -149,13 +153,18 @@ class SignedRanges:
         further = _receiver(channel)
         try:
             while left:
-                piece, came = np.empty(min(left, PIECE_BYTES), np.uint8).data, 0
+                piece, came = np.empty(min(left, self._piece_bytes), np.uint8).data, 0
+                began = time.monotonic()
                 while came < len(piece):
                     got = receive(piece[came:])
-                    if not got or time.monotonic() > until:
+                    now = time.monotonic()
+                    if not got or now > until:
                         raise ConnectionError(f"{left - came:,} bytes did not come in time")
                     receive, came = further, came + got
                 left -= came
+                if came >= PIECE_BYTES:
+                    fit = int(_PIECE_S * came / max(now - began, _PIECE_S / 100)) // PIECE_BYTES
+                    self._piece_bytes = PIECE_BYTES * min(max(fit, 1), _MOST_PIECES)
                 if not left and not response.will_close:  # nobody asks for more
                     response.close()
                     with self._lock:

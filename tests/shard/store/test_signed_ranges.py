@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import os
 import threading
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import obstore
 import obstore.exceptions
 import pytest
 
+from feeder.shard.store import signed_ranges
 from feeder.shard.store.store import PIECE_BYTES, Store, open_store
 from tests.support.tls import TlsProxy
 
@@ -107,10 +110,23 @@ def _read(store: Store, start: int = 0, end: int = len(DATA)) -> bytes:
 
 def test_a_range_takes_one_request_and_leaves_its_connection_to_the_next(server: _Server) -> None:
     store = _opened(server)
-    assert [len(piece) for piece in store.pieces("x", 0, len(DATA), ETAG)] == [PIECE_BYTES, PIECE_BYTES, 10]
+    pieces = list(store.pieces("x", 0, len(DATA), ETAG))
+    assert b"".join(pieces) == DATA
+    assert len(pieces[0]) == PIECE_BYTES
     for start, end in ((0, 1), (5, PIECE_BYTES + 5), (len(DATA) - 1, len(DATA))):
         assert _read(store, start, end) == DATA[start:end]
     assert (server.signed, server.others, len(server.connections), store.retries) == (4, 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("piece_s", "sizes"), [(0.0, [PIECE_BYTES, PIECE_BYTES + 10]), (0.1, [PIECE_BYTES, PIECE_BYTES, 10])]
+)
+def test_pieces_that_come_fast_are_larger(
+    server: _Server, monkeypatch: pytest.MonkeyPatch, piece_s: float, sizes: list[int]
+) -> None:
+    now = itertools.count()
+    monkeypatch.setattr(signed_ranges, "time", SimpleNamespace(monotonic=lambda: piece_s * next(now)))
+    assert [len(piece) for piece in _opened(server).pieces("x", 0, len(DATA), ETAG)] == sizes
 
 
 def test_a_range_that_is_left_in_the_middle_leaves_nothing_to_the_next(server: _Server) -> None:
