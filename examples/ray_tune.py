@@ -122,7 +122,7 @@ def trial(config: dict[str, Any]) -> None:
 
 
 def can_go_on(place: Path) -> bool:
-    """Whether Ray can read all its newest state of a search. If not, ``Tuner.restore`` runs a trial without parameters.
+    """Returns True if Ray can read its newest state of a search: else ``Tuner.restore`` runs a trial of no parameters.
 
     A driver that is killed while Ray copies that state leaves a part of a file, or none.
     """

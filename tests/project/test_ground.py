@@ -351,8 +351,7 @@ def test_the_committed_costs_of_a_store_are_those_that_the_documents_state() -> 
     ratios = [first["ratio"][way]["median"] for way in ("http", "tls")]
     above = [first["cpu_ms_above_local"][way]["median"] for way in ("http", "tls")]
     assert min(ratios) >= 0.95
-    assert first["goals"]["cpu_ms_above_local"] <= 0.15
-    assert (above[0] > 0.15) == ("that over http is more than the goal of 0.15" in text)
+    assert above[0] <= first["goals"]["cpu_ms_above_local"] <= 0.15
     assert "relative to the local disk | {:.2f} | {:.2f} |".format(*ratios) in text
     assert "above the local disk's, ms an image | {:.2f} | {:.2f} |".format(*above) in text
     assert sum(found["faults"]["faults"].values()) >= 10
