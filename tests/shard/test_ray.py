@@ -8,8 +8,10 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,14 +72,17 @@ class Driver:
         cluster: Its cluster.
         source, out: Its arguments.
         options: Further options.
+        errors: What its standard error is.
     """
 
-    def __init__(self, cluster: RayCluster, source: Path, out: Path | str, *options: str) -> None:
+    def __init__(
+        self, cluster: RayCluster, source: Path, out: Path | str, *options: str, errors: int = subprocess.PIPE
+    ) -> None:
         settings = ["--samples-per-shard", "5", "--encode", "keep", "--engine", "ray", "--address", cluster.address]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "feeder", "shard", str(source), "--out", str(out), *settings, *options],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=errors,
             text=True,
             cwd=ROOT,
         )
@@ -97,6 +102,28 @@ def test_the_set_is_that_of_one_machine(
     summary = json.loads(printed)
     assert (summary["written_shards"], summary["samples"], summary["notes"]) == (12, 60, [])
     assert errors == ""
+
+
+def test_a_terminal_shows_the_bar_alone(
+    cluster: RayCluster, tree: Path, tmp_path: Path, plan: list[list[Path]]
+) -> None:
+    terminal, its_side = os.openpty()
+    fcntl.ioctl(its_side, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    shown = ""
+    with held(plan[5][2]) as file:
+        driver = Driver(cluster, tree, tmp_path / "out", errors=its_side)
+        os.close(its_side)
+        file.wait()
+        while not re.search(r"[1-9]\d*/60 \[.* img/s, .* MB/s, .* left\]", shown):
+            shown += os.read(terminal, 1 << 16).decode(errors="ignore")
+        file.release()
+        with contextlib.suppress(OSError):  # once nobody has its other side
+            while True:
+                shown += os.read(terminal, 1 << 16).decode(errors="ignore")
+    os.close(terminal)
+    driver.end()
+    lines = [line for line in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown).split("\r") if line.strip()]
+    assert [line for line in lines if not re.fullmatch(r" *\d+%\|.*\| \d+/60 \[.* left\] *\n?", line)] == []
 
 
 def test_a_killed_node_costs_the_shards_in_its_hands(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
