@@ -5,13 +5,14 @@ obstore brings each byte through buffers and threads of its own, and copies it t
 epoch from a store takes, that is the largest part. So ranges come by http.client from a URL that obstore signs. Here is
 only what goes well. Whatever else a store answers, obstore asks for once more, so that faults are told apart in one
 place, see fault.py; and so it does after each fault, and behind a proxy. Where obstore gets again and again what is not
-had here, nothing is asked for here any more.
+had here, nothing is asked for here for a minute.
 """
 
 from __future__ import annotations
 
 import datetime
 import http.client
+import math
 import os
 import select
 import socket
@@ -39,6 +40,7 @@ __all__ = ["SignedRanges"]
 IDLE_S = 30.0  # servers close connections that nobody uses for longer, and what lies between forgets them
 _VALID = datetime.timedelta(minutes=15)  # the difference between clocks that S3 allows
 _MOST_FAULTS = 8  # in a row
+_PAUSE_S = 60.0
 _REASON_LENGTH = 100
 _PIECE_S = 0.02  # that a piece of more than 512 KiB may take to come: readers wait for its end
 _MOST_PIECES = 4  # at once
@@ -62,11 +64,16 @@ class SignedRanges:
         self._piece_bytes = PIECE_BYTES
         # obstore would sign, with what credentials there are, also where the environment says not to.
         is_public = os.environ.get("AWS_SKIP_SIGNATURE", "").lower() not in ("", "0", "false", "no", "off", "n")
-        self._faults = _MOST_FAULTS if is_public else 0
+        self._resumes = math.inf if is_public else -math.inf  # then ranges are asked for here again
+        self._faults = 0
 
     def failed(self) -> None:
         """Notes that obstore has got what was not had here."""
-        self._faults += 1
+        now = time.monotonic()
+        if now >= self._resumes:  # else nothing was asked for
+            self._faults += 1
+            if self._faults >= _MOST_FAULTS:
+                self._resumes = now + _PAUSE_S
 
     def open(self, client: S3Store, key: str, start: int, end: int, etag: str | None) -> Iterator[memoryview] | None:
         """Asks for a range.
@@ -83,9 +90,10 @@ class SignedRanges:
             ConnectionError: if the store does not answer, breaks off or is busy: the next attempt may succeed. The
                 pieces raise it, too.
         """
-        if self._faults >= _MOST_FAULTS:
+        now = time.monotonic()
+        if now < self._resumes:
             return None
-        until = time.monotonic() + REQUEST_S
+        until = now + REQUEST_S
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag

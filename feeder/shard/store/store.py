@@ -115,7 +115,7 @@ class Store(Protocol):
         *,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Iterator[Bytes]:
-        """Yields an object's bytes as they come, in pieces of 512 KiB or some more.
+        """Yields an object's bytes as they come, in pieces of 512 KiB, or of up to 2 MiB where they come fast.
 
         After a fault it goes on where it was.
 

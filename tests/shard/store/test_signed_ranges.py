@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import http.server
-import itertools
 import os
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ from feeder.shard.store import signed_ranges
 from feeder.shard.store.store import PIECE_BYTES, Store, open_store
 from tests.support.tls import TlsProxy
 
-DATA = os.urandom(2 * PIECE_BYTES + 10)
+DATA = os.urandom(7 * PIECE_BYTES + 10)
 ETAG = '"1"'
 Headers = dict[str, str]
 
@@ -119,14 +119,30 @@ def test_a_range_takes_one_request_and_leaves_its_connection_to_the_next(server:
 
 
 @pytest.mark.parametrize(
-    ("piece_s", "sizes"), [(0.0, [PIECE_BYTES, PIECE_BYTES + 10]), (0.1, [PIECE_BYTES, PIECE_BYTES, 10])]
+    ("first_s", "later_s", "sizes"),
+    [
+        (0.0, 0.0, [PIECE_BYTES, 4 * PIECE_BYTES, 2 * PIECE_BYTES + 10]),
+        (0.1, 0.1, [PIECE_BYTES] * 7 + [10]),
+        (0.0, 0.1, [PIECE_BYTES, 4 * PIECE_BYTES, PIECE_BYTES, PIECE_BYTES, 10]),
+    ],
+    ids=["fast", "slow", "slow later"],
 )
 def test_pieces_that_come_fast_are_larger(
-    server: _Server, monkeypatch: pytest.MonkeyPatch, piece_s: float, sizes: list[int]
+    server: _Server, monkeypatch: pytest.MonkeyPatch, first_s: float, later_s: float, sizes: list[int]
 ) -> None:
-    now = itertools.count()
-    monkeypatch.setattr(signed_ranges, "time", SimpleNamespace(monotonic=lambda: piece_s * next(now)))
-    assert [len(piece) for piece in _opened(server).pieces("x", 0, len(DATA), ETAG)] == sizes
+    """By a clock that goes on by so much at each look: at those for the first piece, and for later ones."""
+    now, pace_s = 0.0, first_s
+
+    def monotonic() -> float:
+        nonlocal now
+        now += pace_s
+        return now
+
+    monkeypatch.setattr(signed_ranges, "time", SimpleNamespace(monotonic=monotonic))
+    pieces = _opened(server).pieces("x", 0, len(DATA), ETAG)
+    first = len(next(pieces))
+    pace_s = later_s
+    assert [first, *map(len, pieces)] == sizes
 
 
 def test_a_range_that_is_left_in_the_middle_leaves_nothing_to_the_next(server: _Server) -> None:
@@ -170,12 +186,25 @@ def test_what_is_not_answered_as_asked_comes_without_a_signed_url(server: _Serve
 
 
 @pytest.mark.parametrize("status", [403, 503])
-def test_where_signed_urls_fail_again_and_again_there_are_no_more(server: _Server, status: int) -> None:
+def test_where_signed_urls_fail_again_and_again_there_are_none_for_a_minute(
+    server: _Server, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    later_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
+    monkeypatch.setattr(signed_ranges, "time", clock)
     store = _opened(server)
-    server.spoil = lambda number, right, headers: (right if number == 7 else status, headers)
+    server.spoil = lambda number, right, headers: (right if number in (7, 17) else status, headers)
     for _ in range(20):
         assert _read(store) == DATA
     assert (server.signed, server.others) == (16, 19)  # eight in a row, from the ninth on
+    later_s = 61.0
+    for _ in range(3):
+        assert _read(store) == DATA
+    assert (server.signed, server.others) == (17, 22)
+    later_s = 122.0
+    for _ in range(11):
+        assert _read(store) == DATA
+    assert (server.signed, server.others) == (26, 32)  # one that comes, and eight
 
 
 def test_the_last_answer_of_a_connection_is_as_good_as_others(server: _Server) -> None:
