@@ -26,8 +26,9 @@ rivals       Seconds of a first epoch beside a second one from the cache, and CP
 The store is Ceph's gateway over one in-memory OSD, or moto's server where Ceph is not installed and with --smoke. It is
 on the same machine, so its processes and the proxy have the lowest priority: those of a real store take no CPU from a
 trainer. In a virtual machine, memory that nobody has used yet comes from its host, by page faults that count as the
-writer's CPU time. So as much as an epoch from the store takes is used once before it; where the host takes free memory
-back within seconds (free page reporting), that has to be off for as long as the benchmark runs.
+writer's CPU time. So as much as an epoch from the store takes is used once before it. Where the host takes free memory
+back within seconds (free page reporting), that has to be off while the benchmark runs: as root, write 11 to
+/sys/module/page_reporting/parameters/page_reporting_order.
 Equal: images, recipe (RandomResizedCrop(224), flip), order, batch size, workers, consumer. The first run compares all
 pixels with the local ones'. Every run is a process of its own; rivals take turns.
 

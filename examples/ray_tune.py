@@ -30,7 +30,6 @@ from feeder import DataLoader, ShardDataset, transforms
 COLUMNS = {"config/lr": "lr", "config/weight_decay": "weight_decay", "config/width": "width"}
 COLUMNS |= {"epoch": "epochs", "loss": "loss", "accuracy": "accuracy"}
 FIXED = ("train", "val", "own_order", "trials", "epochs", "batch_size", "size", "seed")  # of a search that goes on
-STATE = {"experiment_state-*.json": json, "basic-variant-state-*.json": pickle}
 
 
 def arguments() -> argparse.Namespace:
@@ -122,19 +121,25 @@ def trial(config: dict[str, Any]) -> None:
 
 
 def can_go_on(place: Path) -> bool:
-    """Returns True if Ray can read its newest state of a search: else ``Tuner.restore`` runs a trial of no parameters.
+    """Returns True if Ray has a state of a search to go on from, and removes newer ones that are incomplete.
 
-    A driver that is killed while Ray copies that state leaves a part of a file, or none.
+    A driver that is killed while Ray copies its state leaves a part of it. ``Tuner.restore`` would take the newest one,
+    and run a trial of no parameters where it can't read it.
     """
     if not tune.Tuner.can_restore(str(place)):
         return False
-    try:
-        for pattern, form in STATE.items():
-            form.loads(max(place.glob(pattern)).read_bytes())
-    except Exception as error:
-        print(f"the search begins again: Ray's state in {place} is incomplete ({error!r})", file=sys.stderr)
-        return False
-    return True
+    for stamp in sorted({path.name.partition("state-")[2] for path in place.glob("*state-*.json")}, reverse=True):
+        experiment, searcher = place / f"experiment_state-{stamp}", place / f"basic-variant-state-{stamp}"
+        try:
+            json.loads(experiment.read_bytes())
+            pickle.loads(searcher.read_bytes())
+            return True
+        except (EOFError, FileNotFoundError, ValueError, pickle.UnpicklingError) as error:
+            print(f"{place}: Ray's state of {stamp} is incomplete: {error}", file=sys.stderr)
+            experiment.unlink(missing_ok=True)
+            searcher.unlink(missing_ok=True)
+    print(f"{place}: there is no state of Ray's to go on from: the search begins again", file=sys.stderr)
+    return False
 
 
 def search(args: argparse.Namespace) -> Any:

@@ -207,7 +207,9 @@ def test_a_search_over_a_service_has_the_results_of_one_without(
     assert table(tmp_path / "runs/without") == before  # of trials that are finished already
 
 
-def test_a_search_goes_on_after_its_driver_is_killed(data: list[str], cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_search_goes_on_after_its_driver_is_killed(
+    data: list[str], cluster: RayCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By the same command; one with other options is refused. Where a kill left Ray's state torn, it begins again."""
     can_go_on = runpy.run_path(str(ROOT / "examples/ray_tune.py"))["can_go_on"]
     _, _, command = commands("ray_tune.py", data, tmp_path / "runs")
@@ -215,32 +217,38 @@ def test_a_search_goes_on_after_its_driver_is_killed(data: list[str], cluster: R
     alone = without_service(command)
     _, *arguments = shlex.split(alone)
     env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    folder = tmp_path / "runs" / "killed"
+    folder, torn = tmp_path / "runs" / "killed", tmp_path / "runs" / "torn"
     with subprocess.Popen([sys.executable, *arguments, *options, "killed"], env=env, cwd=ROOT) as driver:
         wait_until(lambda: any(path.read_text() for path in folder.glob("*/result.json")))
-        while True:  # killed while Ray writes its state, it would begin again
+        while True:
             driver.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, driver.pid, os.WSTOPPED)
-            if can_go_on(folder):
+            shutil.rmtree(torn, ignore_errors=True)
+            shutil.copytree(folder, torn)
+            if can_go_on(torn):  # else Ray was just writing its state
                 break
             driver.send_signal(signal.SIGCONT)
-            wait_until(lambda: can_go_on(folder))
         driver.kill()
     assert not (folder / "trials.csv").exists()
-    torn = shutil.copytree(folder, tmp_path / "runs" / "torn")
     changed = [sys.executable, *arguments, *options, "killed", "--trials", "4", "--epochs", "3"]
     refused = subprocess.run(changed, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "holds a search with trials 3 (now 4), epochs 2 (now 3): repeat them" in refused.stderr
-    for pattern in ("basic-variant-state-*.json", "experiment_state-*.json"):
-        (path,) = torn.glob(pattern)
-        whole = path.read_bytes()
-        path.unlink()
-        assert not can_go_on(torn)
-        path.write_bytes(whole)
-    assert can_go_on(torn)
-    path.write_bytes(whole[: len(whole) // 2])
+
+    parts = ["experiment_state", "basic-variant-state"]
+    whole = [next(torn.glob(f"{part}-*.json")).read_bytes() for part in parts]
+    for lengths in ((0, 1), (1, 0), (0.5, 1), (1, 0.5)):  # of each part, 0 if there is none
+        for part, length, content in zip(parts, lengths, whole, strict=True):
+            if length:
+                (torn / f"{part}-3000-01-01_00-00-00.json").write_bytes(content[: int(length * len(content))])
+        assert can_go_on(torn)
+        assert not list(torn.glob("*state-3000*"))
+    next(torn.glob("experiment_state-*.json")).write_bytes(whole[0][: len(whole[0]) // 2])
     assert not can_go_on(torn)
+    assert "the search begins again" in capsys.readouterr().err
+    for path in torn.glob("trial_*"):
+        shutil.rmtree(path)
+
     for name in ("killed", "torn", "whole"):
         run(alone, *options, name)
     rates = {row["lr"] for row in table(tmp_path / "runs/whole")}
@@ -257,6 +265,6 @@ def results(folder: Path, lr: str) -> dict[int, tuple[float, float]]:
     """Loss and accuracy of a trial, by epoch."""
     for path in folder.glob("*/result.json"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        if str(rows[0]["config"]["lr"]) == lr:
+        if rows and str(rows[0]["config"]["lr"]) == lr:
             return {row["epoch"]: (row["loss"], row["accuracy"]) for row in rows}
     raise AssertionError(f"no trial with lr {lr}")
