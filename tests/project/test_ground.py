@@ -343,6 +343,9 @@ def test_the_committed_bytes_from_a_store_are_those_that_were_not_kept() -> None
     text = " ".join((ROOT / "docs/remote.md").read_text().split())
     assert f"one of two ranks on hosts of their own {found['one of two ranks']:.2f} of it" in text
     assert f"with half of the set kept, {found['second epoch, half the set kept']:.2f} of it" in text
+    name = "a cache of half the set"
+    assert f"which keeps {found[f'kept by {name}']:.2f} beside" in text
+    assert f"the order reads from, {found[f'second epoch, {name}']:.2f} (" in text
 
 
 def test_the_committed_costs_of_a_store_are_those_that_the_documents_state() -> None:
