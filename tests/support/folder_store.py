@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -153,9 +157,54 @@ def fetcher_pid(cache: Path) -> int:
 
 
 def main(folder: str, lock: int, options: dict[str, Any]) -> None:
-    """The main function of a fetcher of a folder."""
+    """The main function of a fetcher of a folder. The first one after the fault "fetcher.kill" dies at a change of its
+    mirror's files, whose number that is."""
     place = options["url"]
+    fault = Path(place) / ".faults" / "fetcher.kill"
+    if fault.exists():
+        _die_at(int(fault.read_text()), folder, fault.rename(fault.with_suffix(".alive")))
     become_fetcher(folder, lock, options, lambda: (cast(Any, FolderStore(place)), lambda _: FolderContents(place)))
+
+
+def _die_at(step: int, folder: str, alive: Path) -> None:
+    """Ends this process by SIGKILL at a change of files in a folder: in the middle of a write, and just before others.
+
+    Args:
+        step: The number of the change, from 1 on.
+        folder: The folder.
+        alive: A file to remove before.
+    """
+    steps, counting = itertools.count(1), threading.Lock()
+
+    def is_due() -> bool:
+        with counting:
+            return next(steps) == step
+
+    def die() -> None:
+        alive.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            changes = bool(arguments[2] & (os.O_CREAT | os.O_TRUNC))
+        else:
+            changes = event in ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
+        if changes and (event == "os.truncate" or str(arguments[0]).startswith(f"{folder}/")) and is_due():
+            die()
+
+    def torn(write: Callable[..., int]) -> Callable[..., int]:
+        def wrapped(descriptor: int, data: Any, at: int) -> int:
+            if is_due():
+                whole = b"".join(data) if write is pwritev else bytes(data)
+                pwrite(descriptor, whole[: len(whole) // 2], at)
+                die()
+            return write(descriptor, data, at)
+
+        return wrapped
+
+    pwrite, pwritev = os.pwrite, os.pwritev
+    os.pwrite, os.pwritev = torn(pwrite), torn(pwritev)
+    sys.addaudithook(hook)
 
 
 def main_of_set(folder: str, lock: int, options: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import socket
 import threading
@@ -23,7 +24,7 @@ import pytest
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.cache.link import Link, lock_idle_mirror, socket_address
 from feeder.shard.cache.mirror import CacheMirror, open_mirror
-from feeder.shard.cache.presence import BLOCK_BYTES, Record, record_path
+from feeder.shard.cache.presence import BLOCK_BYTES, RECORDS, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
 from tests.support.processes import all_ended, wait_until
 
@@ -175,6 +176,29 @@ def test_a_fetcher_that_is_killed_at_any_moment_leaves_no_wrong_block(folder: Pa
         begin, end = block * BLOCK_BYTES, min(len(data), (block + 1) * BLOCK_BYTES)
         assert (cache / "a.tar").read_bytes()[begin:end] == data[begin:end]
     assert read(mirror, "a.tar", 0, len(data)) == data
+
+
+@pytest.mark.slow
+def test_a_fetcher_killed_at_any_change_of_its_files_leaves_no_wrong_block(folder: Path, tmp_path: Path) -> None:
+    """Of changes that fill a cache, drop shards of it and fill it again."""
+    names = ("index.bin", "a.tar", "a.fidx", "b.tar", "a.tar")
+    whole = {name: (folder / name).read_bytes() for name in names}
+    for step in range(1, 300):
+        fault(folder, "fetcher", "kill", step)
+        cache = tmp_path / f"cache {step}"
+        mirror = folder_mirror(cache, folder, cache_bytes=3_500_000)
+        for name in names:
+            assert read(mirror, name, 0, len(whole[name])) == whole[name], f"killed at change {step}"
+        for path in (cache / RECORDS).iterdir():
+            record, data = Record(str(path)), (cache / path.name).read_bytes()
+            for block in set(range(record.blocks)) - set(record.missing(0, record.blocks)):
+                begin, end = block * BLOCK_BYTES, min(len(data), (block + 1) * BLOCK_BYTES)
+                assert data[begin:end] == whole[path.name][begin:end], f"killed at change {step}"
+        kill(fetcher_pid(cache))
+        shutil.rmtree(cache)
+        if (folder / ".faults" / "fetcher.alive").exists():
+            break
+    assert 40 < step < 299
 
 
 def test_a_client_that_dies_while_it_waits_does_no_harm(folder: Path, tmp_path: Path) -> None:
