@@ -120,8 +120,8 @@ def trial(config: dict[str, Any]) -> None:
     val_loader.close()
 
 
-def can_go_on(place: Path) -> bool:
-    """Returns True if Ray has a state of a search to go on from, and removes newer ones that are incomplete.
+def drop_torn_states(place: Path) -> bool:
+    """Removes Ray's states of a search that are incomplete; returns True if an earlier one is left to go on from.
 
     A driver that is killed while Ray copies its state leaves a part of it. ``Tuner.restore`` would take the newest one,
     and run a trial of no parameters where it can't read it.
@@ -147,7 +147,7 @@ def search(args: argparse.Namespace) -> Any:
     place, resources = args.out.absolute() / args.name, {"cpu": 1.0}
     trainable = tune.with_resources(trial, resources)
     options, fixed = place / "options.json", {name: getattr(args, name) for name in FIXED}
-    if can_go_on(place):
+    if drop_torn_states(place):
         before = json.loads(options.read_text()) if options.exists() else fixed
         changed = [name for name in FIXED if before[name] != fixed[name]]
         if changed:  # Ray would go on with the former ones, and not say so

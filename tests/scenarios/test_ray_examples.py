@@ -211,7 +211,7 @@ def test_a_search_goes_on_after_its_driver_is_killed(
     data: list[str], cluster: RayCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the same command; one with other options is refused. Where a kill left Ray's state torn, it begins again."""
-    can_go_on = runpy.run_path(str(ROOT / "examples/ray_tune.py"))["can_go_on"]
+    drop_torn_states = runpy.run_path(str(ROOT / "examples/ray_tune.py"))["drop_torn_states"]
     _, _, command = commands("ray_tune.py", data, tmp_path / "runs")
     options = ["--address", cluster.address, *SMALL, "--at-once", "1", "--name"]
     alone = without_service(command)
@@ -225,7 +225,7 @@ def test_a_search_goes_on_after_its_driver_is_killed(
             os.waitid(os.P_PID, driver.pid, os.WSTOPPED)
             shutil.rmtree(torn, ignore_errors=True)
             shutil.copytree(folder, torn)
-            if can_go_on(torn):  # else Ray was just writing its state
+            if drop_torn_states(torn):  # else Ray was just writing its state
                 break
             driver.send_signal(signal.SIGCONT)
         driver.kill()
@@ -241,10 +241,10 @@ def test_a_search_goes_on_after_its_driver_is_killed(
         for part, length, content in zip(parts, lengths, whole, strict=True):
             if length:
                 (torn / f"{part}-3000-01-01_00-00-00.json").write_bytes(content[: int(length * len(content))])
-        assert can_go_on(torn)
+        assert drop_torn_states(torn)
         assert not list(torn.glob("*state-3000*"))
     next(torn.glob("experiment_state-*.json")).write_bytes(whole[0][: len(whole[0]) // 2])
-    assert not can_go_on(torn)
+    assert not drop_torn_states(torn)
     assert "the search begins again" in capsys.readouterr().err
     for path in torn.glob("trial_*"):
         shutil.rmtree(path)

@@ -25,7 +25,7 @@ CHECKED = ".checked."  # the start of the names of files that are checked before
 _FREE_SHARE, _FREE_BYTES = 10, 10 << 30  # of the disk, as a divisor, that stays free without a budget; at most
 _DEFAULT_RING = 8  # of the budget, as a divisor, without a plan
 LOOK_S = 1.0  # between two looks at how much of the disk is free
-_WRITE_BLOCKS = 4  # of one call: for 2 MiB the kernel looks for memory in one piece, which may take it long
+_WRITE_BLOCKS = 4  # of one call: 2 MiB would take memory in one piece, which a virtual machine's host has taken back
 # After files were dropped for a full disk, others are dropped only if room has not come by then: their readers close
 # them with their next question, or after a second of a wait.
 _LEAVE_S, _PAUSE_S = 1.5, 0.02
