@@ -89,7 +89,7 @@ class ImageDecoder:
         self._recipe, self._seed, self._first_epoch, self._options = recipe, seed, epoch, options
         self._fields = None if field is None else field.split(";")
         # Passes begun by each worker; entry 0 is of processes that are no worker.
-        self._passes = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
+        self._passes = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
         self._passes.share_memory_()  # type: ignore[no-untyped-call]
         self._forget()
 

@@ -114,7 +114,7 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             if not -size <= i < size:
                 raise IndexError(f"sample {i} is out of range: the dataset has {count(size, 'sample')}")
         ids[ids < 0] += size
-        seed = int(torch.empty((), dtype=torch.int64).random_()) % (1 << 64)
+        seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_()) % (1 << 64)
         return self._drawn(seed, 0, np.arange(key_rows(self.recipe, self.extras) * len(ids)), ids)
 
     def _drawn(

@@ -94,7 +94,7 @@ def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> 
     if reader.label_dtype.base.kind == "f":
         raise ArgumentError("classes= is for labels that are classes; this set's are float32 targets")
     if names is None and largest < 0 and isinstance(reader, ShardReader) and "cls" in reader.index.fields:
-        column = LabelColumn(f"{reader.index.path}: the cls field", "", ("", "-1"))
+        column = LabelColumn(f"{reader.index.path}: the cls field", "")
         texts = [None if text is None else label_text(text) for text in reader.column("cls")]
         codes = np.array([column.add(text) for text in texts], np.int64)
         try:

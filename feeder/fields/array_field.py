@@ -117,7 +117,7 @@ class Array(Field):
         if self.nested:
             return torch.nested.nested_tensor(tensors, layout=torch.jagged)
         padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=self.pad or 0.0)
-        return padded, torch.tensor([len(value) for value in values])
+        return padded, torch.tensor([len(value) for value in values], device="cpu")
 
     def sample(self, value: Any) -> torch.Tensor | None:
         import torch

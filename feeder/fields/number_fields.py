@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -87,6 +88,7 @@ def _text(data: bytes, what: str) -> str:
         MissingValueError: if it is empty, as a cell of a CSV may be.
         ValueError: if it is longer than any number.
     """
+    data = data.removeprefix(codecs.BOM_UTF8)
     text = data[:100].decode("ascii", "backslashreplace").strip()
     if len(data) > 100:
         raise ValueError(f"expected {what}, got {len(data)} bytes: {text[:40]!r}...")

@@ -37,7 +37,7 @@ class Text(Field):
     fill_types: ClassVar[tuple[type, ...]] = (str,)
 
     def parse(self, data: bytes, draw: float = 0.0) -> str:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Lines(Field):
     fill_types: ClassVar[tuple[type, ...]] = (list,)
 
     def parse(self, data: bytes, draw: float = 0.0) -> list[str]:
-        return [line for each in data.decode("utf-8").splitlines() if (line := each.strip())]
+        return [line for each in data.decode("utf-8-sig").splitlines() if (line := each.strip())]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from typing import Any, cast
 
@@ -33,6 +34,20 @@ def test_bytes_become_the_kinds_value(kind: Field, data: bytes, expected: Any) -
     found = kind.parse(data)
     assert found == expected
     assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "expected"),
+    [
+        (Text(), b"a cat", "a cat"),
+        (Lines(), b"a cat\nb", ["a cat", "b"]),
+        (Json(), b'["a"]', ["a"]),
+        (Int(), b"3", (3,)),
+        (Float(), b"0.5", (np.float32(0.5),)),
+    ],
+)
+def test_a_byte_order_mark_is_no_text(kind: Field, data: bytes, expected: Any) -> None:
+    assert kind.parse(codecs.BOM_UTF8 + data) == expected
 
 
 @pytest.mark.parametrize(

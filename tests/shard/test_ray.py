@@ -101,7 +101,8 @@ def test_the_set_is_that_of_one_machine(
     assert contents(tmp_path / "out") == expected
     summary = json.loads(printed)
     assert (summary["written_shards"], summary["samples"], summary["notes"]) == (12, 60, [])
-    assert errors == ""
+    # Nothing of Ray's; how far the run is where it takes long.
+    assert not re.sub(r"^\d+/60 images, .* left\n", "", errors, flags=re.M)
 
 
 def test_a_terminal_shows_the_bar_alone(

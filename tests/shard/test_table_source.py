@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -37,6 +38,7 @@ from tests.support.shard_sets import (
 )
 
 JPEG = encode(pixels(1))
+OPEN = "a quote is left open there"
 
 
 ROWS = [
@@ -91,7 +93,10 @@ def test_integer_labels_stay_as_they_are(images: Path, tmp_path: Path) -> None:
         (["0.5", "2", "", "-1"], [0.5, 2.0, None, -1.0]),
         (["1.0", "0", "", "2e0"], [1, 0, -1, 2]),  # as pandas writes integers beside a gap
         (["-1", "-1", "-1", "-1"], [-1, -1, -1, -1]),
-        ([-1, 1, None, 1], [-1.0, 1.0, None, 1.0]),
+        ([-1, 1, None, 1], [-1, 1, -1, 1]),
+        (["-1.0", "0", "1", "-1"], [-1, 0, 1, -1]),
+        (["-1", "0.5", "1", "2"], [-1.0, 0.5, 1.0, 2.0]),
+        (["-1", "b", "a", ""], [-1, 1, 0, -1]),
         (["nan", "1", "2", "3"], [-1, 1, 2, 3]),
         (["nan", "1", "ant", ""], [2, 0, 1, -1]),
     ],
@@ -116,6 +121,21 @@ def test_numbers_of_a_label_column_stay_numbers(
             assert label == expected or math.isnan(label) == math.isnan(expected)
         else:
             assert (extras, label) == ({"note": "n"}, expected)
+
+
+@pytest.mark.parametrize("kind", ["table", "tar"])
+def test_names_among_many_samples_without_a_label_are_not_odd(tmp_path: Path, kind: str) -> None:
+    texts = ["cat"] + ["-1"] * 40
+    if kind == "tar":
+        members = [(f"{i:02}.{name}", data) for i, text in enumerate(texts) for name, data in
+                   (("jpg", encode(pixels(i))), ("cls", text.encode()))]  # fmt: skip
+        source = write_tar(tmp_path / "a.tar", members)
+    else:
+        make_tree(tmp_path / "images", 1, len(texts))
+        rows = [{"path": f"class-0/img-{i:03}.jpg", "label": text} for i, text in enumerate(texts)]
+        source = write_manifest(tmp_path / "images", "csv", rows)
+    shard(str(source), str(tmp_path / "out"), kept())
+    assert sorted(label for _, _, label in samples_of(tmp_path / "out")) == [-1] * 40 + [0]
 
 
 def test_ids_become_paths_and_targets_stand_in_the_index(images: Path, tmp_path: Path) -> None:
@@ -309,7 +329,9 @@ def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) 
     [
         ("", ManifestColumns(), "is empty"),
         ("a,b\n1,2\n", ManifestColumns(), "no column for the images; it has a, b.*--path-column"),
-        ("path,path\nx,y\n", ManifestColumns(), "names a column twice"),
+        ("path,path\nx,y\n", ManifestColumns(), "names a column 'path' twice: 'path', 'path'"),
+        ('"path,a\nx,y\n', ManifestColumns(), "line 1: a quote is left open there"),
+        ("p\0a\0t\0h\0\n\0", ManifestColumns(), "looks like UTF-16 without a byte order mark"),
         ("path,label\nclass-0/img-000.jpg,1\n", ManifestColumns(label="kind"), "no column 'kind'; it has path, label"),
         ("path,a\nclass-0/img-000.jpg,0.5\n", ManifestColumns(targets=("a", "b")), "no column 'b'; it has path, a"),
         ("path,label\nclass-0/img-000.jpg,1e39\n", ManifestColumns(), "holds 1e.39, which is beyond float32"),
@@ -324,18 +346,67 @@ def test_a_manifest_that_cannot_be_used_says_why(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "taken", "left_out"),
     [
-        ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n"x",3\n', "can't be read|stray quote on line 2"),
-        ('path,label\n"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n', "unexpected end of data"),
-        ("path,label\nclass-0/img-000.jpg,99999999999999999999\n", "holds the label 9999"),
+        (
+            '"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n"class-0/img-002.jpg",3\n',
+            ["001", "002"],
+            {2: OPEN},
+        ),
+        ('"class-0/img-000.jpg,1\nclass-0/img-001.jpg,2\n', ["001"], {2: OPEN}),
+        ('class-0/img-000.jpg,"one\nclass-0/img-001.jpg,"two"\n', ["001"], {2: OPEN}),
+        ('class-0/img-000.jpg,one\n"class-0/img-001.jpg,two', ["000"], {3: OPEN}),
+        ('class-0/img-000.jpg,"a" dog\nclass-0/img-001.jpg,two\n', ["000", "001"], {}),
+        ('class-0/img-000.jpg,"a \\"dog\\""\nclass-0/img-001.jpg,two\n', ["000", "001"], {}),
+        ('class-0/img-000.jpg,"a \\"dog, cat\\""\nclass-0/img-001.jpg,two\n', ["001"], {2: "3 columns, expected 2"}),
+        ('class-0/img-000.jpg,"a\nb"\n\n"class-0/img-001.jpg","two"\n', ["000", "001"], {}),
+        ('class-0/img-000.jpg,5" disk\nclass-0/img-001.jpg,two\n', ["000", "001"], {}),
     ],
 )
-def test_nothing_is_lost_by_a_stray_quote_or_a_wild_label(
-    images: Path, tmp_path: Path, text: str, message: str
+def test_a_stray_quote_loses_its_own_row(
+    images: Path, tmp_path: Path, text: str, taken: list[str], left_out: dict[int, str]
 ) -> None:
-    (images / "list.csv").write_text(text)
-    with pytest.raises(SourceError, match=message):
+    (images / "list.csv").write_text("path,text\n" + text)
+    out = tmp_path / "out"
+    shard(str(images / "list.csv"), str(out), kept(max_bad=1))
+    assert sorted(path for path, *_ in samples_of(out)) == [f"class-0/img-{number}.jpg" for number in taken]
+    assert sorted(rejected(out).values()) == [f"line {line}: {reason}" for line, reason in left_out.items() if reason]
+
+
+def test_a_header_may_be_of_several_lines(images: Path, tmp_path: Path) -> None:
+    (images / "list.csv").write_text('path,"two\nlines"\nclass-0/img-000.jpg,a\n')
+    out = sharded(images / "list.csv", tmp_path)
+    assert json.loads(member(out, "class-0/img-000.jpg", "json") or b"") == {"two\nlines": "a"}
+
+
+def test_text_behind_a_quote_belongs_to_the_value(images: Path, tmp_path: Path) -> None:
+    (images / "list.csv").write_text('path,text\nclass-0/img-000.jpg,"a" dog\n')
+    out = sharded(images / "list.csv", tmp_path)
+    assert json.loads(member(out, "class-0/img-000.jpg", "json") or b"") == {"text": "a dog"}
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "note"),
+    [
+        ("path;text, english;label\nclass-0/img-000.jpg;a, b;3\n", "utf-8", "its columns are separated by ';'"),
+        ("path,text,label,,\nclass-0/img-000.jpg,a,3,,\nclass-0/img-001.jpg,a,4\n", "utf-8", None),
+        ("path,text,label\nclass-0/img-000.jpg,é,3\n", "utf-16", "read as UTF-16"),
+        ("path\ttext\tlabel\nclass-0/img-000.jpg\té\t3\n", "utf-16", "read as UTF-16"),
+    ],
+)
+def test_tables_of_spreadsheets_are_read(
+    images: Path, tmp_path: Path, text: str, encoding: str, note: str | None
+) -> None:
+    path = images / f"list.{'tsv' if chr(9) in text else 'csv'}"
+    path.write_text(text, encoding)
+    summary = shard(str(path), str(tmp_path / "out"), kept())
+    assert sorted(label for _, _, label in samples_of(tmp_path / "out")) == [3, 4][: text.count("class-0")]
+    assert [each for each in summary.notes if note is not None and note in each] or note is None
+
+
+def test_a_wild_label_is_an_error(images: Path, tmp_path: Path) -> None:
+    (images / "list.csv").write_text("path,label\nclass-0/img-000.jpg,99999999999999999999\n")
+    with pytest.raises(SourceError, match="holds the label 9999"):
         sharded(images / "list.csv", tmp_path)
 
 
@@ -423,13 +494,30 @@ def test_labels_that_look_like_numbers_but_are_written_oddly_are_names(images: P
     assert Manifest.read(str(out)).classes == ["001", "1", "1_0"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_values_that_json_lacks_lose_no_sample(images: Path, tmp_path: Path, kind: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"path": f"class-{i // 2}/img-00{i % 2}.jpg", "score": score, "several": [score, 1.5]}
+        for i, score in enumerate([math.nan, math.inf, -math.inf, 0.5])
+    ]
+    out = sharded(write_manifest(images, kind, rows), tmp_path)
+    for row, score in zip(rows, [None, "inf", "-inf", 0.5], strict=True):
+        assert json.loads(member(out, row["path"], "json") or b"") == {"score": score, "several": [score, 1.5]}
+
+
+def test_half_of_a_surrogate_pair_is_kept(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text('{"path": "class-0/img-000.jpg", "note": "a\\ud800b"}\n')
+    out = sharded(images / "list.jsonl", tmp_path)
+    assert json.loads(member(out, "class-0/img-000.jpg", "json") or b"") == {"note": "a\ud800b"}
+
+
 def test_rows_that_cannot_be_written_as_json_are_listed(images: Path, tmp_path: Path) -> None:
+    deep = "[" * 900 + "]" * 900
     (images / "list.jsonl").write_text(
-        '{"path": "class-0/img-000.jpg", "note": "\\ud800"}\n{"path": "class-0/img-001.jpg", "note": NaN}\n'
-        '{"path": "class-0/img-002.jpg", "note": "fine"}\n'
+        f'{{"path": "class-0/img-000.jpg", "note": {deep}, "score": NaN}}\n{{"path": "class-0/img-001.jpg"}}\n'
     )
     found = rejected(sharded(images / "list.jsonl", tmp_path))
-    assert sorted(found) == ["list.jsonl#1", "list.jsonl#2"]
+    assert list(found) == ["list.jsonl#1"], found
     assert all("can't be written as JSON" in reason for reason in found.values())
 
 

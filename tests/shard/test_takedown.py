@@ -110,6 +110,19 @@ def test_a_run_goes_on_with_its_state(folder: Path) -> None:
     assert [ids.tolist() for *_, ids in again] == expected[1:]
 
 
+def test_a_loader_that_is_open_meanwhile_says_so(folder: Path) -> None:
+    loader = DataLoader(ShardDataset(folder, RECIPE, ["key"]), 1)
+    iterator = iter(loader)
+    next(iterator)
+    takedown(str(folder), [ShardDataset(folder, RECIPE, ["key"])[9][-1]])
+    with pytest.raises(FormatError, match=r"samples were taken down since then\. Create the dataset again"):
+        list(iterator)
+    state = loader.state_dict()
+    again = DataLoader(ShardDataset(folder, RECIPE, ["key"]), 1)
+    again.load_state_dict(state)
+    assert len(list(again)) == 13 - state["consumed"]
+
+
 def test_a_substitute_that_goes_is_replaced_and_keys_may_be_named_again(folder: Path) -> None:
     before = rows(folder)
     takedown(str(folder), [before[0][2]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tarfile
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import feeder
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FeederError, ShardError, SourceError
 from feeder.shard.format.open_index import open_index
@@ -37,6 +39,12 @@ def test_write_shards_takes_any_iterable_once(tmp_path: Path) -> None:
             assert json.load(tar.extractfile(f"{index.key(i)}.json")) == {"n": n}  # type: ignore[arg-type]
             assert tar.extractfile(f"{index.key(i)}.note.txt").read().decode() == "é"  # type: ignore[union-attr]
     assert sorted(os.listdir(tmp_path / "out"))[:2] == [".lock", "index.bin"]
+
+
+def test_nan_in_json_is_a_missing_value(tmp_path: Path) -> None:
+    sample = {"__key__": "a", "jpg": encode(pixels(0)), "json": {"n": [math.nan, 1.5], "most": math.inf}}
+    write_shards([sample], tmp_path / "out")
+    assert feeder.ShardDataset(tmp_path / "out", fields=["json"])[0][-1] == {"n": [None, 1.5], "most": "inf"}
 
 
 def test_write_shards_names_the_sample_that_it_cannot_encode(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ _LOOK_S = 0.1
 _SHORTEST_SLOW_S = 0.5
 _SLOW = 3.0  # times the 90th percentile
 _TIMES = 64
-_MOST_TWINS = 2
+MOST_TWINS = 2
 
 
 @dataclass
@@ -396,7 +396,7 @@ class Downloads:
                 coming = sum(each.left_bytes * each.twins for each in self._running)
                 for download in self._running:
                     is_slow = now - max(download.moved, download.hedged) >= limit
-                    if not is_slow or download.twins == _MOST_TWINS:
+                    if not is_slow or download.twins == MOST_TWINS:
                         continue
                     if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
                         download.twins, download.hedged = download.twins + 1, now

@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from typing import Any
 
 from feeder import errors
 from feeder.errors import FeederError, StoreError
+from feeder.system.child_python import child_python
 
 __all__ = [
     "ENVIRONMENT",
@@ -237,12 +237,14 @@ class Link:
     def _start(self, lock: int, target: str, options: dict[str, Any]) -> None:
         module, _, function = target.partition(":")
         code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
-            f"from {module} import {function} as main; main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[4]))"
+            "import json\n"
+            f"from {module} import {function} as main\n"
+            "sys.path[:] = path\n"
+            "main(sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3]))"
         )
         with open(os.path.join(self._folder, LOG), "wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-c", code, self._folder, str(lock), json.dumps(sys.path), json.dumps(options)],
+                child_python(code, self._folder, str(lock), json.dumps(options)),
                 pass_fds=[lock],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

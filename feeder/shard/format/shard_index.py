@@ -251,6 +251,12 @@ class ShardIndex:
             ) from None
         head, self.hash, self._end = read_head(path, _MAGIC, self._data)
         if shard is not None and (self.hash != shard.index_hash or size < shard.index_bytes):
+            if TAKEN_DOWN in head.get("groups", ()):
+                raise FormatError(
+                    f"{path}: is not the index of the set that was opened: samples were taken "
+                    "down since then. Create the dataset again; a run goes on with its state. If it is refused again, "
+                    "run the takedown again"
+                )
             raise damaged(path, "it is not the index that the set's header means, or it was cut off")
         self._groups: dict[str, tuple[int, int, str]] | None = None
         self._good: dict[str, memoryview] = {}

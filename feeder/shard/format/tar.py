@@ -1,8 +1,9 @@
 """The tar container: deterministic writing, and reading that trusts nothing.
 
 Note [Hostile tars]
-Links, devices, sparse members, absolute names and names with ".." are refused one by one, and so is a member that
-claims more bytes than the file has. Contents are bytes: never unpickled, never executed.
+Links, devices, sparse members and names with ".." are refused one by one, and so is a member that claims more bytes
+than the file has. Absolute names lose their slash, as in tar itself. Contents are bytes: never unpickled, never
+executed.
 
 Note [Damaged tars]
 Two blocks of zeros end an archive. Other bytes after them are another archive, as in ``cat a.tar b.tar``, or follow a
@@ -114,6 +115,7 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
             info = tarfile.TarInfo.fromtarfile(archive)
             if info.size < 0 or archive.offset <= position:
                 raise tarfile.HeaderError(f"a header with size {info.size}")
+            info.name = info.name.lstrip("/")
             if info.isreg() and not info.name:
                 raise tarfile.HeaderError("a header without a name")
         except (tarfile.TarError, ValueError, OverflowError, RecursionError, OSError) as error:
@@ -221,8 +223,6 @@ def _refusal(info: tarfile.TarInfo) -> str | None:
         return "sparse member refused"
     if not (info.isreg() or info.isdir()):
         return f"special member (type {info.type!r}) refused"
-    if info.name.startswith("/"):
-        return "absolute name refused"
     if ".." in info.name.split("/"):
         return "name with '..' refused"
     return None

@@ -6,7 +6,9 @@ import io
 import json
 import math
 import os
+import posixpath
 import stat
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy.typing as npt
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
-from feeder.shard.source.labels import check_classes
+from feeder.shard.source.json_field import without_nan
 from feeder.shard.source.pairs import read_names
 from feeder.shard.source.source import Source, drop_duplicates
 from feeder.shard.source.spool import Spool
@@ -64,14 +66,17 @@ def open_coco(
     source = Source("annotated images", images)
     source.add_container(os.path.abspath(annotations))
     are_captions = _are_captions(data)
-    categories = sorted(data.get("categories", []), key=lambda category: category["id"])
-    try:
-        source.classes = None if are_captions else check_classes([category["name"] for category in categories])
-    except ArgumentError as error:
-        raise SourceError(f"{annotations}: its categories: {error}") from None
-    labels = {category["id"]: label for label, category in enumerate(categories)}
-    wanted = read_names(names)
     shown = os.path.basename(annotations)
+    categories = sorted(
+        data.get("categories", []), key=lambda category: (isinstance(category["id"], str), category["id"])
+    )
+    classes = list(dict.fromkeys(category["name"] for category in categories))
+    for name in classes if len(classes) < len(categories) else ():
+        if len(ids := [str(category["id"]) for category in categories if category["name"] == name]) > 1:
+            source.notes.append(f"{shown}: the categories {', '.join(ids)} are all named {name!r}: one class")
+    source.classes = None if are_captions else classes
+    labels = {category["id"]: classes.index(category["name"]) for category in categories}
+    wanted = read_names(names)
     objects: dict[Any, list[Annotation]] = {image["id"]: [] for image in data["images"]}
     if len(objects) < len(data["images"]):
         raise SourceError(f"{annotations}: two images have the same id")
@@ -141,10 +146,11 @@ def _read(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise SourceError(f"{path}: can't be read: {reason}") from None
-    keys: dict[str, tuple[tuple[str, type], ...]] = {
-        "images": (("id", int), ("file_name", str)),
-        "annotations": (("image_id", int),),
-        "categories": (("id", int), ("name", str)),
+    ids = (int, str)
+    keys: dict[str, tuple[tuple[str, tuple[type, ...]], ...]] = {
+        "images": (("id", ids), ("file_name", (str,))),
+        "annotations": (("image_id", ids),),
+        "categories": (("id", ids), ("name", (str,))),
     }
     if isinstance(data, dict) and _are_captions(data):
         del keys["categories"]
@@ -155,11 +161,24 @@ def _read(path: str) -> dict[str, Any]:
                 f"{path}: expected COCO's instances, keypoints or captions, an object with the lists {', '.join(keys)}"
             )
         for number, row in enumerate(rows):
-            for key, kind in needed:
-                if not isinstance(row, dict) or not isinstance(row.get(key), kind):
-                    raise SourceError(f"{path}: {name}[{number}] has no {key!r} of type {kind.__name__}")
+            if isinstance(row, dict):
+                _straighten(row)
+            for key, kinds in needed:
+                if not isinstance(row, dict) or not isinstance(row.get(key), kinds):
+                    of_type = " or ".join(kind.__name__ for kind in kinds)
+                    raise SourceError(f"{path}: {name}[{number}] has no {key!r} of type {of_type}")
     found: dict[str, Any] = data
     return found
+
+
+def _straighten(row: dict[str, Any]) -> None:
+    """Writes a row as COCO does: numbers of images, categories and pixels as integers, and as LVIS does not, a name."""
+    for key in ("id", "image_id", "category_id", "height", "width"):
+        value = row.get(key)
+        if (isinstance(value, float) and value.is_integer()) or (isinstance(value, str) and value.isdecimal()):
+            row[key] = int(value)
+    if "file_name" not in row and isinstance(url := row.get("coco_url"), str):
+        row["file_name"] = posixpath.basename(urllib.parse.urlsplit(url).path)
 
 
 def _are_captions(data: Mapping[str, Any]) -> bool:
@@ -204,7 +223,9 @@ def _status(images: str, path: str) -> os.stat_result:
     return status
 
 
-def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int], further: Sequence[str]) -> dict[str, list[Any]]:
+def _boxes(
+    objects: Sequence[Annotation], labels: Mapping[int | str, int], further: Sequence[str]
+) -> dict[str, list[Any]]:
     """Returns the content of ``boxes.json``.
 
     Args:
@@ -220,12 +241,12 @@ def _boxes(objects: Sequence[Annotation], labels: Mapping[int, int], further: Se
         box: Any = each.get("bbox")
         if not _are_numbers(box) or len(box) != 4 or min(box[2:]) < 0:
             raise ValueError(f"annotation {each.get('id')}: expected bbox [x, y, width, height], got {str(box)[:60]}")
-        if not isinstance(each.get("category_id"), int) or each["category_id"] not in labels:
+        if not isinstance(each.get("category_id"), (int, str)) or each["category_id"] not in labels:
             raise ValueError(f"annotation {each.get('id')}: category {each.get('category_id')} is not in the file")
         x, y, width, height = box
         found["boxes"].append([x, y, x + width, y + height])
         found["labels"].append(labels[each["category_id"]])
-    return found | {key: [each.get(key) for each in objects] for key in further if key not in found}
+    return found | {key: [without_nan(each.get(key)) for each in objects] for key in further if key not in found}
 
 
 def _points(objects: Sequence[Annotation], count: int) -> dict[str, Any]:

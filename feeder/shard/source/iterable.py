@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import operator
 import os
@@ -12,6 +11,7 @@ from typing import Any
 
 from feeder.errors import SourceError
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
+from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, label_text
 from feeder.shard.source.sample_table import NO_FILE
 from feeder.shard.source.source import Source, drop_duplicates
@@ -40,7 +40,7 @@ def open_samples(
         SourceError: for a sample that is not such a dict, or a value that can't be encoded.
     """
     source = Source("samples", os.path.dirname(spool_path))
-    labels = LabelColumn("the field 'cls'", "give the field another name", ("", "-1"))
+    labels = LabelColumn("the field 'cls'", "give the field another name")
     with Spool(source, spool_path) as spool:
         for number, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
@@ -86,7 +86,7 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
             raise SourceError(f"sample {name!r}: field {field!r} can't be written as text: {error}") from None
     if field.rpartition(".")[2] == "json":
         try:
-            return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            return json_field(value)
         except (TypeError, ValueError) as error:
             raise SourceError(f"sample {name!r}: field {field!r} can't be written as JSON: {error}") from None
     with contextlib.suppress(TypeError):

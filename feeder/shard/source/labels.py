@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from array import array
@@ -62,7 +63,7 @@ class Numbering:
 def label_text(data: bytes) -> str | None:
     """Returns the label in a ``cls`` field; None if the field is too long for a label, or is not text."""
     try:
-        text = data.decode().strip() if len(data) <= LABEL_BYTES else None
+        text = data.decode("utf-8-sig").strip() if len(data) <= LABEL_BYTES else None
     except UnicodeDecodeError:
         return None
     return None if text is None or "\0" in text else text  # zeros are the mark of a damaged disk
@@ -71,25 +72,24 @@ def label_text(data: bytes) -> str | None:
 class LabelColumn:
     """Collects the labels of samples. Takes 4 bytes of memory per sample, and one entry per distinct label.
 
-    Integers from 0 are class numbers. If any label is another number, all are targets. If any is not a number, all are
-    class names, which are numbered in sorted order; but a few names among many numbers are odd.
+    Integers from 0 are class numbers, and -1 means no label. If any label is another number, all are targets. If any is
+    not a number, all are class names, which are numbered in sorted order; but a few names among many numbers are odd.
 
     Args:
         place: The labels' place, for errors.
         remedy: Advice for errors.
-        none: Texts that mean no label.
     """
 
-    def __init__(self, place: str, remedy: str, none: Sequence[str] = ("",)) -> None:
-        self._place, self._remedy, self._none = place, remedy, none
+    def __init__(self, place: str, remedy: str) -> None:
+        self._place, self._remedy = place, remedy
         self._codes: dict[str, int] = {}
         self._numbers = array("f")  # NaN for a label that is not a number
         self._names: dict[int, str] = {}  # by code, the labels that are not numbers
         self._named = 0  # samples with such a label
-        self._fraction: str | None = None  # the first number that is not a class number
+        self._fraction: str | None = None  # the first number that is not a class number, nor -1
         self._beyond: float | None = None  # the first number beyond float32
         self._has_all_codes = True
-        self._missing = 0
+        self._missing = self._minus_ones = 0
 
     def add(self, value: Any) -> int:
         """Takes a sample's label and returns its code, -1 for none.
@@ -102,13 +102,15 @@ class LabelColumn:
             raise SourceError(
                 f"{self._place} holds {str(value)[:40]}; labels are numbers or class names: {self._remedy}"
             )
-        number = math.nan if text in self._none else as_number(text)
+        number = as_number(text) if text else math.nan
         self._numbers.append(math.nan if number is None or _is_beyond_float32(number) else number)
-        if text in self._none:
+        if not text:
             self._missing += 1
             return -1
         if number is None:
             self._named += 1
+        elif number == -1:
+            self._minus_ones += 1
         elif not math.isnan(number):
             if not is_class_number(number) and self._fraction is None:
                 self._fraction = text
@@ -135,23 +137,21 @@ class LabelColumn:
         Raises:
             SourceError: for a number that is too large, or a name that is not among ``classes``.
         """
-        are_odd = 0 < self._named <= _ODD_SHARE * (len(self._numbers) - self._missing)
+        labelled = len(self._numbers) - self._missing - self._minus_ones
+        are_odd = 0 < self._named <= _ODD_SHARE * labelled
         if self._names and not (are_odd and (classes is None or not set(self._codes).issubset(classes))):
             return self._by_name(classes)
         if self._beyond is not None:
             raise SourceError(f"{self._place} holds {self._beyond}, which is beyond float32; scale the column")
-        texts = [text for code, text in enumerate(self._codes) if code not in self._names]
         targets = np.array(self._numbers, np.float32)
         missing = int(np.isnan(targets).sum()) - self._named
-        if self._fraction is not None and not (self._fraction == "-1" and texts == ["-1"]):
+        if self._fraction is not None:
             return Numbering(None, targets, None, missing, self._fraction, self._names)
-        if self._fraction is not None:  # -1 for all means no labels
-            return Numbering(np.full(len(self._codes), -1), None, None, len(targets) - self._named, None, self._names)
         found = [-1 if code in self._names else _class_number(text) for code, text in enumerate(self._codes)]
         outside = next((number for number in found if number > _LARGEST_LABEL), None)
         if outside is not None:
             raise SourceError(f"{self._place} holds the label {outside}; labels are 0 to 2**63-1: {self._remedy}")
-        return Numbering(np.array(found, np.int64), None, None, missing, None, self._names)
+        return Numbering(np.array(found, np.int64), None, None, missing + self._minus_ones, None, self._names)
 
     def finish_whole(self, classes: Sequence[str] | None = None) -> Numbering:
         """Does the same as :meth:`finish`, but raises for odd labels, as no sample can be left out.
@@ -172,13 +172,14 @@ class LabelColumn:
         if not self._has_all_codes:
             raise self._too_many()
         texts = list(self._codes)
-        names = sorted(texts) if classes is None else list(classes)
-        numbers = name_numbers(texts, names)
-        if (numbers < 0).any():
-            unknown = texts[int(np.argmin(numbers))]
+        has_label = np.array([as_number(text) != -1 for text in texts])
+        names = sorted(itertools.compress(texts, has_label)) if classes is None else list(classes)
+        numbers = np.where(has_label, name_numbers(texts, names), -1)
+        if (unknown_ones := (numbers < 0) & has_label).any():
+            unknown = texts[int(np.argmax(unknown_ones))]
             listed = count(len(names), "class", "classes")
             raise SourceError(f"{self._place} holds the class {unknown!r}, which is not in the list of {listed}")
-        return Numbering(numbers, None, names, self._missing, next(iter(self._names.values())), {})
+        return Numbering(numbers, None, names, self._missing + self._minus_ones, next(iter(self._names.values())), {})
 
     def _too_many(self) -> SourceError:
         return SourceError(f"{self._place} holds more than {MAX_CLASSES} different labels: {self._remedy}")

@@ -136,7 +136,7 @@ def read_names(path: str | None) -> set[str] | None:
     if path is None:
         return None
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape", opener=open_regular) as file:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
             return {line.strip() for line in file if line.strip()}
     except OSError as error:
         raise SourceError(f"{path}: can't be read: {error.strerror}") from None

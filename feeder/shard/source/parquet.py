@@ -10,6 +10,7 @@ from typing import Any
 
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import unpacked_limit
+from feeder.system.child_python import child_python
 from feeder.system.text import count
 
 __all__ = ["parquet_rows"]
@@ -20,7 +21,7 @@ BATCH_BYTES = 256 << 20
 # Limit on the rows of a batch times the values in a row, each of which becomes a Python object.
 BATCH_VALUES = 8 << 20
 _WALK = """
-import resource, sys
+import resource
 import pyarrow.parquet as parquet
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 metadata = parquet.read_metadata(sys.argv[1])
@@ -70,9 +71,8 @@ def _check_footer(path: str) -> None:
     """
     if not sys.executable:  # Python is embedded
         return
-    nowhere = subprocess.DEVNULL
-    command = [sys.executable, "-c", _WALK, path]
-    code = subprocess.run(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, check=False).returncode
+    nowhere: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    code = subprocess.run(child_python(_WALK, path), check=False, **nowhere).returncode
     if code < 0:
         name = signal.Signals(-code).name
         raise SourceError(f"{path}: can't be read as Parquet: its footer is damaged (pyarrow ends with {name})")

@@ -142,7 +142,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     ):
         listing = _Listing(source, spool, kept, shown, columns)
         try:
-            rows = enumerate(table_rows(path), 1)
+            rows = enumerate(table_rows(path, source.notes), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
             for number, row, image in images.ahead(itertools.chain(first, rows), listing.path_of):
@@ -262,7 +262,7 @@ class _Listing:
         if extras:
             try:
                 parts.append(self._spool.add("json", json_bytes(extras)))
-            except ValueError as error:  # NaN, or half of a surrogate pair
+            except ValueError as error:
                 raise _Unusable(f"its further columns can't be written as JSON: {error}") from None
         size += sum(part.length for part in parts)
         label = -1 if self._labels is None else self._labels.add(row.get(columns.label or ""))

@@ -43,7 +43,7 @@ class TarLabels:
         key = columns.label
         place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
         remedy = "name a key of the samples' json that has the label with --label-column, or give --no-labels"
-        self._column = LabelColumn(place, remedy, ("", "-1") if key is None else ("",))
+        self._column = LabelColumn(place, remedy)
         self._target = array("f")
         self._found = 0
         self._unreadable = array("q")  # samples whose ``cls`` field is not text

@@ -64,7 +64,7 @@ def _read_keys(path: str | None) -> list[str]:
     if path is None:
         return []
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape") as file:
             return [line.rstrip("\r\n") for line in file if line.strip()]
     except OSError as error:
         raise ArgumentError(f"{path}: can't be read: {error.strerror}") from None

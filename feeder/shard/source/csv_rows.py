@@ -1,0 +1,151 @@
+"""The rows of CSV files: a row that is wrong costs no other."""
+
+from __future__ import annotations
+
+import codecs
+import collections
+import contextlib
+import csv
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from feeder.errors import SourceError
+from feeder.system.files import open_regular
+from feeder.system.text import count
+
+__all__ = ["csv_rows"]
+
+_SNIFFED_LINES = 100
+_ROW_LINES = 1000  # of a row, at most
+
+
+def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str, Any] | str]:
+    """Streams the rows of a CSV file; yields the reason for a row that can't be read.
+
+    Args:
+        path: The file, in UTF-8 or UTF-16.
+        delimiters: What its columns may be separated by, the usual one first.
+        notes: Gets what was taken for granted.
+
+    Raises:
+        SourceError: if it has no header, or one that can't be used.
+    """
+    csv.field_size_limit(2**31 - 1)
+    with open(path, encoding=_encoding(path, notes), errors="surrogateescape", newline="", opener=open_regular) as file:
+        lines = _Lines(file)
+        delimiter = lines.delimiter = _delimiter(lines.head(_SNIFFED_LINES), delimiters)
+        if delimiter != delimiters[0]:
+            notes.append(f"{path}: its columns are separated by {delimiter!r}")
+        names = lines.row() or []
+        if isinstance(names, str):
+            raise SourceError(f"{path}: {names}")
+        header = [name.strip() for name in names]
+        while header and not header[-1]:  # of columns that are empty in every row
+            del header[-1]
+        if not header:
+            raise SourceError(f"{path}: is empty; expected a header line that names the columns")
+        twice = next((name for name in header if header.count(name) > 1), None)
+        if twice is not None:
+            raise SourceError(f"{path}: its header names a column {twice!r} twice: {', '.join(map(repr, header))}")
+        lines.columns = len(header)
+        while (row := lines.row()) is not None:
+            if isinstance(row, list):
+                values = [value.strip() for value in row] if delimiter == "|" else row  # Flickr30k's has blanks there
+                yield dict(zip(header, values, strict=True))
+            else:
+                yield row
+
+
+def _encoding(path: str, notes: list[str]) -> str:
+    """Returns the encoding of a text file by its first bytes.
+
+    Raises:
+        SourceError: if it is none of UTF-8 and UTF-16.
+    """
+    with open(path, "rb", opener=open_regular) as file:
+        head = file.read(1 << 10)
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        notes.append(f"{path}: read as UTF-16")
+        return "utf-16"
+    if max(head[::2].count(0), head[1::2].count(0)) > len(head) / 4:
+        raise SourceError(f"{path}: looks like UTF-16 without a byte order mark: save it as UTF-8")
+    return "utf-8-sig"
+
+
+def _delimiter(lines: list[str], delimiters: str) -> str:
+    """Returns the delimiter by which most of the first lines have as many columns as the header; of several the one
+    that makes most columns."""
+
+    def fit(delimiter: str) -> tuple[int, int]:
+        header, *rows = ([*csv.reader([line], delimiter=delimiter)] or [[]] for line in lines)
+        columns = len(header[0])
+        return (sum(len(row[0]) == columns for row in rows) if columns > 1 else -1), columns
+
+    return max(delimiters, key=fit) if lines else delimiters[0]
+
+
+class _Lines:
+    """The rows of a CSV file, of a line or of several.
+
+    Args:
+        lines: Its lines.
+
+    Attributes:
+        delimiter: What is between columns.
+        columns: Number of columns; 0: any.
+    """
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.delimiter, self.columns = ",", 0
+        self._lines, self._ahead, self._number = iter(lines), collections.deque[str](), 0
+
+    def head(self, count: int) -> list[str]:
+        """Returns the first lines, of which rows are still made."""
+        self._ahead.extend(itertools.islice(self._lines, count))
+        return list(self._ahead)
+
+    def row(self) -> list[str] | str | None:
+        """Returns the values of the next row; text if it is wrong, and None at the end.
+
+        Text behind a quote that ends a value belongs to the value, as in Python's csv and in pandas; but not in a row
+        of several lines, as a stray quote would make one of rows that are right.
+        """
+        first = self._taken()
+        while first is not None and not first.strip("\r\n"):
+            first = self._taken()
+        if first is None:
+            return None
+        used, is_open = [first], False
+
+        def lines() -> Iterator[str]:
+            nonlocal is_open
+            yield first
+            while len(used) < _ROW_LINES and (line := self._taken()) is not None:
+                used.append(line)
+                yield line
+            is_open = True
+
+        if '"' in first:
+            row = next(csv.reader(lines(), delimiter=self.delimiter))
+        else:
+            row = first.rstrip("\r\n").split(self.delimiter)
+        while len(row) > self.columns > 0 and not row[-1]:
+            del row[-1]
+        number = self._number - len(used) + 1
+        if len(used) == 1 and not is_open:
+            if self.columns in (0, len(row)):
+                return row
+            return f"line {number}: {count(len(row), 'column')}, expected {self.columns}"
+        fits = not is_open and self.columns in (0, len(row))
+        with contextlib.suppress(csv.Error):
+            if fits and [*csv.reader(used, delimiter=self.delimiter, strict=True)]:
+                return row
+        self._ahead.extendleft(reversed(used[1:]))
+        self._number = number
+        return f"line {number}: a quote is left open there"
+
+    def _taken(self) -> str | None:
+        line = self._ahead.popleft() if self._ahead else next(self._lines, None)
+        self._number += line is not None
+        return line
