@@ -38,7 +38,7 @@ class Named:
 
 
 class SaveLoader(TrainerCallback):
-    """Saves the training loader's place with each checkpoint and resumes there; needs ``ignore_data_skip=True``."""
+    """Saves the training loader's place with each checkpoint and resumes there."""
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         place = kwargs["train_dataloader"].state_dict()
@@ -62,6 +62,7 @@ class LoaderTrainer(Trainer):
 
     def __init__(self, *args: Any, train_loader: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.args.ignore_data_skip = True  # the loader itself resumes where it was
         self.train_loader = train_loader
         self.add_callback(SaveLoader())
 
@@ -121,7 +122,6 @@ def main() -> None:
         per_device_train_batch_size=args.batch_size,
         learning_rate=1e-2,
         save_steps=args.save_steps,
-        ignore_data_skip=True,  # the loader itself resumes where it was
         report_to=[],
         use_cpu=not torch.cuda.is_available(),
         disable_tqdm=True,

@@ -39,6 +39,7 @@ from torch.utils.data import IterableDataset
 
 from feeder.decoders.registry import dali_is_installed
 from feeder.loader.group_store import group_store, is_initialized, within
+from feeder.loader.stateful import method_of
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
 
@@ -271,7 +272,7 @@ def _unmeasurable(dataset: Any, fast: bool) -> str | None:
     """Returns the reason why measuring a dataset would be wrong; None if there is none."""
     if isinstance(dataset, IterableDataset):
         return "reading ahead in an iterable dataset would consume it"
-    if not fast and hasattr(dataset, "state_dict"):
+    if not fast and method_of(dataset, "state_dict", 0):
         return "a dataset with a state goes on only with the number of workers it had"
     if _length(dataset) == 0:
         return "the dataset has no length, or 0"

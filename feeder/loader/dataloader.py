@@ -42,6 +42,7 @@ from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
 from feeder.loader.samplers import change_order, follow_sampler, show_order, tell_epoch
 from feeder.loader.shuffle_choice import choose_shuffle
+from feeder.loader.stateful import method_of
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard, in_blocks
@@ -578,6 +579,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._show_progress(iterator)
         return cast("Iterator[Any]", iterator)
 
+    def _get_iterator(self) -> Any:
+        """Returns what :meth:`__iter__` does; loops that are written for torch's loader call this one."""
+        return DataLoader.__iter__(self)
+
     def _show_progress(self, iterator: Any) -> None:
         """Gives an iterator that begins an epoch a view, if progress is to be seen here."""
         if not self.progress or current_ranks(self._epoch_options().ranks)[0] != 0:
@@ -615,8 +620,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             tell_epoch(self, epoch)
         else:
             self._generic.set_epoch(self, epoch)
-            if hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(epoch)
+            if set_epoch := method_of(self.dataset, "set_epoch", 1):
+                set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the place of the iteration, not counting batches that were made ahead and not handed out. After a

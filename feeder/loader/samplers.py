@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
+from feeder.loader.stateful import method_of
 from feeder.order.lanes import LaneOrder
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
@@ -90,9 +91,10 @@ def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
     batches: Any = loader.batch_sampler
     takers: list[Any] = [loader.sampler, batches, getattr(batches, "sampler", None), loader.dataset]
     for each in takers:
-        if hasattr(each, "set_epoch") and not any(each is other for other in told):
+        set_epoch = method_of(each, "set_epoch", 1)
+        if set_epoch is not None and not any(each is other for other in told):
             told.append(each)
-            each.set_epoch(epoch)
+            set_epoch(epoch)
 
 
 def warn_of_split(order: Order, split: Split, *, is_meant: bool) -> bool:

@@ -1,9 +1,7 @@
 """The helper process of the relays on a host: asks a Ray cluster for a service's servers, and tells them.
 
-    python -m feeder.service.finder NAME ADDRESS SOCKET
-
-Relays connect to SOCKET, an abstract Unix socket, and get a JSON object a line, one whenever something has changed; see
-Note [Ray stays outside]. The process ends at once if SOCKET is that of another one, and once all relays are gone.
+Relays connect to an abstract Unix socket, and get a JSON object a line, one whenever something has changed; see Note
+[Ray stays outside]. The process ends at once if the socket is that of another one, and once all relays are gone.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import logging
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -22,7 +19,7 @@ from typing import Any
 from feeder.loader.fast.service_directory import peer_uid
 from feeder.system.ray_address import cant_join, check_ray_address
 
-__all__ = ["ALONE_S", "Relays", "find"]
+__all__ = ["ALONE_S", "Relays", "find", "main"]
 
 _LOOK_S = 0.5
 _ANSWER_S = 5.0
@@ -143,14 +140,11 @@ def find(name: str, address: str, relays: Relays) -> None:
             relays.tell({**known, "problem": f"its registry does not answer: {type(error).__name__}"})
 
 
-def _main(name: str, address: str, place: str) -> None:
+def main(name: str, address: str, place: str) -> None:
+    """The process's main function, which never returns; ``place`` is the socket's name."""
     try:
         relays = Relays(place)
     except OSError:  # another helper has it
-        return
+        os._exit(0)
     find(name, address, relays)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
     os._exit(0)

@@ -16,17 +16,22 @@ _TIMEOUT_S = 3.0
 _SPAN_S = 1.0  # over which rates are taken
 
 
-def server_status(address: tuple[str, int], token: str) -> dict[str, Any]:
+def server_status(address: tuple[str, int], token: str, timeout_s: float = _TIMEOUT_S) -> dict[str, Any]:
     """Returns :meth:`feeder.service.server.Server.status` of a server.
+
+    Args:
+        address: Its host and port.
+        token: Its token.
+        timeout_s: Longest wait for its answer.
 
     Raises:
         ServiceError: with the reason if it does not answer, or refuses.
     """
     hello = {"token": token, "versions": peer_versions(), "job": "status"}
     try:
-        with socket.create_connection(address, _TIMEOUT_S) as connection:
+        with socket.create_connection(address, timeout_s) as connection:
             connection.sendall(pack_frame(Kind.HELLO, hello) + pack_frame(Kind.STATUS, {}))
-            receiver, ends = Receiver(connection, SERVER_LIMITS), time.monotonic() + _TIMEOUT_S
+            receiver, ends = Receiver(connection, SERVER_LIMITS), time.monotonic() + timeout_s
             while time.monotonic() < ends:
                 for frame in receiver.frames():
                     if frame.kind == Kind.REFUSED:

@@ -54,7 +54,7 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
     """
     try:
         if path.endswith(".json"):
-            with open(path, encoding="utf-8") as file:
+            with open(path, encoding="utf-8-sig") as file:
                 found = json.load(file)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)

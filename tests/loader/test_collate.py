@@ -30,8 +30,41 @@ from feeder.loader.slots.batch_message import Slot, pack, pack_whole, unpack, un
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.generators import generator_states
 from tests.support.loader_data import encode, write_shards
+from tests.support.warm_python import run_warm
 
 FIELDS = ("index", "key", "json", "cls")
+
+
+_ON_META = """
+import sys
+import torch, feeder
+from feeder import fields, transforms as T
+torch.set_default_device("meta")
+recipe = T.Compose([T.RandomResizedCrop(8), T.ToDtype("float32", scale=True)])
+set_of = lambda **options: feeder.ShardDataset(sys.argv[1], **options)
+
+def first(samples):
+    return [torch.stack([sample[0] for sample in samples]), torch.tensor([1], device="cpu")]
+
+for workers in (0, 1):
+    for dataset, options in (
+        (set_of(transform=recipe), {}),
+        (set_of(transform=recipe), {"collate_fn": first}),
+        (set_of(transform=recipe), {"device": "cpu", "mix": T.MixUp(num_classes=7)}),
+        (set_of(), {"pad": feeder.PadToBatch()}),
+        (set_of(transform=T.Views([recipe, recipe])), {}),
+    ):
+        batch = next(iter(feeder.DataLoader(dataset, 4, num_workers=workers, **options)))
+        flat = [batch] if isinstance(batch, torch.Tensor) else batch
+        flat = [each for part in flat for each in (part if isinstance(part, (list, tuple)) else [part])]
+        assert {each.device.type for each in flat if isinstance(each, torch.Tensor)} == {"cpu"}, (options, flat)
+"""
+
+
+def test_batches_are_made_on_the_cpu_whatever_the_default_device(shards: Path) -> None:
+    """That device is "meta" here, in place of a GPU."""
+    done = run_warm(["-c", _ON_META, str(shards)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def as_dict(samples: list[Any]) -> dict[str, Any]:

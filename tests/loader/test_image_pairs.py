@@ -88,6 +88,7 @@ def decoded(recipe: Any, ids: list[int], keys: list[int], epoch: int = 0, backen
     return torch.from_numpy(out)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("transform", [CUT, ALL], ids=["cut", "all"])
 @pytest.mark.parametrize("options", [*WAYS, *DALI], ids=str)
 def test_the_same_draws_give_the_same_pixels(alike: tuple[Path, str], transform: Any, options: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import json
 import multiprocessing
 import os
@@ -429,6 +430,21 @@ def test_threads_share_an_iterator(shards: Path, workers: int) -> None:
     with ThreadPoolExecutor(2) as threads:
         taken = list(threads.map(sample_ids, [iterator, iterator]))
     assert sorted(taken[0] + taken[1]) == list(range(50))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_torchs_way_to_make_an_iterator_makes_the_loaders_own(shards: Path, is_fast: bool, workers: int) -> None:
+    dataset: Any = ShardDataset(shards, CROP_AND_FLIP) if is_fast else torch.utils.data.TensorDataset(torch.arange(50))
+
+    loader, expected = (DataLoader(dataset, 8, shuffle=True, num_workers=workers) for _ in range(2))
+    iterator = loader._get_iterator()
+    found = copied_epoch(itertools.islice(iterator, 3))
+    assert loader.stats()["batches"] == 3
+    expected.load_state_dict(loader.state_dict())
+    rest = copied_epoch(expected)
+    assert same_batches(copied_epoch(iterator), rest)
+    assert len(found + rest) == len(loader)
 
 
 def test_a_script_without_a_main_guard_runs(shards: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.support.held_parts import HeldParts, held
 from tests.support.images import encode, pixels
 from tests.support.processes import wait_until
 from tests.support.service import ServiceServer
+from tests.support.warm_python import WarmPython
 
 CROP = T.RandomResizedCrop(16)
 POISON = """
@@ -53,8 +53,8 @@ def test_a_poison_sample_costs_its_own_job_alone(root: Path, tmp_path: Path, exp
     feeder.write_shards(samples, str(tmp_path / "poison"))
     server = ServiceServer(tmp_path, tmp_path, "--root", str(root), "--allow-module", named_functions.__name__)
     with closing(server):
-        command = [sys.executable, "-c", POISON, str(tmp_path / "poison"), server.service]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
+        arguments = ["-c", POISON, tmp_path / "poison", server.service]
+        with WarmPython(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
             wait_until(lambda: server.status()["lost"])
             one = loader(root, service=server.service, service_only=True)
             lost = server.status()["lost"]

@@ -21,6 +21,7 @@ from tests.support import ROOT
 from tests.support.processes import all_ended, wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.service import ServiceServer
+from tests.support.warm_python import WarmPython
 
 _MARK = "FEEDER_TEST_LEFT_BEHIND"
 
@@ -119,8 +120,8 @@ loader.close()
 
     def __init__(self, root: Path, service: str, marked: Marked) -> None:
         self._root, self.relay = root, 0
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", self.CODE, str(root / "set"), service],
+        self.process = WarmPython(
+            ["-c", self.CODE, root / "set", service],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -34,10 +34,13 @@ RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip()])
 
 
 def serve(cluster: RayCluster, *options: str) -> str:
+    """Returns what the command prints; calls it again while it says that the registry moves."""
     command = [sys.executable, "-m", "feeder", "serve", "--address", cluster.address, *options]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    while True:
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+        if ended.returncode == 0:
+            return ended.stdout
+        assert "ask again in a moment" in ended.stderr, ended.stderr
 
 
 def status(cluster: RayCluster) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import feeder
 from feeder import transforms as T
 from tests.support.batches import check_same, copied_epoch
 from tests.support.loader_data import write_shards, write_tree
-from tests.support.service import ServiceServer
+from tests.support.service import ServiceServer, refusal
 
 CROP = T.Compose([T.RandomResizedCrop(16)])
 
@@ -59,9 +59,8 @@ def test_links_inside_a_set_do_not_lead_out_of_the_roots(
     root.mkdir()
     dataset = make(root, outside)
     with contextlib.closing(ServiceServer(tmp_path, root)) as narrow:
-        one = feeder.DataLoader(dataset, batch_size=8, service=narrow.service, service_only=True, timeout=2)
-        with pytest.raises(feeder.ServiceError, match="leads out of the folders that the service was started for"):
-            list(one)
+        one = feeder.DataLoader(dataset, batch_size=8, service=narrow.service, service_only=True, timeout=1)
+        assert "leads out of the folders that the service was started for" in refusal(one)
     with contextlib.closing(ServiceServer(tmp_path, tmp_path)) as wide:
         other = feeder.DataLoader(dataset, batch_size=8, service=wide.service, service_only=True)
         check_same(copied_epoch(other), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))

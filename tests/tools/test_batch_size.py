@@ -19,6 +19,8 @@ import feeder
 from feeder import find_batch_size
 from tests.support.generators import generator_states
 
+pytestmark = pytest.mark.usefixtures("few_objects")
+
 MIB = 1 << 20
 
 

@@ -213,5 +213,16 @@ def test_nobody_else_starts_a_scan(tars: Path) -> None:
     assert stranger.get("/scan/start").status_code == 405
     for site in ("same-site", "cross-site", "none"):  # a server on another port is of the same site
         assert stranger.post("/scan/start", headers={"Sec-Fetch-Site": site}).status_code == 403
+    for origin in (
+        "http://127.0.0.1:9000",
+        "http://evil.example",
+        "http://127.0.0.1:8000.evil.example",
+        "null",
+        "",
+        "[",
+    ):
+        assert stranger.post("/scan/start", headers={"Origin": origin}).status_code == 403
     assert not view.scan.is_running
+    assert stranger.post("/scan/start", headers={"Origin": "http://127.0.0.1:8000"}).status_code != 403
+    view.scan.wait()
     assert stranger.post("/scan/close").status_code == 404

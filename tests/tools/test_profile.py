@@ -7,27 +7,30 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import feeder
+from feeder.tools.profile import session
 from tests.support import ROOT
 from tests.support.loader_data import write_shards
+from tests.support.warm_python import run_warm
 
 
 def profile(
     folder: Path, script: str, *arguments: str, options: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(script)
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "feeder", "profile", *options, "train.py", *arguments],
+    return run_warm(
+        ["-W", "error", "-m", "feeder", "profile", *options, "train.py", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **environment},
         cwd=folder,
         capture_output=True,
         text=True,
-        check=False,
-        timeout=250,
     )
 
 
@@ -276,3 +279,11 @@ def test_wrong_ways(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     done = subprocess.run([*command, "--trace-steps", "0", str(tmp_path / "train.py")], **run)
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_script_that_is_not_there_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    before = torch.utils.data.DataLoader.__iter__, feeder.DataLoader.__iter__
+    with pytest.raises(feeder.SourceError, match="can't read the script"):
+        session.profile(str(tmp_path / "none.py"), [], session.ProfileOptions(out=str(tmp_path / "report.html")))
+    assert (torch.utils.data.DataLoader.__iter__, feeder.DataLoader.__iter__) == before
+    assert "feeder profile" not in {thread.name for thread in threading.enumerate()}

@@ -27,6 +27,7 @@ from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import Outcome
 from feeder.tools.tune.setting import Gain, Setting, TriedSetting
 from tests.support.images import make_tree
+from tests.support.warm_python import run_warm
 
 WORK = ["--image-size", "16", "--batch-size", "8", "--dtype", "uint8"]
 CPUS = cores().usable
@@ -48,9 +49,8 @@ def call_arguments(text: str) -> dict[str, Any]:
 
 
 def test_a_whole_search_as_json(shards: Path) -> None:
-    done = subprocess.run(
+    done = run_warm(
         [
-            sys.executable,
             "-m",
             "feeder",
             "tune",
@@ -67,7 +67,6 @@ def test_a_whole_search_as_json(shards: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=250,
     )
     found = json.loads(done.stdout)
     assert "baseline: 0 workers, cpu" in done.stderr

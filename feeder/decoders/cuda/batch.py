@@ -160,7 +160,7 @@ class PlannedImages:
         return self._tables.data_ptr(), self._plans.data_ptr(), self._scratch.data_ptr()
 
     def _host_memory(self, size_bytes: int) -> torch.Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._device.type == "cuda")
 
     def _event(self) -> Any:
         """Records an event on the current stream, whose waiters sleep; None on the CPU, where all is done by now."""

@@ -225,9 +225,10 @@ class Engine:
                 layout, self._ahead(layout), self._options.held, self._options.memory_limit_bytes
             )
             with running_on(self._options.pool.cpus):
-                self._ring = Ring(layout, slots, self._options.guard)
+                ring = Ring(layout, slots, self._options.guard)
                 if self._options.guard is not None:
-                    page_lock(self._ring)
+                    page_lock(ring)
+            self._ring = ring
         assert self._ring is not None
         parts = self._ring.slots * self._most_parts(self._ring.layout)
         self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))

@@ -67,7 +67,7 @@ class Finishing:
         self._others: OthersSubstitutes | None = None
         if isinstance(work, LabelWork) and substitutes is not None:
             self._others = OthersSubstitutes(
-                work, lambda ids: torch.as_tensor(substitutes(torch.from_numpy(ids))).cpu().numpy()
+                work, lambda ids: torch.as_tensor(substitutes(torch.from_numpy(ids)), device="cpu").numpy()
             )
         recipes = work.recipes_at(work.largest, 0) if self._has_images and not work.makes_batches else ()
         splits = work.splits or (None,) * len(recipes)

@@ -149,5 +149,5 @@ class FastIterator:
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and not getattr(self, "_closed", True):  # see Note [At the interpreter's end]
-            with contextlib.suppress(ValueError):  # of a cycle the collector may have ended the task board before
+            with contextlib.suppress(OSError, ValueError):  # of a cycle the collector may have ended its parts before
                 self.close()

@@ -334,6 +334,11 @@ class FastPath:
         if not isinstance(state, Mapping):
             raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
         version = state.get("version")
+        if "_iterator_finished" in state:
+            raise ArgumentError(
+                "this state is of torchdata's StatefulDataLoader, or of a loader on torch's path, and this one takes "
+                "the fast path: resume with the loader that saved it, or begin an epoch with loader.set_epoch(epoch)"
+            )
         if version not in (_STATE_VERSION, _WITH_SKIP):
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
         make = self._reordered if self._fixed.follows_state else None

@@ -18,15 +18,15 @@ import secrets
 import socket
 import struct
 import subprocess
-import sys
 import time
 from typing import Any
 
 from feeder.loader.fast.service_options import ServiceOptions
+from feeder.system.child_python import child_python
 
 __all__ = ["Directory", "peer_uid", "socket_name"]
 
-_HELPER = "feeder.service.finder"
+_HELPER = "from feeder.service.finder import main\nsys.path[:] = path\nmain(*sys.argv[1:])"
 _RESTART_S, _MOST_RESTART_S = 2.0, 30.0  # the pause doubles while helpers find nothing
 _LOOK_S = 0.25
 _MOST_BYTES, _MOST_SERVERS = 1 << 20, 4096
@@ -116,11 +116,10 @@ class Directory:
         self._pause_s = min(_MOST_RESTART_S, 2 * self._pause_s)
         name, address = self._options.name_and_address
         helper = subprocess.Popen(
-            [sys.executable, "-m", _HELPER, name, address, self._name],
+            child_python(_HELPER, name, address, self._name),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self._helpers.append(helper)
 

@@ -80,10 +80,7 @@ class Spans:
     def begin(self, span: Span) -> None:
         """Adds a span, in place of those that begin there or later; none if the one before goes on."""
 
-        def begins(span: Span) -> tuple[int, int]:
-            return span.place.epoch, span.place.start
-
-        while self._spans and begins(self._spans[-1]) >= begins(span):
+        while self._spans and _begins(self._spans[-1]) >= _begins(span):
             self._spans.pop()
         last = self._spans[-1] if self._spans else None
         if last is None or _shares(last) != _shares(span):
@@ -114,7 +111,7 @@ class Spans:
 
     def _parts(self, epoch: int, split: Callable[[Span, Place], Split]) -> Iterator[tuple[Span, Split, int]]:
         """Yields the spans of an epoch, the split of each, and its number of batches in the epoch."""
-        before = [each for each in self._spans if each.place.epoch < epoch or each.place == Place(epoch)]
+        before = [each for each in self._spans if _begins(each) <= (epoch, 0)]
         pieces = [(before[-1], Place(epoch))] if before else []
         pieces += [(each, each.place) for each in self._spans if each.place.epoch == epoch and each.place.start]
         if not before:
@@ -148,6 +145,10 @@ def _span(
         raise ValueError
     place = Place(epoch, consumed, tuple(consumed_by_bucket))
     return Span(place, batch_size, world_size, bool(drop_last), Skip.of_state(skip))
+
+
+def _begins(span: Span) -> tuple[int, int]:
+    return span.place.epoch, span.place.start
 
 
 def _shares(span: Span) -> tuple[int, int, bool, Skip | None]:

@@ -143,7 +143,7 @@ class _DrawnAtOnce(_ResumableIterator):
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Draws a seed from torch's random state or a generator, as torch draws those of samplers and workers."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 _RESUMABLE: dict[type, type] = {

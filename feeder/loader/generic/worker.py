@@ -29,6 +29,7 @@ from feeder.loader.generic.split_order import Seeding
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
+from feeder.loader.workers.process import shorten_temporary_folder
 from feeder.loader.workers.seeding import introduce
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.shard.cache.waits import waits
@@ -222,6 +223,7 @@ def worker_main(connection: socket.socket, job: Job) -> None:
         job: The job.
     """
     signal_handling._set_worker_signal_handlers()
+    shorten_temporary_folder()
     connection.settimeout(None)  # whatever the script's default for sockets is
     end_with_trainer(connection, _GRACE_S)  # an idle worker ends by itself, with the caller's clean-up code
     channel = Channel(connection)

@@ -75,7 +75,7 @@ class Slot:
             offset = self.take(size)
             if offset is None:
                 return None
-            source = torch.empty(0, dtype=torch.uint8).set_(storage)
+            source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
             torch.from_numpy(self.memory[offset : offset + size]).copy_(source)
             self._places[address] = offset
         return self._places[address]
@@ -287,7 +287,7 @@ def _in_message(tensor: torch.Tensor) -> Any:
 
 
 def _storage_bytes(tensor: torch.Tensor) -> memoryview:
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy().data
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(tensor.untyped_storage()).numpy().data
 
 
 def _on_bytes(

@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import importlib
 import json
 import os
 import select
@@ -27,8 +26,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from feeder.errors import WorkerError
 from feeder.loader.workers.sockets import handing_over
+from feeder.system.child_python import child_python
 
-__all__ = ["ForkServer", "serve"]
+__all__ = ["FAILED", "ForkServer", "serve"]
+
+FAILED = "the process that starts workers has ended before it started one; what it printed says why"
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
@@ -53,13 +55,18 @@ class ForkServer:
     _shared_lock = threading.Lock()
 
     def __init__(self, target: str) -> None:
+        module, _, function = target.partition(":")
         code = (
-            "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-            "from feeder.loader.workers.fork_server import serve; serve(int(sys.argv[1]), sys.argv[3])"
+            "import gc\n"
+            "gc.disable()\n"  # looking for garbage takes 5 % of the imports' time, and there is none
+            f"from {module} import {function} as main\n"
+            "from feeder.loader.workers.fork_server import serve\n"
+            "sys.path[:] = path\n"
+            "serve(int(sys.argv[1]), main)"
         )
         with handing_over(socket.SOCK_SEQPACKET) as (mine, theirs):
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno()), json.dumps(sys.path), target],
+                child_python(code, str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **_ONE_THREAD},
@@ -73,6 +80,7 @@ class ForkServer:
         self._started: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._forgotten: set[int] = set()
+        self._has_started = False
 
     @classmethod
     def shared(cls, target: str) -> ForkServer:
@@ -106,6 +114,8 @@ class ForkServer:
                 self._starting.discard(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
                     self.process.wait(_END_S)
+                if self.failed:
+                    raise WorkerError(f"no worker could start: exit code {self.process.returncode}; {FAILED}") from None
                 raise WorkerError(f"the worker server is gone ({error}); iterate again to start a new one") from None
             return number
 
@@ -131,8 +141,14 @@ class ForkServer:
         self._read()
         code = self._ended.get(number)
         if code is None and not self.alive():
-            return -signal.SIGKILL  # the kernel killed it together with the server
+            return self.process.returncode  # the kernel killed it together with the server
         return code
+
+    @property
+    def failed(self) -> bool:
+        """True if the server has ended by itself before it started a worker."""
+        code = self.process.poll()
+        return code is not None and code >= 0 and not self._has_started
 
     def forget(self, number: int) -> None:
         """Drops what is kept about a worker, now or when it ends."""
@@ -168,6 +184,7 @@ class ForkServer:
         event, number, value = message.decode().split()
         if event == "started":
             self._started[int(number)] = int(value)
+            self._has_started = True
             self._starting.discard(int(number))
         elif int(number) in self._forgotten:
             self._forgotten.discard(int(number))
@@ -198,21 +215,18 @@ def _environment() -> Iterator[int]:
         os.close(descriptor)
 
 
-def serve(descriptor: int, target: str) -> None:
+def serve(descriptor: int, worker_main: Callable[[socket.socket], object]) -> None:
     """The server's main function: forks workers until the trainer is gone.
 
     Args:
         descriptor: The control socket's.
-        target: The workers' main function, ``"module:function"``.
+        worker_main: The workers' main function.
     """
     parent = os.getppid()
     # Ctrl-C goes to every process of the terminal's group: the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
-    module, _, function = target.partition(":")
-    gc.disable()  # looking for garbage takes 5 % of the imports' time, and there is none
-    worker_main: Callable[[socket.socket], object] = getattr(importlib.import_module(module), function)
     gc.freeze()  # or a worker's first collection would copy the pages of all that was imported
     gc.enable()
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import multiprocessing.util
+import os
 import pickle
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
-from feeder.loader.workers.fork_server import ForkServer
+from feeder.loader.workers.fork_server import FAILED, ForkServer
 from feeder.system.limit_errors import limit_reached
 
-__all__ = ["Forked", "InContext", "Process", "wait_for"]
+__all__ = ["Forked", "InContext", "Process", "shorten_temporary_folder", "wait_for"]
 
 _SERVER_GONE = 255  # multiprocessing's code for a process whose fork server has ended
+_LONGEST_FOLDER = 60  # bytes of its path: that of a socket in a folder there has at most 107
 _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 
 
@@ -73,7 +77,7 @@ class Forked:
         self._server.forget(self._number)
 
     def failed_start(self, code: int) -> str | None:
-        return None
+        return FAILED if self._server.failed else None
 
 
 @contextlib.contextmanager
@@ -91,6 +95,17 @@ def _garbage_kept() -> Iterator[None]:
             gc.unfreeze()
 
 
+def shorten_temporary_folder() -> None:
+    """Gives multiprocessing, which has its sockets there, another temporary folder if the path of TMPDIR is a long one.
+    Forked processes inherit it."""
+    if len(os.fsencode(tempfile.gettempdir())) > _LONGEST_FOLDER:
+        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        try:
+            multiprocessing.util.get_temp_dir()
+        finally:
+            tempfile.tempdir = before
+
+
 class InContext:
     """A worker of a multiprocessing context, which ends with this process.
 
@@ -105,6 +120,7 @@ class InContext:
     """
 
     def __init__(self, context: Any, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        shorten_temporary_folder()
         self._method = context.get_start_method()
         self.process = context.Process(target=target, args=arguments, daemon=True)
         try:

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +15,11 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-import feeder
 from feeder.errors import BackendError, FeederError, NotFoundError
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.store.store import download, open_store
 from feeder.shard.store.url import Url, is_remote
+from feeder.system.child_python import child_python
 from feeder.system.cores import cores
 from feeder.system.text import count
 from feeder.tools.bench.images import is_packed_set
@@ -296,15 +295,12 @@ class Contestant:
 
     def __init__(self) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()
-        # The same feeder, even if it is found only because of the current folder.
-        root = os.path.dirname(os.path.dirname(os.path.abspath(feeder.__file__)))
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        code = "from feeder.tools.bench.contestant import main\nsys.path[:] = path\nsys.exit(main())"
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "feeder.tools.bench.contestant"],
+            child_python(code),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
 
     def __enter__(self) -> Contestant:

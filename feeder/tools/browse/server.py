@@ -45,7 +45,7 @@ _POLICY = (
 )
 _HEADERS = {
     "Content-Security-Policy": _POLICY + "; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with "no-referrer" a browser sends no Origin with its own pages' forms
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -98,6 +98,13 @@ def make_app(
     return app
 
 
+def _is_own(request: Request) -> bool:
+    """Returns True unless a browser says that a page of another site, or of another port, has sent the request."""
+    origin = request.headers.get("origin")
+    by_origin = origin is None or origin.partition("://")[2].lower() == request.headers.get("host", "").lower()
+    return by_origin and request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+
 class _Guard(BaseHTTPMiddleware):
     """Lets in who may, and adds the headers of Note [Whom the page is for]."""
 
@@ -108,7 +115,7 @@ class _Guard(BaseHTTPMiddleware):
     async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         if not self._hosts.has(request.headers.get("host", "")):
             return HTMLResponse("<!doctype html><title>feeder</title><p>This server has another name.", 400, _HEADERS)
-        if request.method == "POST" and request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        if request.method == "POST" and not _is_own(request):
             return HTMLResponse(
                 "<!doctype html><title>feeder</title><p>Only its own pages may ask for that.", 403, _HEADERS
             )

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from feeder.errors import BackendError
+from feeder.system.child_python import child_python
 from feeder.system.text import count
 from feeder.tools.doctor.finding import WAITS, Finding
 from feeder.tools.instrument.own_line import own_line
@@ -103,15 +104,16 @@ def find_waits(
         SourceError: if there is no such script, or it is not Python.
     """
     from feeder.tools.instrument.hooks import LoaderHooks
-    from feeder.tools.instrument.launch import run_script, show
+    from feeder.tools.instrument.launch import read_script, run_script, show
 
     if enable is None:
         _need_gpu()
+    read = read_script(script)
     collector = WaitCollector(enable or _debug_mode)
     folder = tempfile.mkdtemp(prefix="feeder-doctor-")
     try:
         LoaderHooks(folder, collector.on_batch).install()
-        code, error = run_script(script, arguments)
+        code, error = run_script(read, arguments)
         sys.stdout.flush()
         if error is not None:
             show(error)
@@ -143,9 +145,9 @@ def _need_gpu() -> None:
     import subprocess
 
     # In another process: the script may set things before CUDA starts.
-    code = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 1)"
+    code = "import torch; sys.exit(0 if torch.cuda.is_available() else 1)"
     has_torch = importlib.util.find_spec("torch") is not None
-    if not has_torch or subprocess.run([sys.executable, "-c", code], check=False).returncode != 0:
+    if not has_torch or subprocess.run(child_python(code), check=False).returncode != 0:
         raise BackendError(
             "--run needs a CUDA device and torch finds none, so the script was not run; feeder doctor SCRIPT reads it "
             "without a GPU"

@@ -10,34 +10,40 @@ import builtins
 import os
 import sys
 from collections.abc import Sequence
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 
 from feeder.errors import SourceError
 from feeder.tools.commands.common import EXIT_INTERRUPTED
 
-__all__ = ["run_script", "show"]
+__all__ = ["read_script", "run_script", "show"]
 
 
-def run_script(path: str, arguments: Sequence[str]) -> tuple[int, BaseException | None]:
-    """Runs a script in this process.
-
-    Args:
-        path: The script.
-        arguments: The script's arguments.
-
-    Returns:
-        The exit code that Python would end with, and the uncaught exception, which is not printed yet.
+def read_script(path: str) -> CodeType:
+    """Returns a script's code.
 
     Raises:
         SourceError: if there is no such script, or it is not Python.
     """
     try:
         with open(path, "rb") as file:
-            code = compile(file.read(), path, "exec", dont_inherit=True)
+            return compile(file.read(), path, "exec", dont_inherit=True)
     except OSError as error:
         raise SourceError(f"can't read the script {path}: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
         raise SourceError(f"{path} is not valid Python: {error}") from None
+
+
+def run_script(code: CodeType, arguments: Sequence[str]) -> tuple[int, BaseException | None]:
+    """Runs a script in this process.
+
+    Args:
+        code: The script's code.
+        arguments: The script's arguments.
+
+    Returns:
+        The exit code that Python would end with, and the uncaught exception, which is not printed yet.
+    """
+    path = code.co_filename
     module = ModuleType("__main__")
     module.__file__ = path
     module.__dict__["__builtins__"] = builtins

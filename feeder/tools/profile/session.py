@@ -17,7 +17,7 @@ from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
 from feeder.tools.instrument.hooks import LoaderHooks
-from feeder.tools.instrument.launch import run_script, show
+from feeder.tools.instrument.launch import read_script, run_script, show
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.profile.sampler import Sampler
 from feeder.tools.profile.trace import StepTrace
@@ -65,6 +65,7 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
     assert out is not None
     for path in filter(None, (out, trace)):
         check_writable(path)
+    read = read_script(script)
     nvml = open_nvml()
     folder = tempfile.mkdtemp(prefix="feeder-profile-")
     steps = StepTrace(options.trace_steps) if trace is not None else None
@@ -74,7 +75,7 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
         meter.install()
         meter_children(folder)
         sampler.start()
-        code, error = run_script(script, arguments)
+        code, error = run_script(read, arguments)
         if steps is not None:
             steps.stop()
         sys.stdout.flush()

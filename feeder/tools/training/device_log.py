@@ -63,7 +63,7 @@ class DeviceLog:
         self._dtypes: dict[str, torch.dtype] = {}
         self._steps: list[int] = []
         self._rows: list[dict[str, Value]] = []
-        self._ring = torch.empty(0, dtype=torch.uint8)
+        self._ring = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._columns: dict[str, torch.Tensor] = {}
         self._on_the_way: collections.deque[_Interval] = collections.deque()
         self._spare: list[torch.Tensor] = []
@@ -161,7 +161,8 @@ class DeviceLog:
         while self._on_the_way and (not on_gpu or self._on_the_way[0].done.query()):
             self._hand_over(self._on_the_way.popleft())
         if not self._spare:
-            self._spare.append(torch.empty(len(self._ring), dtype=torch.uint8, pin_memory=on_gpu))
+            spare = torch.empty(len(self._ring), dtype=torch.uint8, device="cpu", pin_memory=on_gpu)
+            self._spare.append(spare)
         fetched = self._spare.pop()
         fetched.copy_(self._ring, non_blocking=True)
         self._copied = torch.cuda.current_stream(self._ring.device).record_event() if on_gpu else None

@@ -58,6 +58,24 @@ def test_slots_are_page_locked_by_the_gpu_that_they_are_for(monkeypatch: pytest.
     assert locked == [1]
 
 
+def test_slots_that_could_not_be_page_locked_are_not_used(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked: list[int] = []
+
+    def lock(slots: Slots) -> None:
+        locked.append(slots.slots)
+        if len(locked) == 1:
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("feeder.loader.fast.setup.slot_guard", lambda device: CudaGuard(torch.device("cuda", 0)))
+    monkeypatch.setattr(CudaGuard, "record", lambda guard: [])
+    monkeypatch.setattr("feeder.loader.fast.engine.page_lock", lock)
+    loader = DataLoader(_dataset(shards), batch_size=25, num_workers=1)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        next(iter(loader))
+    next(iter(loader))
+    assert len(locked) == 2
+
+
 def test_memory_stays_page_locked_until_the_copies_that_read_it_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     asked = iter([False, False, True])

@@ -18,8 +18,10 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
+from tests.support import ROOT
 from tests.support.processes import wait_until
 from tests.support.rogue_readers import WideReader, rogue_dataset
+from tests.support.warm_python import run_warm
 
 RECIPE = RandomResizedCrop(16)
 
@@ -119,6 +121,21 @@ def test_a_function_that_can_not_be_sent_to_a_worker_is_an_error_with_the_way_ou
     )
     with pytest.raises(ArgumentError, match=r"'forkserver' can't be sent .* top level of a module"):
         iter(loader)
+
+
+def test_a_server_of_workers_that_can_not_start_is_an_error_at_once(shards: Path) -> None:
+    code = (
+        "import sys, feeder\n"
+        "dataset = feeder.ShardDataset(sys.argv[1], feeder.transforms.RandomResizedCrop(8))\n"
+        "sys.executable = '/bin/false'\n"
+        "try:\n"
+        "    next(iter(feeder.DataLoader(dataset, 4, num_workers=2)))\n"
+        "except feeder.WorkerError as error:\n"
+        "    print(error)\n"
+    )
+    done = run_warm(["-c", code, str(shards)], capture_output=True, text=True, cwd=ROOT)
+    told = "start: exit code 1; the process that starts workers has ended before it started one"
+    assert told in done.stdout, done.stdout + done.stderr
 
 
 def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:

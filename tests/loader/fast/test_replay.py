@@ -286,6 +286,7 @@ _TORCHS: dict[str, Callable[[torch.Generator | None], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize("kind", _TORCHS)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from feeder import transforms as T
 from feeder.errors import ArgumentError
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
-from tests.support.images import make_tree
+from tests.support.images import encode, make_tree, pixels
 
 RECIPE = T.Compose([T.RandomResizedCrop(8), T.RandomHorizontalFlip(), T.ToDtype("float32", scale=True)])
 
@@ -101,6 +104,103 @@ def test_batches_in_buckets_come_again_after_a_resume(tree: Path, tmp_path: Path
     other.load_state_dict(run.state_dict())
     batches += list(other)
     check(other, 0, batches)
+
+
+BUCKETS = feeder.Buckets(sizes=[(8, 8), (8, 12), (12, 8)])
+SKIPS = [[], [1, 2, 3], [7, 30]]
+ORDERS: dict[str, dict[str, Any]] = {
+    "full": {"shuffle": True},
+    "stored": {"shuffle": False},
+    "window": {"shuffle": feeder.Window(8)},
+    "lanes": {"shuffle": feeder.Lanes()},
+    "buckets": {"shuffle": True, "buckets": BUCKETS},
+    "stored buckets": {"shuffle": False, "buckets": BUCKETS},
+    "aspect": {"shuffle": True, "pad": feeder.PadToBatch(group_by_aspect=True)},
+}
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of 41 images of three shapes."""
+    root = tmp_path_factory.mktemp("turned")
+    for number in range(41):
+        image = encode(pixels(number, *[(8, 8), (8, 12), (12, 8)][number % 3]), "png")
+        (root / f"images/{number % 2}").mkdir(parents=True, exist_ok=True)
+        (root / f"images/{number % 2}/{number}.png").write_bytes(image)
+    shard(str(root / "images"), str(root / "set"), ShardOptions(samples_per_shard=6))
+    return root / "set"
+
+
+class History:
+    """A run of random segments, each from an earlier state on, with what each batch had.
+
+    Attributes:
+        seen: Of each epoch the rank and the samples of each batch, as the run has them now.
+        whole: The epochs that have come to their end.
+    """
+
+    def __init__(self, folder: Path, kind: str, seed: int) -> None:
+        self.chance, self.folder, self.kind = random.Random(seed), folder, kind
+        self.seen: dict[int, list[tuple[int, list[int]]]] = {}
+        self.whole: set[int] = set()
+        self.run, self.states = self.make(None), list[Any]()
+
+    def make(self, state: Any) -> feeder.DataLoader:
+        chance, options = self.chance, dict(ORDERS[self.kind])
+        world_size = chance.choice([1, 1, 2, 3])
+        recipe = None if self.kind == "aspect" else T.RandomResizedCrop(T.BUCKET if "buckets" in options else 8)
+        data = feeder.ShardDataset(self.folder, recipe, fields=["index"])
+        options |= {"batch_size": chance.choice([1, 2, 4, 5]), "drop_last": chance.random() < 0.2}
+        options |= {"skip": chance.choice([None, None, *SKIPS])}
+        run = feeder.DataLoader(data, seed=3, rank=chance.randrange(world_size), world_size=world_size, **options)
+        if state is not None:
+            run.load_state_dict(json.loads(json.dumps(state)))
+        return run
+
+    def go_on(self) -> None:
+        """Takes some of an epoch's batches, or all that are left, after what a script may do in between."""
+        chance, run = self.chance, self.run
+        if chance.random() < 0.2:
+            run.set_epoch(chance.randrange(4))
+        if chance.random() < 0.2:
+            run.skip = chance.choice(SKIPS)
+        if chance.random() < 0.2 and self.states:
+            state, self.seen, self.whole = copy.deepcopy(chance.choice(self.states))
+            run = self.run = self.make(state)
+        state = run.state_dict()
+        epoch, begins = state["epoch"], state["consumed"] == 0
+        for later in [each for each in self.seen if each > epoch or (each == epoch and begins)]:
+            del self.seen[later]
+            self.whole.discard(later)
+        batches = self.seen.setdefault(epoch, [])
+        most = chance.choice([0, 1, 2, 3, 99, 99])
+        iterator = iter(run)
+        for batch in itertools.islice(iterator, most):
+            batches.append((run.rank or 0, batch[-1].tolist()))
+        if most == 99:
+            self.whole.add(epoch)
+        state = run.state_dict()
+        self.states.append(copy.deepcopy((state, self.seen, self.whole)))
+        if chance.random() < 0.7 or most != 99:
+            self.run = self.make(state)
+
+    def check(self) -> None:
+        for epoch, batches in self.seen.items():
+            if not batches:
+                continue
+            steps = self.run.steps_of(epoch)
+            assert steps == len(batches) if epoch in self.whole else steps >= len(batches)
+            for step, (rank, ids) in enumerate(batches):
+                assert self.run.samples_of(epoch, step, rank=rank).ids.tolist() == ids, (epoch, step)
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_the_batches_of_any_history_are_known(turned: Path, kind: str) -> None:
+    for seed in range(20):
+        history = History(turned, kind, seed)
+        for _ in range(8):
+            history.go_on()
+        history.check()
 
 
 def test_a_replay_leaves_the_iteration_as_it_is(tree: Path) -> None:

@@ -18,6 +18,7 @@ from feeder.loader.fast.service_directory import Directory, socket_name
 from feeder.loader.fast.service_options import ServiceOptions
 from feeder.service import finder
 from feeder.service.finder import Relays
+from feeder.system.child_python import child_python
 from tests.support.clock import Clock
 from tests.support.processes import wait_until
 
@@ -86,7 +87,8 @@ def test_all_relays_of_a_service_are_told_by_one_helper(relays: Relays) -> None:
 
 
 def test_the_name_of_a_helper_is_there_once(relays: Relays) -> None:
-    command = [sys.executable, "-m", "feeder.service.finder", "service", "10.0.0.1:1", socket_name(OPTIONS)]
+    code = "from feeder.service.finder import main; main(*sys.argv[1:])"
+    command = child_python(code, "service", "10.0.0.1:1", socket_name(OPTIONS))
     assert os.spawnv(os.P_WAIT, sys.executable, command) == 0  # another helper ends at once
     assert socket_name(ServiceOptions("other@10.0.0.1:1")) != socket_name(OPTIONS)
 

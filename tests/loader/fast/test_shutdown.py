@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,10 @@ from feeder.loader.dataloader import DataLoader
 from tests.support import ROOT
 from tests.support.processes import all_ended
 from tests.support.rogue_readers import rogue_dataset
+from tests.support.warm_python import run_warm
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("how", ["close", "break", "del", "raise", "end"])
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("context", [None, "fork"])
@@ -76,13 +76,10 @@ def _run_trainer(shards: Path, deed: str, options: str, then: str) -> tuple[list
     """Runs a trainer to its end, and waits until all who inherited its output have ended; the workers' ids, and what
     it wrote to stderr."""
     code = _TRAINER.format(root=str(ROOT), shards=str(shards), sample=21, deed=deed, options=options, then=then)
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as trainer:
-        out, err = trainer.communicate(timeout=250)
-    pids = [int(pid) for pid in out.split()]
-    assert len(pids) >= 2, err
-    return pids, err
+    ended = run_warm(["-c", code], capture_output=True, text=True)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert len(pids) >= 2, ended.stderr
+    return pids, ended.stderr
 
 
 @pytest.mark.parametrize(
@@ -160,7 +157,7 @@ if __name__ == "__main__":
     found = batches()
     next(found)
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = run_warm(["-c", code], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
 
 

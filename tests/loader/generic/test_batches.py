@@ -18,8 +18,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.loader.dataloader import DataLoader
+from tests.support import ROOT
 from tests.support.processes import wait_until
 from tests.support.torch_datasets import Tensors, as_it_is, as_lists
+from tests.support.warm_python import run_warm
 
 _TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 
@@ -77,6 +79,24 @@ def test_batches_arrive_where_torchs_shared_memory_is_too_small(collate: Any) ->
 
     for batch, other in zip(batches(worker_init_fn=_write_no_files), batches(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch, other, strict=True))
+
+
+_IN_A_DEEP_FOLDER = """
+import sys
+import feeder
+from tests.support.torch_datasets import Tensors
+for context in ("fork", "forkserver"):
+    loader = feeder.DataLoader(Tensors(), batch_size=4, num_workers=1, multiprocessing_context=context)
+    print(len([labels for _, labels in loader]))
+"""
+
+
+def test_the_path_of_the_temporary_folder_may_be_long(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 170)
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    done = run_warm(["-c", _IN_A_DEEP_FOLDER], env=environment, capture_output=True, text=True)
+    assert done.stdout == "10\n10\n", done.stderr
 
 
 def test_held_batches_never_change() -> None:

@@ -98,10 +98,11 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
 
 def test_worker_that_is_stopped_while_its_tensors_are_fetched_is_replaced(tmp_path: Path) -> None:
     dataset = Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
-    loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, hang_timeout_s=0.5)
+    loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, hang_timeout_s=3600)
     iterator = iter(loader)
     (process,) = iterator._workers
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # with the first batch sent, but no slots yet
+    iterator._processes.hang_timeout_s = 0.5
     assert [labels.tolist() for _, labels in iterator] == [[*range(k, k + 4)] for k in range(0, 16, 4)]
     (event,) = loader.stats()["replaced_workers"]
     assert "silent for more than 0.5 s" in event["cause"]

@@ -6,8 +6,6 @@ import collections
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import torch
 from feeder.loader.dataloader import DataLoader
 from tests.support.processes import all_ended
 from tests.support.torch_datasets import Stream, Tensors
+from tests.support.warm_python import run_warm
 
 
 def test_an_iterator_whose_workers_were_ended_is_over() -> None:
@@ -86,7 +85,7 @@ print(*(worker.pid for worker in iterator._workers), flush=True)
 def test_workers_end_with_the_trainer_in_the_middle_of_a_batch(persistent: bool, then: str) -> None:
     code = _TRAINER.format(persistent=persistent, then=then)
     # The pipe's other end is open in the workers too: it closes when the last of them has ended.
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    done = run_warm(["-c", code], capture_output=True, text=True)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2, done.stderr
     assert all_ended(pids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -69,6 +70,82 @@ def test_iterable_dataset_without_state_is_counted_off() -> None:
         resumed = DataLoader(Stream(), batch_size=3, num_workers=workers)
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == rest
+
+
+class _Foreign:
+    """Methods of the protocols' names that are another's, as litdata's and MosaicML's, or None."""
+
+    def state_dict(self, num_samples_yielded: int, num_workers: int, batch_size: int) -> dict[str, Any]:
+        raise AssertionError
+
+    load_state_dict = None
+
+    def set_epoch(self, epoch: int, shuffle: bool) -> None:
+        raise AssertionError
+
+
+class _ForeignStream(_Foreign, torch.utils.data.IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return _ForeignIterator(24)
+
+
+class _ForeignIterator(_Foreign):
+    load_state_dict: Any = _Foreign.state_dict
+
+    def __init__(self, size: int) -> None:
+        self._numbers = iter(range(size))
+
+    def __iter__(self) -> _ForeignIterator:
+        return self
+
+    def __next__(self) -> int:
+        return next(self._numbers)
+
+
+class _ForeignSampler(_Foreign, torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return _ForeignIterator(24)
+
+    def __len__(self) -> int:
+        return 24
+
+
+class _ForeignDataset(_Foreign, torch.utils.data.Dataset[int]):
+    state_dict: Any = None
+    __getitems__ = None
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __len__(self) -> int:
+        return 24
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "given",
+    [
+        (_ForeignStream(), {}),
+        (_ForeignDataset(), {}),
+        (_ForeignDataset(), {"sampler": _ForeignSampler()}),
+        (_ForeignDataset(), {"batch_sampler": torch.utils.data.BatchSampler(_ForeignSampler(), 3, False)}),
+    ],
+    ids=["iterable", "dataset", "sampler", "batch sampler"],
+)
+def test_methods_of_other_protocols_are_left_alone(given: tuple[Any, dict[str, Any]], workers: int) -> None:
+    dataset, options = given
+    options = {"num_workers": workers} | ({} if "batch_sampler" in options else {"batch_size": 3}) | options
+    loader = DataLoader(dataset, **options)
+    loader.set_epoch(1)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    assert rest
+    resumed = DataLoader(dataset, **options)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == rest
 
 
 def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
