@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import multiprocessing
+import os
+import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from tests.support import ROOT
+from tests.support.pairwise import pairwise
 from tests.support.remote import bucket, fault_proxy, google, read, real_bucket, s3_server, tls_proxy
 
 __all__ = [
     "bucket",
     "fault_proxy",
+    "few_objects",
     "google",
     "hide_native",
     "one_torch_thread",
+    "own_folders",
     "read",
     "real_bucket",
     "s3_server",
@@ -41,11 +51,93 @@ with contextlib.suppress(ImportError):  # bench/gpu.sh does without
     settings.load_profile("feeder")
 
 
+# Files that take minutes come first, then the rooms whose files take longest, so that no runner of several is left with
+# a long one at the end. Those with a cluster of Ray's keep the cores busy: not more than two of them at once.
+_FIRST = (
+    *("scenarios/test_ray_examples", "service/test_ray", "remote/test_outage", "project/test_site", "shard/test_ray"),
+    *("kernels/test_cuda", "remote", "service", "scenarios", "loader/fast", "tools", "shard", "loader", "bench"),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="run every case of the products marked pairwise")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out cases of products, and sorts files so that runners end at about the same time."""
+    if not config.getoption("whole"):
+        left_out = _left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        return next((number for number, first in enumerate(_FIRST) if path.startswith(first)), len(_FIRST))
+
+    items.sort(key=place)
+
+
+def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Returns the cases of functions marked ``pairwise`` that have no pair of values which others have not."""
+    products: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("pairwise"):
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out: set[pytest.Item] = set()
+    for cases in products.values():
+        # Decorators that stand above each other give the same object for the same value.
+        values = [{name: id(value) for name, value in case.callspec.params.items()} for case in cases]
+        chosen = set(pairwise(values))
+        left_out.update(case for number, case in enumerate(cases) if number not in chosen)
+    return left_out
+
+
+def _remove_own_folder(pid: int) -> None:
+    if os.getpid() == pid:  # and no child that ends as Python does
+        shutil.rmtree(_OWN_FOLDER, ignore_errors=True)
+
+
+# Registered before multiprocessing's, and so called after it: that has files there until the end.
+_OWN_FOLDER = tempfile.mkdtemp(prefix="feeder-")
+atexit.register(_remove_own_folder, os.getpid())
+
+# What processes of a fork server would each import, at 1.5 s of CPU.
+multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "torch"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Gives each runner a home, caches and temporary files of its own, where other users may pass through."""
+    tmp_path_factory.getbasetemp()  # which stays where pytest keeps it for a while
+    with pytest.MonkeyPatch.context() as patch:
+        os.chmod(_OWN_FOLDER, 0o711)
+        for name in ("HOME", "TMPDIR"):
+            patch.setenv(name, os.path.join(_OWN_FOLDER, name.lower()))
+            os.mkdir(os.environ[name], 0o711)
+        patch.delenv("XDG_CACHE_HOME", raising=False)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
+_brought_back: list[str] = []
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails a run on a free-threaded Python if a module that it imported has brought the GIL back."""
     if sysconfig.get_config_var("Py_GIL_DISABLED") and sys._is_gil_enabled():  # type: ignore[attr-defined]
+        _brought_back.append("")
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["brought_back"] = bool(_brought_back)
+    elif _brought_back:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         print("\nfailed: a module that the tests have imported has brought the GIL back", file=sys.stderr)
+
+
+@pytest.hookimpl(optionalhook=True)  # bench/gpu.sh does without pytest-xdist
+def pytest_testnodedown(node: Any) -> None:
+    """Takes from a runner what it says of its GIL."""
+    if getattr(node, "workeroutput", {}).get("brought_back"):
+        _brought_back.append(node.gateway.id)
 
 
 @pytest.fixture
@@ -59,6 +151,15 @@ def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.delattr(feeder, "_native", raising=False)  # else the import would find it here
 
     return hide
+
+
+@pytest.fixture(scope="module")
+def few_objects() -> Iterator[None]:
+    """Garbage collections look at what a module's tests make: with torch and all tests each would take 0.3 s."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

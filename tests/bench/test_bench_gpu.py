@@ -293,11 +293,34 @@ def test_what_a_step_left_half_written_is_passed_over(tmp_path: Path) -> None:
     assert "half a character" in text
 
 
+def stand_in(folder: Path, answers: str = "", *, has_gpu: bool = False) -> Path:
+    """Writes a program that is Python to bench/gpu.sh, but says itself what torch, which takes long, would say.
+
+    Args:
+        folder: Where it is written.
+        answers: Further cases, of sh, of arguments that it does not hand on to Python.
+        has_gpu: True if it says that there is a GPU.
+    """
+    program = folder / "python"
+    program.write_text(
+        f"""#!/bin/sh
+case "$*" in
+{answers}
+*is_available*) exit {int(not has_gpu)} ;;
+*"import feeder, torch"* | *"feeder --version"*) exit 0 ;;
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_one_part_of_the_script_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "gpu-train.json").write_text(json.dumps({"skipped": "an earlier run's"}))
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path)]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "HOME": str(tmp_path)}
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(stand_in(tmp_path)), "HOME": str(tmp_path)}
     options: dict[str, Any] = {"capture_output": True, "text": True, "env": environment, "timeout": 200}
     done = subprocess.run([*script, "--only", "kernels,ladder"], **options)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -310,9 +333,7 @@ def test_one_part_of_the_script_without_a_gpu(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: signal.Signals) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$2" != bench.gpu.kernels ] || exec sleep 100\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
+    python = stand_in(tmp_path, "*bench.gpu.kernels*) exec sleep 100 ;;")
     (tmp_path / "gpu-train.json").write_text(json.dumps({"skipped": "an earlier run's"}))
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path), "--only", "kernels,train"]
     environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
@@ -451,22 +472,13 @@ def test_help_says_what_is_needed_and_what_to_run_in_30_minutes() -> None:
 
 
 def test_parity_is_looked_at_on_both_shard_sets_and_on_all_backends(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        """#!/bin/sh
-case "$*" in
-*is_available*) exit 0 ;;
-*triton_lacks*) echo "no gcc" >&2; exit 1 ;;
+    answers = """*triton_lacks*) echo "no gcc" >&2; exit 1 ;;
 *"feeder shard"*) exit 0 ;;
 *"feeder parity"*)
     echo "{\\"passed\\": true, \\"device\\": \\"$4 $6 $8 ${10}\\", \\"views_differing\\": 0, \\"targets\\":" \
         "{\\"mask_share\\": 0.001, \\"box_px\\": 1.2, \\"keypoints\\": 9, \\"keypoints_off\\": 0}}"
-    exit 0 ;;
-esac
-"""
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    exit 0 ;;"""
+    python = stand_in(tmp_path, answers, has_gpu=True)
     out = tmp_path / "a folder"
     (out / "data/images").mkdir(parents=True)
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "parity"]
@@ -509,8 +521,8 @@ first_batch(feed())
 
 
 def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> None:
+    stand_in(tmp_path, has_gpu=True)
     programs = {
-        "python": f'case "$*" in *is_available*) exit 0 ;; esac\nexec {sys.executable} "$@"',
         "df": "echo '- - - Available'; echo '- - - 64'",
         "compute-sanitizer": 'echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $@"; case "$*" in *racecheck*) exit 9 ;; esac',
     }
@@ -537,17 +549,9 @@ def test_kernels_are_run_under_every_tool_of_the_sanitizer(tmp_path: Path) -> No
 
 
 def test_tests_that_end_their_process_are_counted_as_an_error(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(
-        f"""#!/bin/sh
-case "$*" in
-*"-m pytest"*) exit 139 ;;
-*is_available* | *"feeder shard"* | *bench.gpu.cuda* | *triton_lacks*) exit 0 ;;
-esac
-exec {sys.executable} "$@"
-"""
-    )
-    python.chmod(0o755)
+    answers = """*"-m pytest"*) exit 139 ;;
+*"feeder shard"* | *bench.gpu.cuda* | *triton_lacks*) exit 0 ;;"""
+    python = stand_in(tmp_path, answers, has_gpu=True)
     out = tmp_path / "out"
     (out / "data/images").mkdir(parents=True)
     (out / "tests-cuda.json").write_text("an earlier run's")
@@ -587,15 +591,11 @@ def test_reports_of_other_programs_get_the_machine_once(tmp_path: Path, monkeypa
 
 @pytest.mark.slow
 def test_the_cuda_kernels_are_tested_and_then_timed(tmp_path: Path) -> None:
-    program = tmp_path / "python"
-    program.write_text(
-        f'#!/bin/sh\ncase "$*" in *is_available* | *"feeder shard"*) exit 0 ;; esac\nexec {sys.executable} "$@"\n'
-    )
-    program.chmod(0o755)
+    python = stand_in(tmp_path, '*"feeder shard"*) exit 0 ;;', has_gpu=True)
     out = tmp_path / "out"
     (out / "data/images").mkdir(parents=True)
     script = ["bash", str(ROOT / "bench/gpu.sh"), str(out), "--only", "cuda"]
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(program), "HOME": str(tmp_path)}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(python), "HOME": str(tmp_path)}
     subprocess.run(script, capture_output=True, text=True, env=environment, timeout=200)
     summed_up = (out / "summary.txt").read_text()
     assert "tests-cuda FAILED" not in summed_up

@@ -51,6 +51,7 @@ def loaded(out: Path, transform: Any, **options: Any) -> dict[int, torch.Tensor]
     return found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("mode", ["seekable", "keep"])
 @pytest.mark.parametrize("transform", [CROPS, NORMALIZED, FURTHER], ids=["crops", "normalized", "further"])
 @pytest.mark.parametrize("backend", ["cpu", "pillow", "dali"])

@@ -40,6 +40,7 @@ def assert_close(found: torch.Tensor, expected: Any, dtype: torch.dtype, using: 
     assert worst <= 1.0, f"{worst} of what is allowed"
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

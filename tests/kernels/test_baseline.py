@@ -43,6 +43,7 @@ def blocks_of(kind: str, count: int) -> tuple[npt.NDArray[np.int16], npt.NDArray
     return blocks.astype(np.int16), quant.astype(np.int16)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("corner", [False, True])
 @pytest.mark.parametrize("kind", ["photo", "noise", "extreme", "any bits", "first row"])
 def test_inverse_dct_is_libjpegs_to_the_bit(level: str, kind: str, corner: bool) -> None:
@@ -77,6 +78,7 @@ def test_pixels_are_libjpegs_to_the_bit(level: str, kind: str) -> None:
     np.testing.assert_array_equal(out[1], out[2])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("size", "interval"), [((90, 70), 2), ((256, 184), 16)])
 @pytest.mark.parametrize("sampling", ["4:4:4", "4:2:0"])
 @pytest.mark.parametrize("quality", [60, 95, 100])

@@ -169,6 +169,7 @@ def test_codes_of_all_lengths_have_libjpegs_samples(factors: tuple[int, ...]) ->
     assert taken > 5
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["4:4:4", "4:2:2", "4:2:0", "4:4:0", "4:1:1", "rgb", "gray"])
 def test_finished_images_are_those_of_the_cpu_kernels(kind: str, dtype: str) -> None:

@@ -32,6 +32,7 @@ def boxes(size: tuple[int, int], count: int, seed: int) -> list[tuple[int, int, 
     return found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", jpegs.SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("kind", CUTTABLE)
 def test_cut_has_the_pixels_of_the_whole(kind: str, size: tuple[int, int]) -> None:

@@ -63,6 +63,7 @@ def boxes_in(width: int, height: int) -> list[Box]:
     return found
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", [*jpegs.SIZES, (300, 200)], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("kind", jpegs.KINDS)
 def test_pixels_are_pillows(kind: str, size: tuple[int, int]) -> None:

@@ -67,6 +67,7 @@ def boxes_in(width: int, height: int) -> Sequence[Box]:
     return boxes
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", jpegs.SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("kind", SEQUENTIAL)
 def test_jpegs_come_back_to_the_byte(kind: str, size: tuple[int, int]) -> None:
@@ -197,6 +198,7 @@ def test_coefficients_beyond_any_patch_are_refused() -> None:
         native.pack(jpegs.jpeg("high quality"), codebook_id(flat), bytes(32))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("fidelity", ["fast", "exact"])
 @pytest.mark.parametrize("size", [(128, 96), (75, 43), (1, 40)], ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("kind", SEQUENTIAL)

@@ -248,6 +248,7 @@ def rounded_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint1
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("size", [(1, 1), (5, 3), (16, 16), (31, 17), (48, 4), (100, 35), (224, 10)])

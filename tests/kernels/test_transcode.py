@@ -21,6 +21,7 @@ def mcu_columns(data: bytes) -> int:
     return -(-width // (8 if components == 1 else 8 * (factors >> 4)))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("size", jpegs.SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
 @pytest.mark.parametrize("kind", jpegs.KINDS)
 def test_output_has_the_same_pixels_and_a_segment_grid(kind: str, size: tuple[int, int]) -> None:

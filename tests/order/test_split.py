@@ -22,6 +22,7 @@ def _epoch(samples: int, batch_size: int, world_size: int, drop_last: bool, star
     return [[s.positions(t).tolist() for s in splits] for t in range(len(splits[0]))]
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("samples", [0, 1, 2, 7, 12, 13, 24, 25])
 @pytest.mark.parametrize("batch_size", [1, 3, 4])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -43,6 +44,7 @@ def test_ranks_cover_every_position_with_equal_batches(samples: int, batch_size:
     assert flat == list(range(samples // (batch_size * world_size) * batch_size * world_size))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("samples", [1, 7, 12, 13, 24, 25])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("gaps", [None, Gaps(np.array([0, 5]), [])])

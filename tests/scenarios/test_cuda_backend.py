@@ -90,6 +90,7 @@ def epochs(
     return found, copied_epoch(DataLoader(dataset, backend="cpu", **options | {"num_workers": 0})), stats
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ["seekable", "packed", "keep"])
 @pytest.mark.parametrize("by_step", [False, True], ids=["in one call", "step by step"])

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from feeder.tools.cli import main
 from tests.support import ROOT
 from tests.support.gil import need
 from tests.support.images import encode
-from tests.support.ranks import TORCHRUN
+from tests.support.ranks import TORCHRUN, run_job
 
 
 @pytest.fixture(scope="module")
@@ -28,23 +29,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(20):
             pixels = rng.normal(40 + 80 * label, 12, (36, 48, 3)).clip(0, 255).astype(np.uint8)
             (folder / f"images/{label}/{i}.jpg").write_bytes(encode(Image.fromarray(pixels)))
-    _python(folder, "-m", "feeder", "shard", "images", "--out", "shards")
+    assert main(["shard", str(folder / "images"), "--out", str(folder / "shards"), "-q"]) == 0
     return folder / "shards"
 
 
-def _python(folder: Path, *arguments: str) -> str:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    # Several processes that each start a thread per core would only be in each other's way.
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def _example(folder: Path, name: str, shards: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
-    return _python(folder, *launcher, str(ROOT / "examples" / name), str(shards), *arguments)
+def _example(folder: Path, name: str, shards: Path, *arguments: str, ranks: int = 1) -> str:
+    return run_job(ROOT / "examples" / name, shards, *arguments, ranks=ranks, folder=folder)
 
 
 def test_load_epoch(shards: Path, tmp_path: Path) -> None:
@@ -76,7 +66,7 @@ def test_accelerate_goes_on_with_another_number_of_processes(shards: Path, tmp_p
     options = ("--size", "32", "--epochs", "2", "--checkpoint", "state.pt")
     (tmp_path / "state.pt.unfinished").write_bytes(b"of a run that was killed")
     broken = ("--batch-size", "8", "--max-steps", "2")
-    assert _example(tmp_path, "accelerate_loop.py", shards, *options, *broken, launcher=TORCHRUN) == ""
+    assert _example(tmp_path, "accelerate_loop.py", shards, *options, *broken, ranks=2) == ""
     out = _example(tmp_path, "accelerate_loop.py", shards, *options, "--batch-size", "4")
     # 32 of 60 samples are seen, so 7 batches of 4 are left of this epoch; the next has 15.
     found = re.search(r"epochs 2, steps 24, loss (\d+\.\d+)$", out, re.M)
@@ -100,7 +90,9 @@ def test_timm_style_learns(shards: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_torchrun_ddp(shards: Path, tmp_path: Path) -> None:
     options = ("--size", "32", "--batch-size", "8", "--epochs", "3")
-    out = _example(tmp_path, "torchrun_ddp.py", shards, *options, launcher=TORCHRUN)
+    command = [sys.executable, *TORCHRUN, str(ROOT / "examples/torchrun_ddp.py"), str(shards), *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    out = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^epoch \d: (\d+) samples, loss (\d+\.\d+)$", out, re.M)
     assert [int(samples) for samples, _ in found] == [60, 60, 60]
     assert float(found[-1][1]) < float(found[0][1])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.loader_data import write_shards
+from tests.support.warm_python import run_warm
 
 SHARDS = """
 import os, sys, torch
@@ -51,8 +50,8 @@ print("parent", bad, "child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 def run(script: str, path: Path, kind: str) -> tuple[str, str]:
     """Returns stdout and stderr of a process that runs the script."""
     # torch warns where there are fewer cores than workers.
-    command = [sys.executable, "-W", "ignore:This DataLoader will create", "-c", script, str(path), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    arguments = ["-W", "ignore:This DataLoader will create", "-c", script, path, kind]
+    done = run_warm(arguments, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
 

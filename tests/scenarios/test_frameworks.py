@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +16,9 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
-from tests.support import ROOT
 from tests.support.loader_data import write_shards
+from tests.support.ranks import run_job
+from tests.support.warm_python import run_warm
 
 _SIZE = 50
 
@@ -197,8 +196,7 @@ def test_lightning_on_two_processes(shards: Path, tmp_path: Path) -> None:
         folder.mkdir()
     arguments = json.dumps([str(shards), [(str(folder), *rest) for folder, *rest in cases]])
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", _LIGHTNING_RANKS, arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, check=False)
+    done = run_warm(["-c", _LIGHTNING_RANKS, arguments], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     for folder, kind, inject in cases:
         ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
@@ -358,17 +356,7 @@ def test_accelerate_on_two_processes(shards: Path, tmp_path: Path) -> None:
     """Whoever splits, each sample is counted once: Accelerate, torch's DistributedSampler, or the loader."""
     pytest.importorskip("accelerate")
     (tmp_path / "ranks.py").write_text(_ACCELERATE_RANKS)
-    root = ROOT
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, str(root / "tests/support/whole_exit.py"), str(tmp_path / "ranks.py"), str(shards), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_job(tmp_path / "ranks.py", shards, tmp_path, ranks=2)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     ways = ("own", "prepared", "sampler")
     split = [f"{kind} {way}" for kind in ("shards", "derived") for way in ways]
@@ -463,7 +451,6 @@ def test_transformers_trainer_resumes_in_the_middle_of_an_epoch(shards: Path, tm
             num_train_epochs=3,
             per_device_train_batch_size=8,
             save_steps=10,
-            ignore_data_skip=True,
             report_to=[],
             use_cpu=True,
             disable_tqdm=True,

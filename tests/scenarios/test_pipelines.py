@@ -68,12 +68,19 @@ def test_torchdata() -> None:
     assert torch.equal(batch, expected(*IMAGES))
 
 
-def test_hugging_face_datasets() -> None:
+@pytest.mark.parametrize("form", ["bytes", "path"])
+def test_hugging_face_datasets(form: str, tmp_path: Path) -> None:
+    """With the bytes in the table, and with paths, as those of folders are."""
     datasets = pytest.importorskip("datasets")
-    columns = {"id": list(IMAGES), "image": [{"bytes": data, "path": None} for data in IMAGES.values()]}
+    images: list[dict[str, Any]] = []
+    for key, data in IMAGES.items():
+        (tmp_path / f"{key}.jpg").write_bytes(data)
+        path = str(tmp_path / f"{key}.jpg")
+        images.append({"bytes": data, "path": None} if form == "bytes" else {"bytes": None, "path": path})
+    columns = {"id": list(IMAGES), "image": images}
     features = datasets.Features({"id": datasets.Value("string"), "image": datasets.Image()})
     source = datasets.Dataset.from_dict(columns, features)
-    dataset = run("with_transform", datasets=datasets, dataset=source)["dataset"]
+    dataset = run("with_transform", datasets=datasets, dataset=source, Path=Path)["dataset"]
     assert torch.equal(torch.stack(list(dataset[2:5]["image"])), expected("002", "003", "004"))
     assert torch.equal(dataset[7]["image"], expected("007")[0])
     loader = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1)

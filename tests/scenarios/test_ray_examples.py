@@ -26,6 +26,7 @@ from tests.support.documents import block, run_shell, smaller
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.train_example import load
+from tests.support.warm_python import run_warm
 
 data = train_example.data
 
@@ -58,6 +59,41 @@ def killed(config):
 setattr(example, function, killed)
 example.main()
 """
+
+
+# Trains by an example's function as Ray would, in one process, and prints what was reported.
+_WITHOUT_RAY = """
+import importlib, json, shutil, sys
+import ray.train.torch
+from ray import train, tune
+from torch import distributed
+script, function, folder, configs = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+example, results = importlib.import_module(script), []
+distributed.init_process_group("gloo", f"file://{folder}/store", rank=0, world_size=1)
+train.torch.get_device, train.torch.prepare_model = lambda: example.torch.device("cpu"), lambda model: model
+for module in (train, tune):
+    module.get_checkpoint = lambda: None
+    module.Checkpoint.from_directory = staticmethod(lambda path: shutil.copytree(path, folder, dirs_exist_ok=True))
+    module.report = lambda metrics, checkpoint: results[-1].append(metrics)
+for config in configs:
+    results.append([])
+    getattr(example, function)(config)
+print(json.dumps(results))
+distributed.destroy_process_group()
+"""
+
+
+def without_ray(script: str, function: str, folder: Path, configs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Trains by an example's function without Ray, and returns what it reports for each configuration.
+
+    The folder gets the files of its last checkpoint.
+    """
+    command = ["-c", _WITHOUT_RAY, script, function, folder, json.dumps(configs)]
+    env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
+    done = run_warm(command, trains=True, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reported: list[list[dict[str, Any]]] = json.loads(done.stdout)
+    return reported
 
 
 @pytest.fixture(scope="module")
@@ -126,28 +162,24 @@ def service(data: list[str], cluster: RayCluster) -> None:
 def test_training_goes_on_exactly_after_a_worker_is_killed(
     data: list[str], cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """With the service, and without."""
+    """With the service; the run that it is compared with is of one process without it."""
     install, command = commands("ray_train.py", data, tmp_path / "runs")
     run_shell(install, tmp_path)
     options = ["--address", cluster.address, *SMALL, "--checkpoint-every", "4"]
-    marks = [tmp_path / "mark", tmp_path / "mark-alone"]
-    runs = []
-    for name, line, killed in (
-        ("whole", command, None),
-        ("killed", command, ("train", marks[0], 7)),
-        ("killed-alone", without_service(command), ("train", marks[1], 7)),
-    ):
-        out = run(line, *options, "--name", name, killed=killed)
-        (told,) = re.findall(r"^epochs 2, steps 18, loss \d+\.\d+$", out, re.M)
-        (folder,) = re.findall(r"^checkpoint (.*)$", out, re.M)
-        runs.append((told, load(Path(folder) / "state.pt")))
-    assert all(mark.exists() for mark in marks)
-    (told, state), *of_killed = runs
-    for told_killed, state_killed in of_killed:
-        assert told_killed == told
-        assert state_killed["loader"] == state["loader"]
-        for name, tensor in state["model"].items():
-            assert torch.equal(state_killed["model"][name], tensor)
+    out = run(command, *options, killed=("train", tmp_path / "mark", 7))
+    assert (tmp_path / "mark").exists()
+    (steps, loss) = re.findall(r"^epochs 2, steps (\d+), loss (\d+\.\d+)$", out, re.M)[0]
+    (folder,) = re.findall(r"^checkpoint (.*)$", out, re.M)
+    config = {"dir": data[0], "epochs": 2, "batch_size": 20, "size": 24, "checkpoint_every": 4}
+    whole = without_ray("ray_train", "train", tmp_path, [config | {"loader_workers": 0, "service": None}])[0][-1]
+    assert int(steps) == whole["step"]
+    assert float(loss) == pytest.approx(whole["loss"], abs=1e-5)
+    found, expected = load(Path(folder) / "state.pt"), load(tmp_path / "state.pt")
+    for state in (found, expected):
+        (span,) = state["loader"].pop("spans")
+        assert span["batch_size"] * span["world_size"] == 20
+    assert found["loader"] == expected["loader"]
+    torch.testing.assert_close(found["model"], expected["model"], rtol=0, atol=1e-5)
 
 
 def served(cluster: RayCluster) -> dict[str, Any]:
@@ -159,9 +191,26 @@ def served(cluster: RayCluster) -> dict[str, Any]:
     return found
 
 
-def table(out: Path) -> list[dict[str, str]]:
-    with open(out / "trials.csv", newline="") as file:
-        return list(csv.DictReader(file))
+def check_results(search: Path, folder: Path) -> list[dict[str, Any]]:
+    """Fails unless the table of a search has three trials, with results of training without Ray and without a service.
+
+    ASHA stops trials by those that came before, and a trial that went on has no earlier epochs in Ray's file.
+
+    Returns:
+        The configurations of the trials.
+    """
+    with open(search / "trials.csv", newline="") as file:
+        rows = {row["lr"]: row for row in csv.DictReader(file)}
+    trials = [[json.loads(line) for line in path.read_text().splitlines()] for path in search.glob("*/result.json")]
+    configs = [trial[0]["config"] for trial in trials if trial]
+    assert {(lr, row["width"]) for lr, row in rows.items()} == {
+        (str(each["lr"]), str(each["width"])) for each in configs
+    }
+    assert len(rows) == 3
+    alone = [each | {"args": each["args"] | {"service": None, "service_only": False}} for each in configs]
+    for trial, epochs in zip(filter(None, trials), without_ray("ray_tune", "trial", folder, alone), strict=True):
+        assert all(epochs[result["epoch"] - 1].items() <= result.items() for result in trial)
+    return configs
 
 
 @pytest.mark.usefixtures("service")
@@ -170,41 +219,20 @@ def test_a_search_over_a_service_has_the_results_of_one_without(
     data: list[str], cluster: RayCluster, tmp_path: Path, order: list[str]
 ) -> None:
     """One of the trials dies, and goes on from its checkpoint. The service makes all that trials read."""
-    install, _, command = commands("ray_tune.py", data, tmp_path / "runs")
+    install, _, command = commands("ray_tune.py", data, tmp_path)
     run_shell(install, tmp_path)
-    alone = without_service(command)
-    options = ["--address", cluster.address, *SMALL, *order, "--at-once", "2"]
+    options = ["--address", cluster.address, *SMALL, *order, "--at-once", "2", "--service-only"]
     mark, idle = tmp_path / "mark", served(cluster)
-    out = run(command, *options, "--name", "with", "--service-only", killed=("trial", mark, 12))
+    out = run(command, *options, killed=("trial", mark, 12))
     assert mark.exists()
     after = served(cluster)
     jobs = [job for name, job in after["jobs"].items() if name not in idle["jobs"]]
     assert len([job for job in jobs if job["parts"]]) >= 3
     if not order:  # more than the trial that went on has asked for a second time
         assert after["shared"] - idle["shared"] > EPOCH_PARTS
-    run(alone, *options, "--name", "without")
-    found, expected = (
-        {
-            row["lr"]: (row["width"], results(tmp_path / "runs" / name, row["lr"]))
-            for row in table(tmp_path / "runs" / name)
-        }
-        for name in ("with", "without")
-    )
-    assert len(found) == 3
-    assert found.keys() == expected.keys()
-    compared = 0
-    for lr, (width, epochs) in found.items():
-        assert width == expected[lr][0]
-        assert lr[:5] in out
-        # ASHA stops trials by those that came before. A trial that went on has no earlier epochs in Ray's file, so that
-        # it has none in common with one that was stopped before them.
-        common = epochs.keys() & expected[lr][1].keys()
-        assert all(epochs[epoch] == expected[lr][1][epoch] for epoch in common)
-        compared += bool(common)
-    assert compared >= 2
-    before = table(tmp_path / "runs/without")
-    run(alone, *options, "--name", "without")
-    assert table(tmp_path / "runs/without") == before  # of trials that are finished already
+    configs = check_results(tmp_path / "ray-tune", tmp_path)
+    assert all(str(config["lr"])[:5] in out for config in configs)
+    assert len({config["order"] for config in configs}) == (3 if order else 1)
 
 
 def test_a_search_goes_on_after_its_driver_is_killed(
@@ -213,12 +241,11 @@ def test_a_search_goes_on_after_its_driver_is_killed(
     """By the same command; one with other options is refused. Where a kill left Ray's state torn, it begins again."""
     drop_torn_states = runpy.run_path(str(ROOT / "examples/ray_tune.py"))["drop_torn_states"]
     _, _, command = commands("ray_tune.py", data, tmp_path / "runs")
-    options = ["--address", cluster.address, *SMALL, "--at-once", "1", "--name"]
-    alone = without_service(command)
-    _, *arguments = shlex.split(alone)
+    _, *arguments = shlex.split(without_service(command))
+    arguments += ["--address", cluster.address, *SMALL, "--at-once", "1", "--name", "killed"]
     env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     folder, torn = tmp_path / "runs" / "killed", tmp_path / "runs" / "torn"
-    with subprocess.Popen([sys.executable, *arguments, *options, "killed"], env=env, cwd=ROOT) as driver:
+    with subprocess.Popen([sys.executable, *arguments], env=env, cwd=ROOT) as driver:
         wait_until(lambda: any(path.read_text() for path in folder.glob("*/result.json")))
         while True:
             driver.send_signal(signal.SIGSTOP)
@@ -230,41 +257,28 @@ def test_a_search_goes_on_after_its_driver_is_killed(
             driver.send_signal(signal.SIGCONT)
         driver.kill()
     assert not (folder / "trials.csv").exists()
-    changed = [sys.executable, *arguments, *options, "killed", "--trials", "4", "--epochs", "3"]
+    changed = [sys.executable, *arguments, "--trials", "4", "--epochs", "3"]
     refused = subprocess.run(changed, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "holds a search with trials 3 (now 4), epochs 2 (now 3): repeat them" in refused.stderr
 
     parts = ["experiment_state", "basic-variant-state"]
-    whole = [next(torn.glob(f"{part}-*.json")).read_bytes() for part in parts]
+    contents = [next(torn.glob(f"{part}-*.json")).read_bytes() for part in parts]
     for lengths in ((0, 1), (1, 0), (0.5, 1), (1, 0.5)):  # of each part, 0 if there is none
-        for part, length, content in zip(parts, lengths, whole, strict=True):
+        for part, length, content in zip(parts, lengths, contents, strict=True):
             if length:
                 (torn / f"{part}-3000-01-01_00-00-00.json").write_bytes(content[: int(length * len(content))])
         assert drop_torn_states(torn)
         assert not list(torn.glob("*state-3000*"))
-    next(torn.glob("experiment_state-*.json")).write_bytes(whole[0][: len(whole[0]) // 2])
+    next(torn.glob("experiment_state-*.json")).write_bytes(contents[0][: len(contents[0]) // 2])
     assert not drop_torn_states(torn)
     assert "the search begins again" in capsys.readouterr().err
     for path in torn.glob("trial_*"):
         shutil.rmtree(path)
 
-    for name in ("killed", "torn", "whole"):
-        run(alone, *options, name)
-    rates = {row["lr"] for row in table(tmp_path / "runs/whole")}
-    assert len(rates) == 3
     for place in (folder, torn):
-        assert {row["lr"] for row in table(place)} == rates
-        for lr in rates:  # Ray may have lost what ASHA knew of earlier trials, so that it stops others
-            found, expected = results(place, lr), results(tmp_path / "runs/whole", lr)
-            assert found.keys() & expected.keys()
-            assert all(found[epoch] == expected[epoch] for epoch in found.keys() & expected.keys())
-
-
-def results(folder: Path, lr: str) -> dict[int, tuple[float, float]]:
-    """Loss and accuracy of a trial, by epoch."""
-    for path in folder.glob("*/result.json"):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        if rows and str(rows[0]["config"]["lr"]) == lr:
-            return {row["epoch"]: (row["loss"], row["accuracy"]) for row in rows}
-    raise AssertionError(f"no trial with lr {lr}")
+        run(shlex.join(["python", *arguments]), "--name", place.name, "--at-once", "2")
+        check_results(place, tmp_path)
+    before = (folder / "trials.csv").read_text()
+    run(shlex.join(["python", *arguments]))  # all of its trials are finished
+    assert (folder / "trials.csv").read_text() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import train_example
-from tests.support.ranks import TORCHRUN
-from tests.support.train_example import SCRIPT, SMALL, load, log, run_python, stripes
+from tests.support import ROOT, train_example
+from tests.support.ranks import run_job
+from tests.support.train_example import SCRIPT, SMALL, load, log, stripes
+from tests.support.warm_python import run_warm
 
 data, script = train_example.data, train_example.script
 
@@ -46,7 +48,7 @@ def test_the_cache_of_sets_in_stores_is_the_one_that_was_named(script: Any, monk
 @pytest.mark.slow
 def test_it_learns(data: list[str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    printed = run_python([str(SCRIPT), *data, "--out", str(out), *SMALL, "1", "--epochs", "5"])
+    printed = run_job(SCRIPT, *data, "--out", out, *SMALL, "1", "--epochs", "5", options=["-W", "error"])
     assert load(out / "best.pt")["accuracy"] >= 0.9, printed
     losses = [loss for loss, _ in log(out)]
     assert len(losses) == 45
@@ -56,7 +58,7 @@ def test_it_learns(data: list[str], tmp_path: Path) -> None:
 
 _KILLED = """
 import json, os, runpy, signal, sys, tempfile, traceback
-import torch._dynamo  # as every optimizer does at its first step, and it takes long
+import torch
 import torch.distributed.nn
 from torch import distributed
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -108,6 +110,14 @@ for arguments, ranks, (mortal, *death) in runs:
 """
 
 
+def _run_killed(runs: list[Any]) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = ["-W", "error", "-c", _KILLED, json.dumps([str(SCRIPT), runs])]
+    done = run_warm(command, trains=True, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
 def _assert_alike(killed: Path, unbroken: Path, deaths: list[Any]) -> None:
     for name in ("last.pt", "best.pt"):
         assert _plain(load(killed / name)) == _plain(load(unbroken / name)), deaths
@@ -138,7 +148,7 @@ def test_killed_anywhere_it_ends_with_the_weights_of_an_unbroken_run(data: list[
         arguments = ["--out", str(tmp_path / f"{every}"), "--checkpoint-every", str(every)]
         runs += [([*options, workers, *arguments], 1, (0, *death)) for workers, *death in several]
         runs += [([*options, "0", *arguments], 1, (None,))]
-    printed = run_python(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    printed = _run_killed(runs)
     resumed = re.findall(r"resuming at step (\d+) in epoch (\d+)", printed)
     assert resumed[-4:] == [("3", "0"), ("6", "1"), ("5", "0"), ("5", "1")], deaths
     for every, several in deaths.items():
@@ -154,7 +164,7 @@ def test_a_job_that_loses_a_process_ends_with_the_weights_of_an_unbroken_run(
     deaths = [(1, "step", 5), (0, "step", 4)]
     runs: list[Any] = [([*options, "--out", str(tmp_path / "unbroken")], 2, (None,))]
     runs += [([*options, "--out", str(tmp_path / "killed")], 2, death) for death in [*deaths, (None,)]]
-    printed = run_python(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    printed = _run_killed(runs)
     assert printed.count("resuming at step") == 2
     _assert_alike(tmp_path / "killed", tmp_path / "unbroken", deaths)
 
@@ -166,7 +176,7 @@ def test_a_run_goes_on_another_way(data: list[str], tmp_path: Path, ways: tuple[
     runs: list[Any] = [([*options, "none", "--out", str(tmp_path / "one")], 1, (None,))]
     for way, death in zip(ways, [(0, "step", 5), (0, "step", 8), (None,)], strict=True):
         runs.append(([*options, way, "--out", str(tmp_path / "three")], 1 if way == "none" else 2, death))
-    printed = run_python(["-c", _KILLED, json.dumps([str(SCRIPT), runs])])
+    printed = _run_killed(runs)
     assert re.findall(r"resuming at step (\d+)", printed) == ["3", "9"]
     np.testing.assert_allclose(log(tmp_path / "three"), log(tmp_path / "one"), rtol=1e-3)
     one, three = load(tmp_path / "one/last.pt"), load(tmp_path / "three/last.pt")
@@ -203,7 +213,7 @@ def test_ddp_has_the_loss_curve_of_one_process(data: list[str], tmp_path: Path, 
     # 63 images to validate with, 20 at a time: the two processes fill the last batch up, which must not count.
     options = [*SMALL, "0", "--epochs", "1", "--norm", "group", "--accumulate", "2"]
     script.main([*data, "--out", str(tmp_path / "one"), *options])
-    run_python([*TORCHRUN, str(SCRIPT), *data, "--out", str(tmp_path / "two"), *options, "--parallel", "ddp"])
+    run_job(SCRIPT, *data, "--out", tmp_path / "two", *options, "--parallel", "ddp", ranks=2, options=["-W", "error"])
     np.testing.assert_allclose(log(tmp_path / "two"), log(tmp_path / "one"), rtol=1e-3)
     one, two = load(tmp_path / "one/last.pt"), load(tmp_path / "two/last.pt")
     torch.testing.assert_close(two["model"], one["model"], rtol=1e-3, atol=1e-3)

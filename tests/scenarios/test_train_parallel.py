@@ -16,17 +16,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import feeder
 from tests.support import train_example
-from tests.support.ranks import TORCHRUN
-from tests.support.train_example import SCRIPT, load, log, run_python, stripes
+from tests.support.ranks import run_job
+from tests.support.train_example import SCRIPT, load, log, stripes
 
 script = train_example.script
 
 OPTIONS = ["--image-size", "24", "--batch-size", "12", "--lr", "0.01", "--workers", "0", "--epochs", "1"]
 OPTIONS += ["--norm", "group", "--on-error", "skip"]
-
-
-def torchrun(processes: int) -> list[str]:
-    return [str(processes) if word == "2" else word for word in TORCHRUN]
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +63,9 @@ def one(folders: list[str], script: Any, tmp_path_factory: pytest.TempPathFactor
 def test_the_losses_are_those_of_one_process(
     folders: list[str], one: Path, tmp_path: Path, processes: int, options: list[str]
 ) -> None:
-    command = [*torchrun(processes), str(SCRIPT), *folders, "--out", str(tmp_path), *OPTIONS, "--accumulate", "2"]
-    run_python(["-W", "ignore:[0-9,]+ of [0-9,]+ samples? of epoch:UserWarning", *command, "--parallel", *options])
+    arguments = [*folders, "--out", tmp_path, *OPTIONS, "--accumulate", "2", "--parallel", *options]
+    warnings = ["-W", "error", "-W", "ignore:[0-9,]+ of [0-9,]+ samples? of epoch"]
+    run_job(SCRIPT, *arguments, ranks=processes, options=warnings)
     np.testing.assert_allclose(log(tmp_path), log(one), rtol=0, atol=1e-4)
     last, expected = load(tmp_path / "last.pt"), load(one / "last.pt")
     torch.testing.assert_close(last["model"], expected["model"], rtol=1e-3, atol=1e-4)
@@ -105,9 +102,9 @@ if distributed.is_initialized():
 def test_the_gradients_of_fsdp_are_those_of_one_process(folders: list[str], tmp_path: Path) -> None:
     (tmp_path / "step.py").write_text(_GRADIENTS)
     common = [*folders, "--out", str(tmp_path), *OPTIONS]
-    for name, start in (("none", []), ("fsdp", torchrun(2))):
-        step = [str(tmp_path / "step.py"), str(SCRIPT.parent), str(tmp_path / f"{name}.pt"), *common]
-        run_python([*start, *step, "--parallel", name])
+    for name, ranks in (("none", 1), ("fsdp", 2)):
+        arguments = [SCRIPT.parent, tmp_path / f"{name}.pt", *common, "--parallel", name]
+        run_job(tmp_path / "step.py", *arguments, ranks=ranks, options=["-W", "error"])
     none, fsdp = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("none", "fsdp"))
     assert (none["sharded"], fsdp["sharded"]) == (0, len(none["gradients"]))
     torch.testing.assert_close(fsdp["gradients"], none["gradients"], rtol=1e-4, atol=1e-6)

@@ -64,14 +64,13 @@ _CONTRASTS = """() => {
     const light = color => color
         .map(value => value / 255).map(value => value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
         .reduce((sum, value, k) => sum + value * [0.2126, 0.7152, 0.0722][k], 0);
+    const known = new Map([[null, [255, 255, 255]]]);
     const behind = element => {
-        const layers = [];
-        for (let each = element; each; each = each.parentElement) {
-            const color = numbers(getComputedStyle(each).backgroundColor);
-            layers.push(color);
-            if (color[3] === 1) break;
+        if (!known.has(element)) {
+            const color = numbers(getComputedStyle(element).backgroundColor);
+            known.set(element, color[3] === 1 ? color.slice(0, 3) : over(color, behind(element.parentElement)));
         }
-        return layers.reduceRight((below, layer) => over(layer, below), [255, 255, 255]);
+        return known.get(element);
     };
     // What is drawn under the middle of a drawing's text.
     const drawnBehind = element => {

@@ -15,12 +15,16 @@ from typing import Any
 __all__ = ["Daemon", "answers", "free_port"]
 
 _PORTS = range(20_000, 32_000)  # below those that the kernel gives to connections
+_RUNNERS = 16  # of one run of pytest that have ports of their own
 
 
 def free_port(count: int = 1) -> int:
-    """Returns the first of several TCP ports of 127.0.0.1 on which nothing listens."""
+    """Returns the first of several TCP ports of 127.0.0.1 on which nothing listens, and which no other runner takes."""
+    runner = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _RUNNERS
+    size = len(_PORTS) // _RUNNERS
+    own = _PORTS[runner * size : (runner + 1) * size]
     while True:
-        first = random.SystemRandom().choice(_PORTS)
+        first = random.SystemRandom().choice(own[: size + 1 - count])
         if not any(answers(port) for port in range(first, first + count)):
             return first
 

@@ -59,7 +59,6 @@ def takedown_killed_at(step: int, keys: list[str], folder: Path | str) -> bool:
 
 def _is_killed(step: int, work: Callable[..., object], *arguments: Any, **options: Any) -> bool:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     process = context.Process(target=_run, args=(step, work, arguments, options, dict(os.environ)))
     process.start()
     process.join()

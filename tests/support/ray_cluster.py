@@ -94,8 +94,8 @@ class RayCluster:
         found = set()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
-                command = path.read_bytes().split(b"\0")
-                if b"feeder.service.finder" in command and self.address.encode() in command:
+                command = path.read_bytes()
+                if b"feeder.service.finder" in command and self.address.encode() in command.split(b"\0"):
                     found.add(int(path.parts[2]))
         return found
 

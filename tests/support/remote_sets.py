@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -19,12 +20,17 @@ from tests.support.remote import Bucket
 __all__ = ["asked_bytes", "end_fetchers", "make_set", "upload"]
 
 
+@functools.cache
+def _photo(seed: int) -> bytes:
+    return encode(pixels(seed, 400, 300), quality=97)
+
+
 def make_set(folder: Path, *, shards: int = 16, samples: int = 4, first: int = 0, encoding: str = "seekable") -> Path:
     """Makes shards of large JPEGs, each of about 0.2 MB with 4 samples; another ``first`` gives other pixels."""
     for number in range(shards * samples):
         path = folder / "images" / f"class-{number % 4}" / f"{number:03d}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(pixels(first + number, 400, 300), quality=97))
+        path.write_bytes(_photo(first + number))
     shard(
         str(folder / "images"),
         str(folder / "set"),

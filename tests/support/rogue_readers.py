@@ -1,19 +1,20 @@
-"""Readers that do something to their own process, and a dataset with the first of them."""
+"""Readers that do something to their own process, and a dataset with the first of them; for workers without torch."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from feeder.dataset.reader import Encoded, Wanted
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.shards import ShardDataset
-from feeder.transforms import RandomResizedCrop
 from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from feeder.dataset.shards import ShardDataset
 
 __all__ = [
     "DyingAndWaitingReader",
@@ -28,6 +29,9 @@ __all__ = [
 
 def rogue_dataset(shards: Path, sample: int = -1, deed: str = "", mark: str = "") -> ShardDataset:
     """Random crops of 16 x 16 with the samples' numbers, by a :class:`RogueReader` that does nothing unless told."""
+    from feeder.dataset.shards import ShardDataset
+    from feeder.transforms import RandomResizedCrop
+
     dataset = ShardDataset(shards, RandomResizedCrop(16), fields=("index",))
     dataset.reader = RogueReader(str(shards / "index.bin"), sample, deed, mark)
     return dataset

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from feeder.errors import ServiceError
 from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, pack_frame, peer_versions
 from feeder.service.server_status import server_status
 from tests.support import ROOT
 from tests.support.processes import wait_until
 
-__all__ = ["LocalPeer", "Peer", "ServiceServer"]
+__all__ = ["LocalPeer", "Peer", "ServiceServer", "refusal"]
 
 
 class ServiceServer:
@@ -55,7 +56,7 @@ class ServiceServer:
         self.place, self.token = (str(host), int(port)), str(found["token"])
 
     def status(self) -> dict[str, Any]:
-        return server_status(self.place, self.token)
+        return server_status(self.place, self.token, timeout_s=600)  # however busy the machine is
 
     def parts(self) -> int:
         """Number of parts that it has given out."""
@@ -75,6 +76,18 @@ class ServiceServer:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
             self.process.wait()
+
+
+def refusal(loader: Any) -> str:
+    """Returns the error of a loader whose servers all refuse it, of the first epoch by which they had answered."""
+    while True:
+        try:
+            list(loader)
+        except ServiceError as error:
+            if "has not" not in str(error):
+                return str(error)
+        else:
+            raise AssertionError("no server has refused it")
 
 
 class Peer:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +17,7 @@ from PIL import Image
 from feeder.tools.cli import main as feeder_main
 from tests.support import ROOT
 
-__all__ = ["SCRIPT", "SMALL", "data", "load", "log", "run_python", "script", "stripes"]
+__all__ = ["SCRIPT", "SMALL", "data", "load", "log", "script", "stripes"]
 
 SCRIPT = ROOT / "examples" / "train.py"
 SMALL = ["--image-size", "24", "--batch-size", "20", "--lr", "0.05", "--workers"]
@@ -64,16 +62,6 @@ def script() -> Iterator[Any]:
     yield module
     torch.set_num_threads(threads)
     sys.path.remove(str(SCRIPT.parent))
-
-
-def run_python(command: list[str]) -> str:
-    """Runs Python, in which a warning is an error, and returns what it prints."""
-    # With more threads, small operations mostly wait for each other where others use the cores too.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", *command]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def log(out: Path) -> list[list[float]]:
