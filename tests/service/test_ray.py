@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ import feeder
 from feeder import transforms as T
 from feeder.loader.fast.service_directory import Directory
 from feeder.loader.fast.service_options import ServiceOptions, job_name
-from tests.support import ROOT, named_functions
+from tests.support import ROOT, held_parts, named_functions
 from tests.support.batches import check_same, copied_epoch
+from tests.support.held_parts import HeldParts, held
 from tests.support.processes import all_ended, wait_until
 from tests.support.ray_cluster import RayCluster
 
@@ -85,21 +87,30 @@ def node_of_the_registry(cluster: RayCluster) -> str:
         assert all_ended([pid])
 
 
-def loader(root: Path, cluster: RayCluster | None, **options: Any) -> Any:
+def loader(root: Path, cluster: RayCluster | None, recipe: T.Compose = RECIPE, **options: Any) -> Any:
     """A loader that leaves most of an epoch to be made after the first batch."""
-    dataset = feeder.ShardDataset(root / "set", transform=RECIPE)
+    dataset = feeder.ShardDataset(root / "set", transform=recipe)
     if cluster is not None:
         options |= {"service": f"feeder@{cluster.address}", "prefetch_factor": 1}
     return feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=1, **options)
 
 
 @pytest.fixture(scope="module")
-def cluster(root: Path) -> Iterator[RayCluster]:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldParts]:
+    """What holds the parts of the cluster's nodes."""
+    made = HeldParts(tmp_path_factory.mktemp("hold") / "held")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(root: Path, hold: HeldParts) -> Iterator[RayCluster]:
     """A cluster with two nodes, on which a service runs."""
-    made = RayCluster()
+    made = RayCluster(hold.environment)
     made.add_node()
     made.add_node()
-    serve(made, "--root", str(root), "--cpus", "1", "--allow-module", named_functions.__name__)
+    allowed = [f"--allow-module={module.__name__}" for module in (named_functions, held_parts)]
+    serve(made, "--root", str(root), "--cpus", "1", *allowed)
     yield made
     made.close()
 
@@ -140,27 +151,28 @@ def test_epochs_are_exact_while_nodes_come_and_go(
 
 
 def test_a_node_that_joins_makes_parts_of_the_epoch_that_is_under_way(
-    root: Path, cluster: RayCluster, expected: list[list[Any]]
+    root: Path, cluster: RayCluster, hold: HeldParts
 ) -> None:
     wait_until(lambda: len(status(cluster)) == 2)
     known = [each["address"] for each in status(cluster)]
-    one = loader(root, cluster, service_only=True)
+    recipe = T.Compose([RECIPE, T.Lambda(held)])
+    one = loader(root, cluster, recipe, service_only=True)
 
-    def parts() -> list[int]:
-        """The number of parts that the joined server has given out, once it has accepted the work."""
+    def parts() -> int:
+        """The number of parts that the joined server has given out."""
         joined = [each["jobs"] for each in status(cluster) if each["address"] not in known]
-        return [jobs[job_name()]["parts"] for jobs in joined if job_name() in jobs]
+        return sum(jobs[job_name()]["parts"] for jobs in joined if job_name() in jobs)
 
-    batches, before = [], 0
-    for step, batch in enumerate(one):
-        batches.append(tuple(each.clone() for each in batch))
-        if step == 0:
-            cluster.add_node()
+    hold.hold()
+    with ThreadPoolExecutor(1) as trainer:
+        try:
+            epoch = trainer.submit(copied_epoch, one)
+            hold.wait()
+            cluster.add_node({})
             wait_until(parts)
-            (before,) = parts()
-    (after,) = parts()
-    assert after > before
-    check_same(batches, expected[0])
+        finally:
+            hold.release()
+        check_same(epoch.result(), copied_epoch(loader(root, None, recipe)))
     one.close()
     cluster.kill_node(cluster.nodes[-1])
     wait_until(lambda: len(status(cluster)) == 2)

@@ -36,14 +36,18 @@ _HEALTH = {
 class RayCluster:
     """A cluster without nodes yet.
 
+    Args:
+        environment: Further variables of its nodes' processes.
+
     Attributes:
         address: Its address.
         folder: Its folder, with all logs.
         nodes: Ids of the nodes that were added and not killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         need("ray")
+        self._environment = environment or {}
         self.folder = tempfile.mkdtemp(prefix="feeder-ray-", dir="/tmp")  # paths of sockets must be short
         with open(os.path.join(self.folder, "log"), "wb") as log:
             self._process = subprocess.Popen(
@@ -61,13 +65,13 @@ class RayCluster:
         """Adds a node.
 
         Args:
-            environment: Further variables of its processes.
+            environment: Further variables of its processes, in place of the cluster's.
             cores: Number of its cores.
 
         Returns:
             Its id.
         """
-        node = str(self._ask("add", cores, environment or {}))
+        node = str(self._ask("add", cores, self._environment if environment is None else environment))
         self.nodes.append(node)
         return node
 

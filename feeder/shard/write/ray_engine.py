@@ -226,8 +226,6 @@ class _Run:
         """Starts those tasks again that wait for a node, while all that they may run on are gone."""
         for generator, attempt in list(self._running.items()):
             if not attempt.node and self._nodes and not self._nodes.keys() - attempt.excluded:
-                ray.cancel(generator)
-                self._cancelled.append(generator)
                 self._drop(generator)
 
     def _has_room(self, queued: int) -> bool:
@@ -351,10 +349,12 @@ class _Run:
             self._todo.appendleft(shard)
 
     def _end(self, generator: Any) -> None:
-        """Cancels a task."""
-        del self._running[generator]
-        ray.cancel(generator)
-        self._cancelled.append(generator)
+        """Cancels a task, once it runs: Ray 2.60 ends the driver ("Tried to complete task that was not pending") if one
+        is cancelled while it is sent to its node. Others write nothing that is seen: Note [Attempts]."""
+        has_started = self._running.pop(generator).node or ray.wait([generator], timeout=0)[0]
+        if has_started:
+            ray.cancel(generator)
+            self._cancelled.append(generator)
 
     def _show(self, shard: _Shard, samples: int, size_bytes: int) -> None:
         """Tells the progress what is new, as several attempts write the same samples."""
