@@ -25,6 +25,18 @@ from tests.support.gil import need
 __all__ = ["RayCluster"]
 
 _STORE_BYTES = 100 << 20
+_STATUS = """
+import json, sys
+from feeder.errors import ServiceError
+from feeder.service.cluster import joined, status
+with joined(sys.argv[1]):
+    for _ in sys.stdin:
+        try:
+            answer = status(address=sys.argv[1])
+        except ServiceError as error:
+            answer = str(error)
+        print(json.dumps(answer), flush=True)
+"""
 _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -60,6 +72,7 @@ class RayCluster:
             )
         self.address = str(self._answer())
         self.nodes: list[str] = []
+        self._status: subprocess.Popen[str] | None = None
 
     def add_node(self, environment: Mapping[str, str] | None = None, *, cores: int = 1) -> str:
         """Adds a node.
@@ -103,8 +116,29 @@ class RayCluster:
                     found.add(int(path.parts[2]))
         return found
 
+    def service_status(self) -> list[dict[str, Any]]:
+        """Returns the servers of the service, as ``feeder serve --status`` does, from a process that stays joined."""
+        if self._status is None:
+            self._status = subprocess.Popen(
+                [sys.executable, "-c", _STATUS, self.address],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+            )
+        assert self._status.stdin is not None and self._status.stdout is not None
+        while True:
+            print(file=self._status.stdin, flush=True)
+            answer = json.loads(self._status.stdout.readline())
+            if isinstance(answer, dict):
+                return list(answer["servers"])
+            assert "ask again in a moment" in answer, answer
+
     def close(self) -> None:
         """Ends the cluster."""
+        if self._status is not None:
+            self._status.communicate()
+            self._status = None
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
