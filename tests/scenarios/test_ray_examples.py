@@ -99,7 +99,7 @@ def without_ray(script: str, function: str, folder: Path, configs: list[dict[str
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
     """A cluster with two nodes of two cores."""
-    made = RayCluster()
+    made = RayCluster(has_agents=True)
     for _ in range(2):
         made.add_node({"PYTHONPATH": PATH}, cores=2)
     yield made

@@ -3,7 +3,7 @@
 It runs in a process of its own, as a process that has used Ray must not fork. Whatever ends the tests ends that
 process, and its nodes with it.
 
-    python -m tests.support.ray_cluster FOLDER
+    python -m tests.support.ray_cluster FOLDER [agents]
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class RayCluster:
 
     Args:
         environment: Further variables of its nodes' processes.
+        has_agents: False for nodes without Ray's dashboard and environments of jobs, which take a second of CPU each.
 
     Attributes:
         address: Its address.
@@ -57,13 +58,13 @@ class RayCluster:
         nodes: Ids of the nodes that were added and not killed.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, *, has_agents: bool = False) -> None:
         need("ray")
         self._environment = environment or {}
         self.folder = tempfile.mkdtemp(prefix="feeder-ray-", dir="/tmp")  # paths of sockets must be short
         with open(os.path.join(self.folder, "log"), "wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.ray_cluster", self.folder],
+                [sys.executable, "-m", "tests.support.ray_cluster", self.folder, *(["agents"] if has_agents else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -161,7 +162,31 @@ class RayCluster:
         return json.loads(line)
 
 
-def _serve(folder: str) -> None:
+def _leave_out_agents() -> None:
+    """Has nodes start without the agents that Ray's raylets start beside them."""
+    from ray import _raylet
+    from ray._private import services
+
+    start = services.start_ray_process
+    ports = {name: getattr(_raylet, name) for name in dir(_raylet) if name.endswith("_PORT_NAME")}
+    agents = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
+    nothing = "setpriv --pdeathsig KILL sleep infinity"
+
+    def started(command: list[str], *arguments: Any, **options: Any) -> Any:
+        given = dict(each.removeprefix("--").split("=", 1) for each in command if "=" in each)
+        if "runtime_env_agent_command" in given:
+            for agent in agents:
+                _raylet.persist_port(given["session_dir"], given["node_id"], ports[f"{agent}_PORT_NAME"], -1)
+            command = [
+                f"{each.partition('=')[0]}={nothing}" if "_agent_command=" in each.partition(" ")[0] else each
+                for each in command
+            ]
+        return start(command, *arguments, **options)
+
+    services.start_ray_process = started
+
+
+def _serve(folder: str, *, has_agents: bool) -> None:
     """Starts a cluster, and adds and kills nodes as standard input says, until it is closed."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints
@@ -169,10 +194,14 @@ def _serve(folder: str) -> None:
     from ray._common.utils import get_ray_address_file
     from ray.cluster_utils import Cluster
 
+    if not has_agents:
+        _leave_out_agents()
     # Ray notes the address of every cluster here, and makes the folder for those in it only.
     os.makedirs(os.path.dirname(get_ray_address_file(None)), exist_ok=True)
-    head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-    cluster = Cluster(True, head_node_args=head | {"temp_dir": folder, "_system_config": _HEALTH})
+    head: dict[str, Any] = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False}
+    cluster = Cluster(
+        True, head_node_args=head | {"object_store_memory": _STORE_BYTES, "temp_dir": folder, "_system_config": _HEALTH}
+    )
     nodes: dict[str, Any] = {}
     print(json.dumps(cluster.address), file=answers, flush=True)
     try:
@@ -183,7 +212,7 @@ def _serve(folder: str) -> None:
                 cores, environment = arguments
                 before = dict(os.environ)
                 os.environ.update(environment)
-                node = cluster.add_node(num_cpus=cores, object_store_memory=_STORE_BYTES)
+                node = cluster.add_node(num_cpus=cores, object_store_memory=_STORE_BYTES, include_log_monitor=False)
                 os.environ.clear()
                 os.environ.update(before)
                 answer = node.node_id
@@ -201,4 +230,4 @@ def _serve(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], has_agents="agents" in sys.argv[2:])
