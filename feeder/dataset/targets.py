@@ -178,6 +178,7 @@ class BoxesValue(_AnnotationsValue):
                     f"has boxes and no 'labels': give each box a label, \"labels\": {some} if all are of one class"
                 )
             found.rest["labels"] = np.zeros(0, np.int64)
+        found.rest["labels"] += self.target.first_label
         return found
 
     def _moved(

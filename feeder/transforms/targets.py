@@ -120,6 +120,7 @@ class BoundingBoxes(Target):
             "cxcywh" (center, width, height); also as torchvision's ``BoundingBoxFormat``.
         clamping_mode: "soft" or "hard" to cut boxes at the image's edges, which are the same for boxes that are not
             rotated; None to leave them.
+        first_label: Added to the labels: 1 for torchvision's detectors, to which label 0 is the background.
         canvas: See :class:`Target`.
 
     Raises:
@@ -128,16 +129,24 @@ class BoundingBoxes(Target):
 
     format: str
     clamping_mode: str | None
+    first_label: int
 
     def __init__(
-        self, format: object = "xyxy", clamping_mode: str | None = "soft", *, canvas: str | None = None
+        self,
+        format: object = "xyxy",
+        clamping_mode: str | None = "soft",
+        *,
+        first_label: int = 0,
+        canvas: str | None = None,
     ) -> None:
         name = str(getattr(format, "value", format)).lower()
         if name not in _FORMATS:
             raise ArgumentError(f"format must be one of {', '.join(_FORMATS)}, not rotated, got {format!r}")
         if clamping_mode not in _CLAMPING_MODES:
             raise ArgumentError(f"clamping_mode must be 'soft', 'hard' or None, got {clamping_mode!r}")
-        self._set(format=name, clamping_mode=clamping_mode, canvas=canvas)
+        if not isinstance(first_label, int) or isinstance(first_label, bool) or not 0 <= first_label < 1 << 31:
+            raise ArgumentError(f"first_label must be an int from 0 on, got {first_label!r}")
+        self._set(format=name, clamping_mode=clamping_mode, first_label=first_label, canvas=canvas)
 
 
 @dataclass(frozen=True, init=False)

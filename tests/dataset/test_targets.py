@@ -92,6 +92,16 @@ def test_an_image_without_keypoints_has_the_shape_of_the_others(tmp_path: Path, 
     assert dataset[1][2]["points_per_group"] == 17
 
 
+def test_labels_count_from_the_first_one_with_those_of_dropped_boxes(tmp_path: Path) -> None:
+    path = write_target_shards(tmp_path, 4)
+    recipe = T.Compose([T.CenterCrop(8), T.SanitizeBoundingBoxes()])
+    from_0, from_1 = (
+        ShardDataset(path, recipe, targets={"boxes.json": T.BoundingBoxes(first_label=first)}) for first in (0, 1)
+    )
+    for i in range(4):
+        assert torch.equal(from_1[i][2]["labels"], from_0[i][2]["labels"] + 1)
+
+
 def test_sanitizing_drops_boxes_with_their_labels_and_lists(tmp_path: Path) -> None:
     given = {
         "boxes": [[0, 0, 9, 9], [4, 4, 4, 20], [20, 2, 30, 9]],

@@ -91,7 +91,7 @@ def loader(root: Path, cluster: RayCluster | None, recipe: T.Compose = RECIPE, *
 
 @pytest.fixture(scope="module")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldParts]:
-    """What holds the parts of the cluster's nodes."""
+    """Holds the parts of the cluster's nodes."""
     made = HeldParts(tmp_path_factory.mktemp("hold") / "held")
     yield made
     made.close()

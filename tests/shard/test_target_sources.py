@@ -95,11 +95,14 @@ def test_coco_gives_boxes_labels_and_segmentations(tmp_path: Path) -> None:
     ]
     out = run(folder, tmp_path, annotations=str(coco(tmp_path, rows, ("a.jpg", "sub/b.jpg"))))
     assert {(path, label) for path, _, label in samples_of(out)} == {("a.jpg", -1), ("sub/b.jpg", -1)}
-    assert boxes_of(out, "a.jpg") == {"boxes": [], "labels": [], "id": [], "area": [], "score": []}
+    none: dict[str, Any] = {key: [] for key in ["boxes", "labels", "id", "category_id", "area", "score"]}
+    assert boxes_of(out, "a.jpg") == none | {"image_id": 10}
     assert boxes_of(out, "sub/b.jpg") == {
         "boxes": [[1.5, 2, 11.5, 6.25], [1, 2, 4, 6]],
         "labels": [0, 1],
         "id": [100, 101],
+        "category_id": [3, 18],
+        "image_id": 11,
         "area": [36, None],
         "score": [None, 1],
     }
@@ -233,11 +236,13 @@ def test_cocos_keypoints_move_with_the_image(tmp_path: Path) -> None:
         "visibility": [[2, 0], [1, 2], [0, 0]],
         "labels": [0, 1, 0],
         "id": [7, 8, 9],
+        "category_id": [3, 18, 3],
+        "image_id": 10,
         "points_per_group": 2,
     }
-    empty: dict[str, Any] = {"keypoints": [], "visibility": [], "labels": [], "id": [], "points_per_group": 2}
-    assert json.loads(member(out, "b.jpg", "kp.json") or b"") == empty
-    assert boxes_of(out, "a.jpg").keys() == {"boxes", "labels", "id", "num_keypoints"}
+    empty: dict[str, Any] = {key: [] for key in ["keypoints", "visibility", "labels", "id", "category_id"]}
+    assert json.loads(member(out, "b.jpg", "kp.json") or b"") == empty | {"image_id": 11, "points_per_group": 2}
+    assert boxes_of(out, "a.jpg").keys() == {"boxes", "labels", "id", "category_id", "num_keypoints", "image_id"}
     recipe = T.Compose([T.CenterCrop((16, 18)), T.RandomHorizontalFlip(1.0), T.SanitizeKeyPoints()])
     dataset = feeder.ShardDataset(out, recipe, targets={"kp.json": T.KeyPoints()})
     by_ids = {len(found["id"]): found for _, _, (found,) in feeder.DataLoader(dataset)}
@@ -580,7 +585,7 @@ def test_the_command_takes_pairs_and_annotations(tmp_path: Path, capsys: pytest.
     assert manifest.source["kind"] == "paired files"
     place = str(coco(tmp_path, [], ("a.jpg",)))
     assert main(["shard", str(folder), "--annotations", place, "--out", str(tmp_path / "boxes"), "-q"]) == 0
-    assert boxes_of(tmp_path / "boxes", "a.jpg") == {"boxes": [], "labels": []}
+    assert boxes_of(tmp_path / "boxes", "a.jpg") == {"boxes": [], "labels": [], "image_id": 10}
     capsys.readouterr()
     wrong = {
         ("shard",): "expected SRC, or --pair images=DIR NAME=DIR ... in its place",

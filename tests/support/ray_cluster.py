@@ -127,7 +127,8 @@ class RayCluster:
                 text=True,
                 cwd=ROOT,
             )
-        assert self._status.stdin is not None and self._status.stdout is not None
+        assert self._status.stdin is not None
+        assert self._status.stdout is not None
         while True:
             print(file=self._status.stdin, flush=True)
             answer = json.loads(self._status.stdout.readline())

@@ -103,6 +103,7 @@ def test_declarations_take_torchs_spellings() -> None:
         (lambda: T.Mask(canvas="raw"), "canvas must be 'stored', 'upright' or None, got 'raw'"),
         (lambda: T.BoundingBoxes("xyxyxyxy"), "must be one of xyxy, xywh, cxcywh, not rotated"),
         (lambda: T.BoundingBoxes(clamping_mode="auto"), "clamping_mode must be 'soft', 'hard' or None"),
+        (lambda: T.BoundingBoxes(first_label=-1), "first_label must be an int from 0 on, got -1"),
         (lambda: T.ClampBoundingBoxes("never"), "clamping_mode must be"),
         (lambda: T.SanitizeBoundingBoxes(min_size=0.5), "min_size must be a number of at least 1"),
         (lambda: T.SanitizeBoundingBoxes(min_area=0), "min_area must be"),

@@ -32,7 +32,7 @@ CAPTIONS = "txt"
 KEYPOINTS = "kp.json"
 SEGMENTATION = "segmentation.json"
 INSTANCES = "instances.png"
-_TAKEN = ("bbox", "category_id", "image_id", "keypoints", "segmentation")
+_TAKEN = ("bbox", "image_id", "keypoints", "segmentation")
 _MOST_BYTE = 255
 _MOST_BITS = 60
 
@@ -43,7 +43,8 @@ def open_coco(
     images: str, annotations: str, spool_path: str, names: str | None = None, *, instance_masks: bool = False
 ) -> Source:
     """Lists the images of COCO's JSON. Each gets ``boxes.json``: boxes as (left, top, right, bottom), labels, and the
-    annotations' further values; and ``kp.json`` if the file has keypoints, those of each box with their visibility.
+    annotations' further values, and the image's id; and ``kp.json`` if the file has keypoints, those of each box with
+    their visibility.
     With a file of captions each image gets ``txt``, a line for each caption.
 
     Args:
@@ -96,14 +97,14 @@ def open_coco(
         if are_captions:
             yield CAPTIONS, _lines(objects)
             return
-        found = _boxes(objects, labels, list(further))
+        found = _boxes(objects, labels, list(further)) | {"image_id": image["id"]}
         if rasterize is None:
             yield SEGMENTATION, as_json([each.get("segmentation") for each in objects])
         else:
             found["instance"] = list(range(1, len(found["boxes"]) + 1))
             yield INSTANCES, rasterize(objects, image)
         if keypoints:
-            same = {key: found[key] for key in ("labels", "id") if key in found}
+            same = {key: found[key] for key in ("labels", "id", "category_id", "image_id") if key in found}
             yield KEYPOINTS, as_json(_points(objects, points_each) | same)
         yield BOXES, as_json(found)
 
