@@ -9,6 +9,7 @@ process, and its nodes with it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -165,9 +166,9 @@ class RayCluster:
 
 def _leave_out_agents() -> None:
     """Has nodes start without the agents that Ray's raylets start beside them."""
-    from ray import _raylet
     from ray._private import services
 
+    _raylet: Any = importlib.import_module("ray._raylet")
     start = services.start_ray_process
     ports = {name: getattr(_raylet, name) for name in dir(_raylet) if name.endswith("_PORT_NAME")}
     agents = ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT")
