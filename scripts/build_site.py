@@ -21,6 +21,7 @@ _COPIED = (
     "Dockerfile",
     "licenses/*",
     "docs/*.css",
+    "docs/*.json",
     "docs/*.md",
     "docs/*/*.md",
     "docs/*/*.svg",

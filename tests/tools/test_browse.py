@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -46,7 +45,6 @@ from feeder.transforms import (
     Views,
 )
 from feeder.transforms.op import Op
-from tests.support.documents import blocks, smaller
 from tests.support.images import encode, make_tree, other_format, pixels
 from tests.support.shard_sets import to_version_1, write_tar
 from tests.support.target_data import TARGETS, write_target_folder
@@ -875,24 +873,6 @@ def test_command_serves_on_an_address_of_ipv6(shards: Path) -> None:
         assert url.startswith("http://[::1]:")
         with opener().open(url) as answer:
             assert b"class-1" in answer.read()
-
-
-@pytest.mark.slow
-def test_the_live_pages_of_the_docs_are_served(shards: Path) -> None:
-    (block,) = (each for each in blocks("docs/operations.md", "sh") if "--live 9090" in each.text)
-    loaders = [feeder.DataLoader(feeder.ShardDataset(shards, [RandomCrop(16)]), metrics_port=0) for _ in range(2)]
-    with contextlib.closing(loaders[0]), contextlib.closing(loaders[1]):
-        first, second = (str(loader.metrics_url) for loader in loaders)
-        here = {"node1:9090": first, "node2:9090": second, " 9090": f" {first.split(':')[2].split('/')[0]}"}
-        for line, urls in zip(block.text.splitlines(), ([first], [first, second]), strict=True):
-            _, _, *arguments = shlex.split(smaller(line, here), comments=True)
-            with served(*arguments) as (process, url):
-                with opener().open(url) as answer:
-                    assert answer.url.endswith("/live")
-                    text = answer.read().decode()
-                assert all(each.removesuffix("/metrics") in text for each in urls)
-                process.send_signal(signal.SIGINT)
-                assert process.wait(60) == 130
 
 
 def test_an_earlier_version_is_shown_by_name_and_with_its_states(

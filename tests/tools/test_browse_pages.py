@@ -16,7 +16,6 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 from feeder.tools import cli
-from feeder.tools.browse.endpoints import Endpoints
 from feeder.tools.browse.server import make_app
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
@@ -39,7 +38,6 @@ PLACES = (
     "versions",
     "rejected",
     "classes",
-    "live",
 )
 
 pytestmark = pytest.mark.slow
@@ -49,8 +47,7 @@ pytestmark = pytest.mark.slow
 def url(tmp_path: Path) -> Iterator[str]:
     """The address of a set of four grey and colored samples with captions, masks and boxes.
 
-    One is damaged, another has a mask of another size, and two have the same bytes. Its live page asks at a place where
-    nothing answers.
+    One is damaged, another has a mask of another size, and two have the same bytes.
     """
     grey = encode(Image.new("RGB", (96, 64), (128, 128, 128)), quality=100)
     images = {"a": encode(pixels(0, 96, 64)), "b": grey, "c": encode(pixels(2, 96, 64)), "d": encode(pixels(0, 96, 64))}
@@ -68,7 +65,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     assert cli.main(["index", str(tar), "-q"]) == 0
     tar.write_bytes(tar.read_bytes().replace(images["c"], b"no image".ljust(len(images["c"]))))
     view = SetView(str(tmp_path / "set"), str(tmp_path / "scans"))
-    with serve(make_app(view, Training(view, 32, None), TOKEN, endpoints=Endpoints(["9"]))) as (found, _):
+    with serve(make_app(view, Training(view, 32, None), TOKEN)) as (found, _):
         yield found
 
 

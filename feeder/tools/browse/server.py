@@ -23,13 +23,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount
 from starlette.staticfiles import StaticFiles
 
 from feeder.errors import FeederError
-from feeder.tools.browse.endpoints import Endpoints
 from feeder.tools.browse.hosts import Hosts
-from feeder.tools.browse.live_pages import LivePages
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.set_pages import SetPages
 from feeder.tools.browse.set_view import SetView
@@ -51,27 +49,16 @@ _HEADERS = {
 }
 
 
-def make_app(
-    view: SetView | None,
-    training: Training | None,
-    token: str | None = None,
-    hosts: Hosts | None = None,
-    endpoints: Endpoints | None = None,
-) -> Starlette:
+def make_app(view: SetView, training: Training, token: str | None = None, hosts: Hosts | None = None) -> Starlette:
     """Returns the application.
 
     Args:
-        view: The set; None: only ``endpoints`` are shown.
-        training: The run whose batches are shown, of a set.
+        view: The set.
+        training: The run whose batches are shown.
         token: What a request must have, see Note [Whom the page is for]; None makes one, ``app.state.token``.
         hosts: Names by which requests may call the server; None: those of the loopback address.
-        endpoints: Running loaders and services; None: there is no page of them.
     """
-    renderer = Renderer(
-        path="" if view is None else view.path,
-        samples=None if view is None else len(view),
-        is_live=endpoints is not None,
-    )
+    renderer = Renderer(path=view.path, samples=len(view))
 
     def refused(request: Request, error: Exception) -> Response:
         return renderer.page("message.html", 400, message=str(error))
@@ -79,16 +66,8 @@ def make_app(
     def missing(request: Request, error: Exception) -> Response:
         return renderer.page("message.html", 404, message="There is no such page.")
 
-    def to_live(request: Request) -> Response:
-        return RedirectResponse("/live", 303)
-
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=_STATIC))]
-    if endpoints is not None:
-        routes += LivePages(endpoints, renderer).routes
-    if view is not None and training is not None:
-        routes += SetPages(view, training, renderer).routes
-    else:
-        routes.append(Route("/", to_live))
+    routes += SetPages(view, training, renderer).routes
     token = secrets.token_urlsafe(24) if token is None else token
     middleware = [
         Middleware(_Guard, token=token, hosts=Hosts() if hosts is None else hosts),

@@ -1,4 +1,4 @@
-"""``feeder browse``: a local web page of a set, of what training sees of it, and of running loaders."""
+"""``feeder browse``: a local web page of a set, and of what training sees of it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,17 @@ __all__ = ["add", "run"]
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "browse",
-        help="show a set of images, what training sees of it, and running loaders, in the browser",
+        help="show a set of images, and what training sees of it, in the browser",
         description="Shows a local web page: the samples of a set by class, name and kind, each with all its members, "
-        "and the batches that training sees; with --live also the throughput, stages and stalls of running loaders and "
-        "services. It is for this machine's user alone: the address that is printed holds a secret.",
+        "and the batches that training sees. It is for this machine's user alone: the address that is printed holds a "
+        "secret.",
         examples=(
             "feeder browse ./images-shards",
             "feeder browse s3://bucket/set --port 8000",
             "feeder browse ./images-shards --state run.pt --key loader  # of that run",
-            "feeder browse --live 9090      # of DataLoader(..., metrics_port=9090)",
         ),
     )
-    command.add_argument("set", metavar="SET", nargs="?", help="shard set, its URL, or a folder of images")
-    command.add_argument(
-        "--live",
-        action="append",
-        default=[],
-        metavar="PLACE",
-        help="show a running loader or service by its metrics: their port on this machine, HOST:PORT or a URL; may be "
-        "repeated",
-    )
+    command.add_argument("set", metavar="SET", help="shard set, its URL, or a folder of images")
     command.add_argument("--port", type=int, metavar="N", default=0, help="TCP port (default: a free one)")
     command.add_argument(
         "--host",
@@ -58,45 +49,37 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.set is None and not arguments.live:
-        raise ArgumentError("feeder browse: give a SET to look at, --live PLACE, or both")
-    if arguments.set is None and arguments.state is not None:
-        raise ArgumentError("--state needs the SET of its run")
     try:
         import jinja2  # noqa: F401
-        import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn
     except ImportError as error:
         raise ArgumentError(f"feeder browse needs {error.name}: pip install 'feeder-data[browse]'") from None
 
     from feeder.loader.rank_agreement import set_version
-    from feeder.tools.browse.endpoints import Endpoints
     from feeder.tools.browse.hosts import Hosts
     from feeder.tools.browse.server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
     from feeder.tools.replay import naming, read_state, targets_of
 
-    endpoints = Endpoints(arguments.live) if arguments.live else None
-    view = training = None
-    if arguments.set is not None:
-        state = None if arguments.state is None else read_state(arguments.state, arguments.key)
-        version, targets = arguments.set_version, []
-        if state is not None:
-            version = set_version(state)
-            if arguments.set_version not in (None, version):
-                raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
-            with naming(arguments.state):
-                targets = targets_of(state)
-        view = SetView(arguments.set, version=version, targets=targets)
+    state = None if arguments.state is None else read_state(arguments.state, arguments.key)
+    version, targets = arguments.set_version, []
+    if state is not None:
+        version = set_version(state)
+        if arguments.set_version not in (None, version):
+            raise ArgumentError(f"{arguments.state}: is of version {version} of the set: leave --version out")
         with naming(arguments.state):
-            training = Training(view, arguments.image_size, state)
+            targets = targets_of(state)
+    view = SetView(arguments.set, version=version, targets=targets)
+    with naming(arguments.state):
+        training = Training(view, arguments.image_size, state)
+
     hosts = Hosts(arguments.host)
-    app = make_app(view, training, hosts=hosts, endpoints=endpoints)
+    app = make_app(view, training, hosts=hosts)
     with _listening(arguments.host, arguments.port) as listening:
         url = f"http://{hosts.shown}:{listening.getsockname()[1]}/?token={app.state.token}"
-        say(printable(f"{arguments.set or ', '.join(arguments.live)}: open {url}"))
+        say(printable(f"{arguments.set}: open {url}"))
         say("Ctrl-C ends it")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
         server.run(sockets=[listening])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import builtins
 import gc
 import os
+import re
 import select
 import signal
 import socket
@@ -22,7 +23,9 @@ from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.observe import metrics_server as metrics_http
 from feeder.loader.observe import prometheus as metrics
+from feeder.service.metrics import serve_metrics
 from feeder.transforms import RandomResizedCrop
+from tests.support import ROOT
 from tests.support.loader_data import write_shards
 
 
@@ -47,6 +50,25 @@ def _samples(url: str | None) -> dict[tuple[str, str, str], float]:
             rest = ",".join(v for k, v in sorted(sample.labels.items()) if k != "loader")
             found[sample.name, sample.labels["loader"], rest] = sample.value
     return found
+
+
+def test_the_dashboard_shows_what_loaders_and_services_export(shards: Path) -> None:
+    loader = _loader(shards, num_workers=1)
+    for _ in loader:
+        pass
+    named = {name for name, _, _ in _samples(loader.metrics_url)} | {"feeder_remote_bytes_total"}
+    loader.close()
+    counts = dict.fromkeys(
+        ("cores", "busy", "queue", "connections", "lost", "dropped", "messages", "shared", "cpu_s"), 1
+    )
+    status = {**counts, "jobs": {"job": {"parts": 1, "images": 8, "failed": 0}}}
+    with urllib.request.urlopen(serve_metrics(lambda: status, "127.0.0.1", 0), timeout=60) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    values = {sample.name: sample.value for family in families for sample in family.samples}
+    assert (values["feeder_service_job_images_total"], values["feeder_service_cpu_seconds_total"]) == (8, 1)
+    shown = set(re.findall(r"feeder_\w+", (ROOT / "docs/grafana.json").read_text()))
+    assert len(shown) > 15
+    assert shown <= named | values.keys()
 
 
 def test_a_scrape_gives_what_stats_give(shards: Path) -> None:
