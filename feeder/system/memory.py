@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
+
 from feeder.system.cores import memory_limit
 
 __all__ = ["available_bytes"]
@@ -9,8 +13,8 @@ __all__ = ["available_bytes"]
 
 def available_bytes() -> int:
     """Returns the memory available now: the system's, or what the container's limit leaves if that is less."""
-    available = 1 << 62
-    with open("/proc/meminfo") as file:
+    available = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE  # without the page cache, that /proc counts
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
         for line in file:
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) << 10
