@@ -20,7 +20,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def make_loader(args: argparse.Namespace, training: bool, way: Any) -> feeder.Da
     kind = feeder.ShardDataset if "://" in path or (Path(path) / "index.bin").exists() else feeder.FolderDataset
     cache = {"cache_dir": args.cache_dir, "cache_bytes": args.cache_bytes} if kind is feeder.ShardDataset else {}
     return feeder.DataLoader(
-        kind(path, T.Compose([*ops, *values]), fields=["index"] if args.parallel == "pipeline" else [], **cache),
+        kind(path, T.Compose([*ops, *values]), **cache),
         args.batch_size // way.parts,
         shuffle=training,
         drop_last=training,
@@ -245,9 +245,9 @@ class Trainer:
 
     def train_epoch(self, log: feeder.DeviceLog) -> int:
         """Trains the rest of the epoch and returns its number of batches; no step waits for the device."""
-        args, batches = self.args, iter(self.loader)
-        total, summary = len(batches), torch.zeros(2, device=args.device)
-        for number, (images, labels) in enumerate(map(self.way.taken, batches)):
+        args, summary = self.args, torch.zeros(2, device=self.args.device)
+        total, batches = self.way.begin(self.loader)
+        for number, (images, labels) in enumerate(batches):
             place = number % args.accumulate
             group = min(args.accumulate, total - number + place)  # batches for this step of the optimizer
             # A batch's draws depend only on its number, so that they are the same after a resume.
@@ -280,14 +280,18 @@ class Trainer:
             for buffer in self.model.buffers():
                 distributed.broadcast(buffer, self.way.source, self.way.peers)
         right = torch.zeros((), device=self.args.device)
-        padded = len(self.val_loader.stats()["padded"])
-        for images, labels in map(self.way.taken, self.val_loader):
-            # All processes get batches of the same size; repeats fill the end of the last one.
-            padded, before = len(self.val_loader.stats()["padded"]), padded
-            count = len(labels) - (padded - before)
-            right += self.way.right(images[:count], labels[:count])
+        for images, labels in self.way.shared(self.each_once()):
+            right += self.way.right(images, labels)
         sum_over_processes(right)
         return right.item() / len(self.val_loader.dataset)
+
+    def each_once(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields the batches to validate with: all processes get as many of the same size, whose end repeats fill."""
+        padded = len(self.val_loader.stats()["padded"])
+        for images, labels in self.val_loader:
+            padded, before = len(self.val_loader.stats()["padded"]), padded
+            count = len(labels) - (padded - before)
+            yield images[:count], labels[:count]
 
     def run(self) -> None:
         args = self.args

@@ -15,7 +15,7 @@ import copy
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -47,10 +47,14 @@ class Whole:
         # Whoever gives a rank leaves out by himself what fills the last batch, as validate() does.
         return {} if training else {"rank": self.part, "world_size": self.parts}
 
-    def taken(self, batch: Any) -> tuple[Any, Any]:
-        """Returns (images, labels) of a batch of the loader."""
-        images, labels = batch
-        return images, labels
+    def begin(self, loader: Any) -> tuple[int, Iterable[tuple[Any, Any]]]:
+        """Returns the number of batches that are left of an epoch, and them: (images, labels)."""
+        batches = iter(loader)
+        return len(batches), batches
+
+    def shared(self, batches: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+        """Returns the batches of all processes that work on the same ones, where one of these has them."""
+        return batches
 
     def spread(self, module: Any) -> nn.Module:
         """Spreads the model over devices, and returns what of it this process trains."""
@@ -190,9 +194,8 @@ class FullySharded(Whole):
 class Pipeline(Whole):
     """pipeline: each process has some of the layers, and batches run through in microbatches (GPipe).
 
-    Processes 0 to S-1 are the stages of the first replica of the pipeline, the next S those of the second. All stages
-    of a replica load the same part of each batch: the first one images, the others ids and labels without images. With
-    --on-error skip the first stage says which samples it has.
+    Processes 0 to S-1 are the stages of the first replica of the pipeline, the next S those of the second. The first
+    stage of a replica loads its part of each batch, and sends the labels to the others.
     """
 
     def __init__(self, args: Any) -> None:
@@ -216,22 +219,27 @@ class Pipeline(Whole):
         self.peers = [distributed.new_group([*ranks]) for ranks in zip(*replicas, strict=True)][self.stage]
 
     def loader_options(self, training: bool) -> dict[str, Any]:
-        options: dict[str, Any] = {"rank": self.part, "world_size": self.parts}
-        if not self.is_first:
-            substitutes = self.ids_of_the_first if self.args.on_error == "skip" else None
-            options |= {"images": False, "substitutes": substitutes}
-        return options
+        return {"rank": self.part, "world_size": self.parts}
 
-    def ids_of_the_first(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the samples of the first stage's batch, int64 [N]: those of the order, or their substitutes."""
-        ids = ids.to(self.args.device)
-        distributed.broadcast(ids, self.first, self.stages)
-        return ids
+    def begin(self, loader: Any) -> tuple[int, Iterable[tuple[Any, Any]]]:
+        batches = iter(loader) if self.is_first else ()
+        return self.of_the_first(len(batches)), self.shared(batches)
 
-    def taken(self, batch: Any) -> tuple[Any, Any]:
-        if self.is_first and self.args.on_error == "skip":
-            self.ids_of_the_first(batch[2])
-        return batch[0], batch[1]
+    def shared(self, batches: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+        if self.is_first:
+            for images, labels in batches:
+                self.of_the_first(labels.cpu())
+                yield images, labels
+            self.of_the_first(None)
+        else:
+            while (labels := self.of_the_first(None)) is not None:
+                yield None, labels.to(self.args.device)
+
+    def of_the_first(self, value: Any) -> Any:
+        """Returns the first stage's value."""
+        values = [value]
+        distributed.broadcast_object_list(values, self.first, self.stages)
+        return values[0]
 
     def spread(self, module: Any) -> nn.Module:
         args, whole = self.args, module.model

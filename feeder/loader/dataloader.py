@@ -65,7 +65,6 @@ _FIXED = frozenset(
         "channels_last",
         "collate_fn",
         "fidelity",
-        "images",
         "mix",
         "on_error",
         "pad",
@@ -73,7 +72,6 @@ _FIXED = frozenset(
         "seed",
         "service",
         "service_only",
-        "substitutes",
     }
 )
 
@@ -204,13 +202,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             without a ``collate_fn``; functions in recipes and fields must be of modules that the servers allow.
         service_only: True leaves all work to the service. ``timeout`` is then the longest wait for a server, by default
             120 s, after which a :class:`feeder.ServiceError` follows.
-        images: False gives ``(ids, labels, *fields)`` and reads no images: the samples' ids, int64 [N], as the field
-            "index" has them, stand in the images' place. Order, states and resume are those of the loader with images
-            and the same arguments, as for the last stage of a pipeline. Targets and fields that depend on the drawn
-            augmentation are the same, too; ``T.Image`` is left out. Of a folder they take the images' headers.
-        substitutes: With ``images=False`` and ``on_error="skip"``: a function that takes the ids of a batch before it
-            is handed out, and returns those of the batch that the loader with images made, int64 [N]; labels and
-            fields are then of these samples. A process of the same pipeline gets them by broadcast, for example.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -266,8 +257,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         progress: bool = False,
         service: str | None = None,
         service_only: bool = False,
-        images: bool = True,
-        substitutes: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         chosen = choose_shuffle(
             dataset,
@@ -280,7 +269,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             shuffle=chosen,
             in_batches=batch_size is not None or batch_sampler is not None,
             own_order=sampler is None and batch_sampler is None,
-            collates=collate_fn not in DEFAULT_COLLATES or not images,
+            collates=collate_fn not in DEFAULT_COLLATES,
             sizes=buckets is not None or pad is not None,
         )
         if seed is None and (path.is_fast or path.is_split_generic):
@@ -302,8 +291,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_init_fn=worker_init_fn,
             service=service,
             service_only=service_only,
-            images=images,
-            substitutes=substitutes,
         )
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.seed, self.rank, self.world_size, self.backend = fixed.seed, rank, world_size, backend
@@ -316,7 +303,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self.service, self.service_only = service, service_only
-        self.images, self.substitutes = images, substitutes
         self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
         if isinstance(worker_threads, str) and worker_threads != "auto":
@@ -461,8 +447,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if is_fast:
             names = ("backend", "buckets", "fidelity", "memory_limit_bytes", "pad")
             arguments |= {name: getattr(self, name) for name in names}
-            if not self.images:  # a probe has no other loader beside it
-                arguments |= {"images": False, "on_error": "raise"}
         if not is_fast or collate_fn not in DEFAULT_COLLATES:
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:

@@ -44,7 +44,7 @@ class FixedOptions:
         seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
         backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
             :class:`feeder.DataLoader`.
-        buckets, pad, service, service_only, images, substitutes: See :class:`feeder.DataLoader`.
+        buckets, pad, service, service_only: See :class:`feeder.DataLoader`.
         batch_sampler: The explicit sampler's batches; None: feeder's own order.
         collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
 
@@ -69,8 +69,6 @@ class FixedOptions:
     worker_init_fn: Callable[[int], None] | None = None
     service: str | None = None
     service_only: bool = False
-    images: bool = True
-    substitutes: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -86,20 +84,6 @@ class FixedOptions:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise ArgumentError(f"{name} must be a feeder.{kind.__name__}, got {value!r}")
-        if not self.images:
-            self._check_without_images()
-        if self.substitutes is not None and (self.images or self.on_error != "skip"):
-            raise ArgumentError("substitutes= is for a loader with images=False and on_error='skip'; leave it out")
-
-    def _check_without_images(self) -> None:
-        if self.on_error == "skip" and self.substitutes is None:
-            raise ArgumentError(
-                "images=False with on_error='skip' gives the labels of bad images, which the loader with images "
-                "replaces: give substitutes=, which returns the ids of its batch, or on_error='raise' to both"
-            )
-        for name in ("collate_fn", "service"):
-            if getattr(self, name) is not None:
-                raise ArgumentError(f"images=False leaves nothing to do for {name}=: leave one of them out")
 
     def for_the_fast_path(self) -> list[str]:
         """Returns the names of the given options that torch's path does not have."""

@@ -206,7 +206,7 @@ def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
         **{"feeder": feeder, "T": T, "torch": torch, "wds": wds, "transform": transform, "recipe": transform},
         **{"dataset": feeder.ShardDataset("shards", transform), "device": "cpu", "rank": 0, "world_size": 1},
         **{"model": model, "train_step": lambda *views: None, "urls": [str(tar)]},
-        **{"is_first_stage": False, "first_stage": 0, "stages": None, "replica": 0, "replicas": 1},
+        **{"is_first_stage": True, "first_stage": 0, "stages": None, "replica": 0, "replicas": 1},
         "data": next(data for name, data in members.items() if name.endswith(".fpk")),
         "codebooks": [data for name, data in members.items() if name.startswith("__codebook")],
     }

@@ -15,6 +15,7 @@ from torch import distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import feeder
+from feeder import transforms as T
 from tests.support import train_example
 from tests.support.ranks import run_job
 from tests.support.train_example import SCRIPT, load, log, stripes
@@ -34,8 +35,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             (root / part / f"class-{kind}").mkdir(parents=True)
             for i in range(count):
                 stripes(kind, i + 1000 * (part == "val")).save(root / part / f"class-{kind}/{i}.jpg", quality=90)
-    dataset = feeder.FolderDataset(root / "train", fields=["path"])
-    batches = [paths for _, _, paths in feeder.DataLoader(dataset, 12, shuffle=True, seed=0, images=False)]
+    dataset = feeder.FolderDataset(root / "train", T.CenterCrop(8), fields=["path"])
+    batches = [paths for _, _, paths in feeder.DataLoader(dataset, 12, shuffle=True, seed=0)]
     for path in [*(Path(batches[step][5]) for step in (0, 10, 20)), root / "val/class-1/3.jpg"]:
         path.write_bytes(path.read_bytes()[:200])
     return [str(root / "train"), str(root / "val")]
@@ -84,7 +85,7 @@ if args.parallel != "none":
     distributed.init_process_group("gloo")
 trainer = train.Trainer(args)
 trainer.module.train()
-images, labels = trainer.way.taken(next(iter(trainer.loader)))
+images, labels = next(iter(trainer.loader))
 trainer.way.backward(images, labels, 1, True, trainer.scaler)
 found = trainer.way.gathered({name: p.grad for name, p in trainer.model.named_parameters()})
 shards = [p.grad for p in trainer.model.parameters() if hasattr(p.grad, "full_tensor")]
@@ -165,15 +166,20 @@ def test_batch_norm_in_a_pipeline_is_warned_of(
 
 
 def test_the_first_stage_alone_reads_images(
-    folders: list[str], tmp_path: Path, script: Any, two_processes: None
+    folders: list[str], tmp_path: Path, script: Any, two_processes: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_of(script, folders, tmp_path, "--parallel", "pipeline")
-    assert (trainer.loader.images, trainer.loader.rank, trainer.loader.world_size) == (True, 0, 1)
+    assert (trainer.loader.rank, trainer.loader.world_size) == (0, 1)
     names = {name.partition(".")[0] for name, _ in trainer.model.named_parameters()}
     assert names == {"0", "2", "3"}
     distributed.destroy_process_group()
     distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     shutil.rmtree(tmp_path, ignore_errors=True)
     trainer = trainer_of(script, folders, tmp_path, "--parallel", "pipeline")
-    assert (trainer.loader.images, trainer.loader.rank, trainer.loader.world_size) == (False, 0, 1)
+    labels = [torch.tensor([1, 2]), torch.tensor([0, 2])]
+    sent: list[Any] = [2, *labels, None]
+    monkeypatch.setattr(distributed, "broadcast_object_list", lambda values, *_: values.__setitem__(0, sent.pop(0)))
+    total, batches = trainer.way.begin(trainer.loader)
+    assert (total, [*batches]) == (2, [(None, each) for each in labels])
+    assert trainer.loader.stats()["batches"] == 0
     assert {name.partition(".")[0] for name, _ in trainer.model.named_parameters()} == {"4", "7"}

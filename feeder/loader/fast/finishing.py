@@ -13,12 +13,11 @@ from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batches import Decoded, Finished
-from feeder.loader.fast.label_work import LabelWork, OthersSubstitutes
 from feeder.transforms import Views
 from feeder.transforms.mixing import pick
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from feeder.loader.fast.sample_maker import Work
     from feeder.transforms import BatchOp, Recipe
@@ -36,7 +35,6 @@ class Finishing:
         device: The device that the images go to; None: they stay where they were made.
         channels_last: Memory format of the images.
         mix: Ops of which one mixes the samples of each batch; empty for none.
-        substitutes: See :class:`feeder.DataLoader`.
 
     Raises:
         ArgumentError: if the dataset has targets, which ``mix`` can't mix; if ``mix`` with ``num_classes`` can't have
@@ -49,7 +47,6 @@ class Finishing:
         device: torch.device | None,
         channels_last: bool,
         mix: Sequence[BatchOp],
-        substitutes: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         moved = targets_in(work.extras)
         if mix and moved:
@@ -63,18 +60,12 @@ class Finishing:
         self._is_on_device = device is not None
         self._device = device
         # What a collate_fn made stays as it is. Where sizes vary, these are the last steps at one of them.
-        self._has_images = not isinstance(work, LabelWork)
-        self._others: OthersSubstitutes | None = None
-        if isinstance(work, LabelWork) and substitutes is not None:
-            self._others = OthersSubstitutes(
-                work, lambda ids: torch.as_tensor(substitutes(torch.from_numpy(ids)), device="cpu").numpy()
-            )
-        recipes = work.recipes_at(work.largest, 0) if self._has_images and not work.makes_batches else ()
+        recipes = () if work.makes_batches else work.recipes_at(work.largest, 0)
         splits = work.splits or (None,) * len(recipes)
         self._views = [_View(recipe, split, device) for recipe, split in zip(recipes, splits, strict=True)]
         self._made: dict[tuple[Recipe, ...], list[_View]] = {}
         self._has_steps = not work.makes_batches and (bool(mix) or channels_last or any(splits))
-        self._has_views = self._has_images and isinstance(work.recipe, Views)
+        self._has_views = isinstance(work.recipe, Views)
         self._own = len(work.recipe.views)
         # Places of further images in a batch.
         self._places = [2 + k for k, extra in enumerate(work.extras) if isinstance(extra, FurtherImage)]
@@ -83,13 +74,8 @@ class Finishing:
         """Returns ``(images, labels, *targets, *fields)`` of a batch as it was made.
 
         Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left; with views a list of these.
-        Without images they are the samples' ids, int64 [N].
         """
-        if self._others is not None:
-            self._others.put(finished)
-        if not self._has_images:
-            images = [torch.from_numpy(finished.arrays.images[0][:, 0])]
-        elif isinstance(finished, Decoded):
+        if isinstance(finished, Decoded):
             images = finished.images
         else:
             views = zip(self._views, finished.arrays.images, strict=True)
@@ -124,8 +110,6 @@ class Finishing:
         if isinstance(finished, BaseException) or not self._has_steps:
             return batch
         images, labels, *extras = batch
-        if not self._has_images:
-            return (images, self._labels(finished, labels, self.mixing(finished, self._sizes(finished))), *extras)
         views = images if self._has_views else [images]
         mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
         if not isinstance(finished, Decoded):

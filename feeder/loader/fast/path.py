@@ -86,9 +86,9 @@ class FastPath:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
         self.backend, self._fused = decoder.name, decoder.fused
         self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
-        self.decoder = decoder if isinstance(decoder, TrainerDecoder) and fixed.images else None
+        self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
         mix = check_mix(fixed.mix)
-        self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix, fixed.substitutes)
+        self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
         self._ledger = Ledger()
         self._progress: EpochProgress | None = None
         self._next, self._spans = Place(), Spans()
@@ -178,12 +178,10 @@ class FastPath:
         options, replay = self._options, self._replay(place)
         if self._service is not None and self._service.only:
             options = dataclasses.replace(options, timeout_s=0.0)  # the relay's error says more
-        if self._fixed.substitutes is not None:  # which another process has ready once it is at this batch
-            options = dataclasses.replace(options, device=dataclasses.replace(options.device, ahead=0))
         progress = self._progress = EpochProgress(place, split, replay)
         if self._read_ahead is not None:
             self._read_ahead.close()
-        reads_here = self._fixed.images and (self._service is None or not self._service.only)
+        reads_here = self._service is None or not self._service.only
         made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and reads_here and self.dataset.reader.is_remote:
             reader, takes_rows = self.dataset.reader, self._takes_rows
@@ -344,8 +342,6 @@ class FastPath:
         make = self._reordered if self._fixed.follows_state else None
         order = resumed_order(self.order, self._fixed.shuffle, state, make)
         identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
-        if not self._fixed.images:  # whatever decodes those of another loader
-            identity |= {name: state.get(name) for name in ("backend", "fidelity")}
         check_identity(state, identity)
         epoch = state.get("epoch")
         if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
@@ -440,8 +436,6 @@ class FastPath:
     def at(self, options: EpochOptions, place: Place) -> FastPath:
         """Returns another path, with other options and without a service, that begins at a place of this run."""
         fixed = self._fixed
-        if fixed.substitutes is not None:  # the other loader is elsewhere
-            fixed = dataclasses.replace(fixed, substitutes=lambda ids: ids)
         if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
             fixed = dataclasses.replace(fixed, service=None, service_only=False, backend=self.backend)
         path = FastPath(fixed, options, self.dataset, self._given_dataset)

@@ -20,7 +20,6 @@ from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
-from feeder.loader.fast.label_work import LabelWork
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
@@ -89,8 +88,6 @@ def make_work(
     table = sizes.table()
     if table is not None and current_ranks(options.ranks)[1] > 1:
         table = shared_table(table)
-    if not fixed.images:
-        return LabelWork(*what, table=table, pad=fixed.pad, largest=largest), decoder
     work = Work(*what, table=table, pad=fixed.pad, largest=largest, groups=sizes.groups)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
