@@ -14,7 +14,8 @@ from torch.utils.data import Dataset
 from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox, check_crop_box
-from feeder.dataset.extras import Extra, MemberField, NamedField, fields_of
+from feeder.dataset.extras import Extra, MemberField, NamedField
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader

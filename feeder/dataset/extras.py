@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import check_fields, member_and_key
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields.field import Field, MissingValueError
-from feeder.fields.function_field import kind_of
 from feeder.shard.format.index import NUMBER_FIELDS
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["Column", "Extra", "Fields", "MemberField", "NamedField", "fields_of", "sample_entries"]
+__all__ = ["Column", "Extra", "Fields", "MemberField", "NamedField", "sample_entries"]
 
 # The ``fields`` of a dataset: names, or the kind of each; None for the value that the name alone gives.
 Fields = Sequence[str] | Mapping[str, Field | Callable[[bytes], Any] | None]
@@ -242,39 +240,6 @@ class MemberField(Extra):
         for row, (value,) in enumerate(values):
             found[row] = value
         return found
-
-
-def fields_of(fields: Fields) -> tuple[Extra, ...]:
-    """Returns the fields of a dataset.
-
-    Raises:
-        ArgumentError: for a name that is none, or whose format can run code, or for a kind that is none.
-    """
-    from feeder.dataset.drawn_fields import DRAWN_FIELDS
-
-    kinds: dict[str, Any] = dict(fields) if isinstance(fields, Mapping) else {}
-    found: list[Extra] = []
-    for name in check_fields(list(kinds) if isinstance(fields, Mapping) else fields):
-        kind = kinds.get(name)
-        if member_and_key(name)[1] is not None:
-            from feeder.dataset.key_field import KeyField  # which few datasets need
-            from feeder.fields.text_fields import Json
-
-            found.append(KeyField(name, _kind(name, Json() if kind is None else kind)))
-        elif kind is not None:
-            found.append(MemberField(name, _kind(name, kind)))
-        else:
-            found.append(DRAWN_FIELDS.get(name) or NamedField(name))
-    return tuple(found)
-
-
-def _kind(name: str, kind: Any) -> Field:
-    if name in ("key", "path", *NUMBER_FIELDS):
-        raise ArgumentError(f"field {name!r} is no member with bytes to parse; ask for it by {{{name!r}: None}}")
-    try:
-        return kind_of(kind)
-    except ArgumentError as error:
-        raise ArgumentError(f"field {name!r}: {error}") from None
 
 
 def sample_entries(

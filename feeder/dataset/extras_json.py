@@ -10,7 +10,8 @@ from typing import Any
 
 import feeder.fields as fields
 from feeder.dataset.drawn_fields import CropBox, ImageSizes, OriginalSize
-from feeder.dataset.extras import Extra, MemberField, NamedField, fields_of
+from feeder.dataset.extras import Extra, MemberField, NamedField
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import FurtherImage
 from feeder.dataset.targets import TargetValue, in_padded_batches, target_values
 from feeder.dataset.view_targets import ViewsTarget

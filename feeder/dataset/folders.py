@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import Fields, fields_of
+from feeder.dataset.extras import Fields
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 from feeder.dataset.targets import target_values

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.extras import Extra, Fields, fields_of
+from feeder.dataset.extras import Extra, Fields
 from feeder.dataset.field_index import open_shards
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import FurtherImage
 from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.relabel import (

@@ -172,7 +172,7 @@ def status(name: str = "feeder", *, address: str = "auto") -> dict[str, Any]:
     Raises:
         ServiceError: if there is none of that name.
     """
-    return service_status(name, address=address)
+    return service_status(directory(name, address=address))
 
 
 def stop(name: str = "feeder", *, address: str = "auto") -> None:

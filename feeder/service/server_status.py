@@ -10,7 +10,7 @@ from typing import Any
 from feeder.errors import ServiceError
 from feeder.service.frames import SERVER_LIMITS, Kind, ProtocolError, Receiver, pack_frame, peer_versions
 
-__all__ = ["server_status", "service_status"]
+__all__ = ["directory_of", "server_status", "service_status"]
 
 _TIMEOUT_S = 3.0
 _SPAN_S = 1.0  # over which rates are taken
@@ -43,32 +43,31 @@ def server_status(address: tuple[str, int], token: str, timeout_s: float = _TIME
     raise ServiceError("does not answer")
 
 
-def service_status(name: str, *, address: str = "auto", file: str | None = None) -> dict[str, Any]:
+def directory_of(file: str) -> dict[str, Any]:
+    """Returns the servers and the token that a file names.
+
+    Raises:
+        ServiceError: if it names none.
+    """
+    try:
+        with open(file, "rb") as opened:
+            known: dict[str, Any] = json.load(opened)
+    except (OSError, ValueError) as error:
+        raise ServiceError(f"{file}: names no service: {error}") from None
+    return known
+
+
+def service_status(known: dict[str, Any]) -> dict[str, Any]:
     """Returns the state of a service.
 
     Args:
-        name: Its name.
-        address: The Ray cluster's.
-        file: File that names its servers, in place of a cluster.
+        known: Its servers and their token, as :func:`feeder.service.cluster.directory` returns them.
 
     Returns:
         ``servers``: for each what :meth:`feeder.service.server.Server.status` returns with ``images_per_s`` and
         ``cpu_share`` (of its cores) over a second; or ``address`` and ``problem``, also for nodes that were lost or
         can't start one.
-
-    Raises:
-        ServiceError: if there is no such service.
     """
-    if file is not None:
-        try:
-            with open(file, "rb") as opened:
-                known = json.load(opened)
-        except (OSError, ValueError) as error:
-            raise ServiceError(f"{file}: names no service: {error}") from None
-    else:
-        from feeder.service.cluster import directory
-
-        known = directory(name, address=address)
     places = [(str(host), int(port)) for host, port in known["servers"]]
     before, began_s = [_asked(place, known["token"]) for place in places], time.monotonic()
     time.sleep(_SPAN_S)

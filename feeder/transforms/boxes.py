@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -35,12 +36,13 @@ class Boxes(NamedTuple):
     clamping_mode: str | None = "soft"
 
 
-class SampleBoxes(NamedTuple):
+@dataclass(frozen=True)
+class SampleBoxes:
     """The boxes of N samples, in upright pixels, for ops that draw from them."""
 
     boxes: Sequence[Boxes]
 
-    def after(self, ops: tuple[Op, ...], drawn: tuple[Params, ...], sizes: IntArray) -> list[Floats]:
+    def __call__(self, ops: tuple[Op, ...], drawn: tuple[Params, ...], sizes: IntArray) -> list[Floats]:
         """Returns them after a recipe's first ops.
 
         Args:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,10 @@ from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Unifo
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
-if TYPE_CHECKING:
-    from feeder.transforms.boxes import SampleBoxes
-
 __all__ = ["Compose", "Draws", "Recipe"]
+
+# Of N samples the boxes, float32 [K, 4], after the first ops with their drawn parameters, in images of those sizes.
+BoxesAfter = Callable[[tuple[Op, ...], tuple[Params, ...], IntArray], Sequence[npt.NDArray[np.float32]]]
 
 _ANY_BUCKET = 64, 64
 
@@ -320,7 +320,7 @@ class Recipe:
         epoch: int,
         sample_ids: npt.ArrayLike,
         sizes: npt.ArrayLike,
-        boxes: SampleBoxes | None = None,
+        boxes: BoxesAfter | None = None,
     ) -> Draws:
         """Draws the parameters of N samples: a pure function of (seed, epoch, sample id), the image's size and boxes.
 
@@ -329,7 +329,7 @@ class Recipe:
             epoch: 0 to 2**32-1.
             sample_ids: integers [N].
             sizes: integers [N, 2], upright (height, width) in pixels.
-            boxes: Those of each sample; needed only if :attr:`draws_from_boxes`.
+            boxes: Gives those of each sample after some ops; needed only if :attr:`draws_from_boxes`.
         """
         if self._variable:
             return self.at(None, epoch).draw(seed, epoch, sample_ids, sizes, boxes)
@@ -343,7 +343,7 @@ class Recipe:
         for stream, op in enumerate(self.ops):
             uniforms = Uniforms(seed, epoch, ids, stream)
             if isinstance(op, RandomIoUCrop) and boxes is not None:
-                now = boxes.after(self.ops[:stream], tuple(drawn), image_size)
+                now = boxes(self.ops[:stream], tuple(drawn), image_size)
                 params, current = op.draw_from(uniforms, current, now)
             else:
                 params, current = op.draw(uniforms, current)
@@ -438,13 +438,8 @@ def _flatten(transform: object) -> list[Op]:
             f"{transform} works on assembled batches, not on images; give it to DataLoader(mix=...), or several in a "
             "list, of which each batch gets one"
         )
-    from feeder.transforms.views import Views  # which are made of recipes
-
-    if isinstance(transform, Views):
-        raise ArgumentError(
-            "Views stands among other ops, or where one image of each sample is made; give it to a dataset by itself, "
-            "with all ops in its recipes, or call decode once for each view with ids of its own"
-        )
+    if isinstance(reason := getattr(transform, "why_alone", None), str):  # of Views
+        raise ArgumentError(reason)
     found = " ".join(repr(transform).split())  # torchvision's Compose has a line for each op
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {found}; its ops have torchvision v2's names and arguments, "

@@ -36,6 +36,10 @@ class Views:
 
     views: tuple[Recipe, ...]
     has_bucket: ClassVar[bool] = False
+    why_alone: ClassVar[str] = (
+        "Views stands among other ops, or where one image of each sample is made; give it to a dataset by itself, with "
+        "all ops in its recipes, or call decode once for each view with ids of its own"
+    )
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         if not isinstance(transforms, (list, tuple)) or not transforms:

@@ -12,7 +12,7 @@ from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
-    from feeder.loader.fast.collated import Collated
+    from feeder.loader.slots.batch_message import Collated
 
 __all__ = ["Decoded", "Finished", "Request"]
 

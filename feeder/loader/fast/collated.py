@@ -28,40 +28,14 @@ from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.batch_message import Slot, WholeMessage, pack_whole, unpack_whole
+from feeder.loader.slots.batch_message import Collated, Slot, pack_whole
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
 from feeder.transforms import Recipe, Views
 
-__all__ = ["Collated", "CollatedWork", "slot_bytes_per_sample"]
+__all__ = ["CollatedWork", "slot_bytes_per_sample"]
 
 _ALIGN = 64
-
-
-@dataclass
-class Collated:
-    """The result of a collate_fn, on its way to the caller.
-
-    Attributes:
-        result: The result, if it was made in the caller's process; else None.
-        message: The result as a message, from another process; else None.
-    """
-
-    result: Any = None
-    message: WholeMessage | None = None
-
-    def batch(self, memory: npt.NDArray[np.uint8]) -> Any:
-        """Returns the result; its tensors and arrays are views of the slot's memory, uint8, and keep it.
-
-        Raises:
-            Exception: what the collate_fn raised, of the same type.
-        """
-        if self.message is None:
-            return self.result
-        result = unpack_whole(self.message, memory)
-        if isinstance(result, ExceptionWrapper):
-            result.reraise()  # type: ignore[no-untyped-call]
-        return result
 
 
 @dataclass

@@ -10,7 +10,7 @@ from feeder.loader.fast.substitution import Substitution
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
-    from feeder.loader.fast.collated import Collated
+    from feeder.loader.slots.batch_message import Collated
 
 __all__ = ["PART_SUMS", "PartReport"]
 

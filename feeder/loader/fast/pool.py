@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import math
 import os
@@ -307,8 +308,12 @@ class Pool:
         board, payload = self._board, self._payload
         payload_bytes = 0 if payload is None else payload.size_bytes
         sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
-        service = self.options.service if number == self.options.workers else None
-        hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, service, self.options.cpus))
+        relay = None
+        if self.options.service is not None and number == self.options.workers:
+            from feeder.loader.fast.relay import relay_loop  # which few loaders need
+
+            relay = functools.partial(relay_loop, options=self.options.service)
+        hello = pickle.dumps((self._ring.layout, sys.path, self._rows[number], *sizes, relay, self.options.cpus))
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
             descriptors.append(payload.descriptor)

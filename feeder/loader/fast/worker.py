@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,6 @@ from feeder.loader.slots.region import Region
 from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.shard.cache.waits import waits
-
-if TYPE_CHECKING:
-    from feeder.loader.fast.service_options import ServiceOptions
 
 __all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send_message", "work_loop"]
 
@@ -64,7 +61,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
         return
-    layout, sys.path[:], rows, slots, capacity, workers, meters, payload_bytes, service, cpus = pickle.loads(hello)
+    layout, sys.path[:], rows, slots, capacity, workers, meters, payload_bytes, relay, cpus = pickle.loads(hello)
     number = rows[0]
     if cpus is not None:
         with contextlib.suppress(OSError):  # they were taken from the job meanwhile
@@ -76,7 +73,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
         _stay_alone()
-        if init is not None and service is None:
+        if init is not None and relay is None:
             init(number)
         work.prepare()
     except BaseException:
@@ -84,8 +81,9 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         return
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
     view_of = _PartViews(layout, whole, work).of
-    if service is not None:
-        _relay(channel, board, rows, view_of, work, service)
+    if relay is not None:
+        waits.beat = lambda: board.beat(number)
+        relay(channel, board, rows, view_of, work)
         return
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
@@ -144,20 +142,6 @@ def _map(view: SlotView) -> None:
     and many workers take long to have written each page of every slot."""
     for images in view.images:
         images.reshape(-1).view(np.uint8)[::_MAPPED_AT_ONCE].max(initial=0)
-
-
-def _relay(
-    channel: socket.socket,
-    board: Board,
-    rows: range,
-    view_of: Callable[[Part], SlotView],
-    work: Work,
-    service: ServiceOptions,
-) -> None:
-    from feeder.loader.fast.relay import relay_loop  # which few loaders need
-
-    waits.beat = lambda: board.beat(rows[0])
-    relay_loop(channel, board, rows, view_of, work, service)
 
 
 def _stay_alone() -> None:

@@ -15,6 +15,7 @@ import io
 import pickle
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
@@ -22,9 +23,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate as torch_collate
 
-__all__ = ["Packed", "Slot", "WholeMessage", "pack", "pack_whole", "slot_collate", "unpack", "unpack_whole"]
+__all__ = ["Collated", "Packed", "Slot", "WholeMessage", "pack", "pack_whole", "slot_collate", "unpack", "unpack_whole"]
 
 _ALIGN = 64
 # Smaller tensors go into the message: a slot's bookkeeping would cost more.
@@ -306,3 +308,29 @@ def _on_slot(
     memory = _current.memory[-1]
     assert memory is not None
     return torch.from_numpy(memory[offset : offset + size]).view(dtype).as_strided(shape, stride, start)
+
+
+@dataclass
+class Collated:
+    """The result of a collate_fn, on its way to the caller.
+
+    Attributes:
+        result: The result, if it was made in the caller's process; else None.
+        message: The result as a message, from another process; else None.
+    """
+
+    result: Any = None
+    message: WholeMessage | None = None
+
+    def batch(self, memory: npt.NDArray[np.uint8]) -> Any:
+        """Returns the result; its tensors and arrays are views of the slot's memory, uint8, and keep it.
+
+        Raises:
+            Exception: what the collate_fn raised, of the same type.
+        """
+        if self.message is None:
+            return self.result
+        result = unpack_whole(self.message, memory)
+        if isinstance(result, ExceptionWrapper):
+            result.reraise()  # type: ignore[no-untyped-call]
+        return result

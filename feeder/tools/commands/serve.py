@@ -159,9 +159,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    from feeder.service.server_status import service_status
+    from feeder.service.cluster import status
+    from feeder.service.server_status import directory_of, service_status
 
-    found = service_status(arguments.name, address=arguments.address, file=arguments.file)
+    if arguments.file is None:
+        found = status(arguments.name, address=arguments.address)
+    else:
+        found = service_status(directory_of(arguments.file))
     if arguments.json:
         say(json.dumps(found))
         return 0

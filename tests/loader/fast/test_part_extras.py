@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from feeder import fields
-from feeder.dataset.extras import Extra, fields_of
+from feeder.dataset.extras import Extra
+from feeder.dataset.fields_of import fields_of
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.targets import target_values
 from feeder.errors import DecodeError
