@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.utils.data
+from torch.utils.data import BatchSampler
 from typing_extensions import TypeVar
 
 from feeder.errors import ArgumentError
@@ -506,7 +507,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _index_sampler(self) -> Any:
-        """The sampler that torch's iterators take indices from."""
+        """The sampler that torch's iterators take indices from; none of these makes the fast path's batches.
+
+        Raises:
+            ArgumentError: on the fast path.
+        """
+        if self._path_choice.is_fast:
+            raise ArgumentError(
+                "torch's iterators would make other batches than this loader's, and its stats() and states would not "
+                "count them: iterate over the loader itself, with iter(loader)"
+            )
         order, sampler = self._generic.order, super()._index_sampler
         if order is not None:
             return order
@@ -554,6 +564,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         follow_sampler(self)
 
     def __iter__(self) -> Any:
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Any:
+        """Returns the iterator of the next epoch; classes that derive from torch's loader call or replace this method,
+        and :meth:`__iter__` calls it."""
+        return _Repeated(self._begin_epoch) if self._is_repeated() else self._begin_epoch()
+
+    def _begin_epoch(self) -> Any:
         self._serve_metrics()
         options = self._epoch_options()
         with explained():
@@ -563,9 +581,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._show_progress(iterator)
         return cast("Iterator[Any]", iterator)
 
-    def _get_iterator(self) -> Any:
-        """Returns what :meth:`__iter__` does; loops that are written for torch's loader call this one."""
-        return DataLoader.__iter__(self)
+    def _is_repeated(self) -> bool:
+        """Returns True if a derived class has put a batch sampler without an end around the loader's own, as
+        ultralytics' InfiniteDataLoader does.
+
+        Raises:
+            ArgumentError: for any other batch sampler in feeder's own order, which has no effect.
+        """
+        batches, path = self.batch_sampler, self._path_choice
+        has_order = path.own_order and (path.is_fast or path.is_split_generic)
+        if not has_order or batches is None or type(batches) is BatchSampler:
+            return False
+        own = getattr(batches, "sampler", None)
+        if type(own) is BatchSampler and own.sampler is self.sampler and not hasattr(batches, "__len__"):
+            return True
+        raise ArgumentError("batch_sampler can't be changed after the loader was made; give it to another one")
 
     def _show_progress(self, iterator: Any) -> None:
         """Gives an iterator that begins an epoch a view, if progress is to be seen here."""
@@ -583,8 +613,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __len__(self) -> int:
         """Batches in a whole epoch, on this rank; what is left after a resume is the iterator's length. With spans that
         are skipped it is the epoch that an iterator is in, or the next."""
-        if self._fast is None or not self._fast.own_order:
+        if self._fast is None:
             return super().__len__()
+        if not self._fast.own_order:
+            return len(self.batch_sampler)  # type: ignore[arg-type]
         return len(self._fast.split(self._epoch_options(), Place(self._fast.epoch)))
 
     def set_epoch(self, epoch: int) -> None:
@@ -807,3 +839,25 @@ def _length(iterator: Any) -> int | None:
         return len(iterator)
     except TypeError:  # of an iterable dataset without a length
         return None
+
+
+class _Repeated:
+    """The batches of one epoch after the other, without an end.
+
+    Args:
+        begin: Returns the next epoch's iterator.
+    """
+
+    def __init__(self, begin: Callable[[], Any]) -> None:
+        self._begin = begin
+        self._iterator = begin()
+
+    def __iter__(self) -> _Repeated:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = self._begin()
+            return next(self._iterator)

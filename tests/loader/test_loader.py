@@ -447,6 +447,14 @@ def test_torchs_way_to_make_an_iterator_makes_the_loaders_own(shards: Path, is_f
     assert len(found + rest) == len(loader)
 
 
+def test_torchs_own_iterators_are_refused(shards: Path) -> None:
+    loader: Any = DataLoader(ShardDataset(shards, CROP_AND_FLIP), 8)
+    with pytest.raises(ArgumentError, match=r"iterate over the loader itself, with iter\(loader\)"):
+        torch.utils.data.dataloader._SingleProcessDataLoaderIter(loader)
+    sampled: Any = DataLoader(ShardDataset(shards, CROP_AND_FLIP), 8, sampler=range(20))
+    assert len(sampled) == len(list(sampled)) == 3
+
+
 def test_a_script_without_a_main_guard_runs(shards: Path) -> None:
     script = f"""
 from feeder.dataset.shards import ShardDataset

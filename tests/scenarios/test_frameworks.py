@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import RandomResizedCrop
 from tests.support.loader_data import write_shards
@@ -391,6 +392,60 @@ def test_samplers_show_the_order_of_the_whole_job(shards: Path, collate: Any) ->
         return batch[2].tolist() if collate is None else [sample[2] for sample in batch]
 
     assert sorted(i for rank in ranks for batch in rank for i in ids(batch)) == list(range(_SIZE))
+
+
+@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+def test_a_derived_loader_can_replace_the_making_of_iterators(shards: Path, kind: str) -> None:
+    """As the loaders of PyTorch Geometric do."""
+
+    class Numbers(DataLoader[Any]):
+        def _get_iterator(self) -> Any:
+            return (batch[2].tolist() for batch in super()._get_iterator())
+
+    assert [i for batch in Numbers(_dataset(kind, shards), 8) for i in batch] == list(range(_SIZE))
+
+
+class _WithoutEnd:
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from self.sampler
+
+
+class _Infinite(DataLoader[Any]):
+    """As ultralytics' InfiniteDataLoader, which keeps one iterator for all epochs."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", _WithoutEnd(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __iter__(self) -> Any:
+        batches: Any = self.batch_sampler
+        return (next(self.iterator) for _ in range(len(batches.sampler)))
+
+    def reset(self) -> None:
+        self.iterator = self._get_iterator()
+
+
+@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+def test_ultralytics_loader_has_all_epochs_from_one_iterator(shards: Path, kind: str) -> None:
+    seed: dict[str, Any] = {} if kind == "plain" else {"seed": 2}
+    loader = _Infinite(_dataset(kind, shards), 8, True, **seed)
+    plain = DataLoader(_dataset(kind, shards), 8, True, **seed)
+    epochs = [[batch[2].tolist() for batch in loader] for _ in range(3)]
+    assert [sorted(i for batch in epoch for i in batch) for epoch in epochs] == [list(range(_SIZE))] * 3
+    assert loader.stats()["batches"] == 21
+    if kind != "plain":
+        assert epochs == [[batch[2].tolist() for batch in plain] for _ in range(3)]
+        assert loader.state_dict()
+        object.__setattr__(plain, "batch_sampler", [[1, 2]])
+        with pytest.raises(ArgumentError, match="batch_sampler can't be changed"):
+            iter(plain)
+    loader.reset()
+    assert len([*loader]) == 7
 
 
 def test_collate_function_that_frameworks_pass_on_is_torchs_default(shards: Path) -> None:
