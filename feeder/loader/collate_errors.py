@@ -1,16 +1,33 @@
-"""Clearer words for errors of putting samples together to a batch."""
+"""Errors of putting samples together to a batch, and of a loader of torch's that does it in a feeder loader's place.
+
+Note [Loaders made of another's attributes]
+    Accelerate's ``prepare()``, Ray's ``prepare_data_loader()`` and others make a loader of torch's from the attributes
+    of the given one. They read those that torch's loader has, so feeder's options are lost without a word. All of them
+    take the collate function, whose first call in torch's loader is the first that a feeder loader hears of it.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any, NoReturn
+
+from torch.utils.data._utils.fetch import _BaseDatasetFetcher
 
 from feeder.dataset.stacking import different_sizes
 from feeder.dataset.subset import as_feeder
+from feeder.errors import ArgumentError
 from feeder.system.limit_errors import explained
+from feeder.system.warning import warn
 
-__all__ = ["explain_sizes", "raise_explained"]
+__all__ = ["ShownCollate", "explain_sizes", "given_collate", "raise_explained", "without"]
 
 _STACK_ERROR = "stack expects each tensor to be equal size"
+_WAY_OUT = (
+    "Leave the loader as it is, without Ray's prepare_data_loader(), Accelerate's prepare() and their like: it splits "
+    "epochs by rank itself, and device= has its batches copied"
+)
 
 
 def explain_sizes(dataset: Any, error: RuntimeError) -> None:
@@ -42,3 +59,48 @@ def raise_explained(dataset: Any, error: Exception) -> NoReturn:
         explain_sizes(dataset, error)
     with explained():
         raise error
+
+
+class ShownCollate:
+    """A loader's collate function, which another feeder loader takes as it was given, and torch's loader may not call.
+
+    Args:
+        given: The loader's collate function.
+        lost: Names of the loader's options that torch's loader lacks; none: a call in torch's loader warns.
+    """
+
+    def __init__(self, given: Callable[[Any], Any], lost: Sequence[str] = ()) -> None:
+        self.given, self.lost, self._has_warned = given, lost, False
+
+    def __call__(self, samples: Any) -> Any:
+        """Returns the batch of some samples.
+
+        Raises:
+            ArgumentError: in a loader of torch's, naming the options that it lacks.
+        """
+        if not self._has_warned and _in_torchs_loader():
+            made = "torch's loader was made from the attributes of a feeder loader"
+            if self.lost:
+                raise ArgumentError(f"{made}, {without(self.lost)}. {_WAY_OUT}")
+            self._has_warned = True
+            warn(f"{made}, without its order, speed, augmentation by seed and exact resume. {_WAY_OUT}")
+        return self.given(samples)
+
+
+def given_collate(collate_fn: Any) -> Any:
+    """Returns a collate function as the caller gave it, also if a loader showed it."""
+    return collate_fn.given if isinstance(collate_fn, ShownCollate) else collate_fn
+
+
+def without(lost: Sequence[str]) -> str:
+    """Returns words for the options that a loader of torch's lacks, which is made from a feeder loader's attributes."""
+    words = f"without {', '.join(f'{name}=' for name in lost)}"
+    return f"{words}, and would bring back what skip= leaves out" if "skip" in lost else words
+
+
+def _in_torchs_loader() -> bool:
+    """Returns True if torch's fetcher is among the callers; others call a collate function by hand."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), _BaseDatasetFetcher):
+        frame = frame.f_back
+    return frame is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from typing_extensions import TypeVar
 
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
+from feeder.loader.collate_errors import ShownCollate, given_collate, without
 from feeder.loader.device.static_buffers import StaticBuffers
 from feeder.loader.fast.path import FastPath
 from feeder.loader.fast.position import Place
@@ -259,6 +261,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         service: str | None = None,
         service_only: bool = False,
     ) -> None:
+        arguments = locals()
+        self._given = {name: value for name in _DEFAULTS if _is_given(name, value := arguments[name])}
+        collate_fn = given_collate(collate_fn)
         chosen = choose_shuffle(
             dataset,
             shuffle,
@@ -304,6 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self.service, self.service_only = service, service_only
+        self._keeps_order = False
         self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
         if isinstance(worker_threads, str) and worker_threads != "auto":
@@ -340,6 +346,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
         self.prefetch_factor = prefetch_factor if has_service_alone else self.prefetch_factor
         self._fixed = dataclasses.replace(fixed, batch_sampler=None if path.own_order else self.batch_sampler)
+        self._shown_collate = ShownCollate(vars(self)["collate_fn"])
         self._fast_path: FastPath | None = None
         self._generic_path = GenericPath(self.num_workers)
         self._metrics: Metrics | None = None
@@ -410,18 +417,56 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return "fast" if self._path_choice.is_fast else "generic"
 
     @property
+    def collate_fn(self) -> Any:
+        """The collate function. Frameworks that make a loader of torch's from this one get it as a
+        :class:`feeder.loader.collate_errors.ShownCollate`."""
+        function, path = vars(self)["collate_fn"], self._path_choice
+        if "_shown_collate" not in vars(self):
+            return function
+        shown, lost = self._shown_collate, self._lost_in_torchs()
+        shown.given, shown.lost = function, lost
+        has_order = path.is_fast or path.is_split_generic
+        return shown if lost or (has_order and not self._keeps_order) else function
+
+    @collate_fn.setter
+    def collate_fn(self, function: Any) -> None:
+        vars(self)["collate_fn"] = given_collate(function)
+
+    def options(self) -> dict[str, Any]:
+        """Returns the arguments by which ``feeder.DataLoader(**loader.options())`` makes another loader like this one.
+
+        They are those that were given, as they are now: numbers in place of "auto", what a state says to skip, and the
+        seed that was drawn. ``feeder.DataLoader(**(loader.options() | {"batch_size": 32}))`` changes one of them.
+        """
+        now = {name: vars(self).get(name, value) for name, value in self._given.items()}
+        now |= {name: value for name in ("seed", "skip") if (value := vars(self)[name]) is not None}
+        return {"dataset": self.dataset, **now}
+
+    def _lost_in_torchs(self) -> list[str]:
+        """Returns the names of the given options that a loader of torch's would lack, made from this one."""
+        names = [name for name in self._given if name not in _TORCHS and name not in ("seed", "skip")]
+        if self.skip:
+            names.append("skip")
+        if not self._keeps_order:
+            names += ["seed"] if "seed" in self._given else []
+            names += ["shuffle"] if goes_by_shard(self._given.get("shuffle")) else []
+        return names
+
+    @property
     def _is_accelerate_prepared(self) -> bool:
         """Accelerate's ``prepare()`` alone reads it, before it makes one of torch's loaders from this one."""
-        if self.skip:
+        self._keeps_order = True  # by the samplers, of which Accelerate gives each rank its part
+        way_out = "eave the loader out of prepare()"
+        if "device" not in self._given:
+            way_out += ", and give it device=accelerator.device"
+        if lost := self._lost_in_torchs():
             raise ArgumentError(
-                "Accelerate's prepare() makes one of torch's loaders from this one, which would bring back what skip= "
-                "leaves out: leave the loader out of prepare(), and give it device=accelerator.device"
+                f"Accelerate's prepare() makes one of torch's loaders from this one, {without(lost)}: l{way_out}"
             )
         if self._path_choice.is_fast or self._path_choice.is_split_generic:
             warn(
                 "Accelerate's prepare() makes one of torch's loaders from this one: the order stays, but not the "
-                "speed, the augmentation by seed and the exact resume. Leave the loader out of prepare(), and give it "
-                "device=accelerator.device: it splits epochs by rank itself",
+                f"speed, the augmentation by seed and the exact resume. L{way_out}: it splits epochs by rank itself"
             )
         return False
 
@@ -832,6 +877,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
         return self._generic_path.meters.words() if self._fast is None else self._fast.stage_words()
+
+
+_DEFAULTS = {
+    name: p.default for name, p in inspect.signature(DataLoader.__init__).parameters.items() if p.default is not p.empty
+}
+_TORCHS = frozenset(inspect.signature(torch.utils.data.DataLoader.__init__).parameters)
+
+
+def _is_given(name: str, value: Any) -> bool:
+    """Returns True for a value other than the argument's default."""
+    return type(value) is not type(_DEFAULTS[name]) or bool(value != _DEFAULTS[name])
 
 
 def _length(iterator: Any) -> int | None:

@@ -38,7 +38,8 @@ class BucketSize(VariableSize):
         if bucket is None:
             raise ArgumentError(
                 "the recipe has T.BUCKET, which stands for the size of a batch's bucket, and there are no buckets: "
-                "give the dataset to feeder.DataLoader(..., buckets=feeder.Buckets(...))"
+                "give the dataset to feeder.DataLoader(..., buckets=feeder.Buckets(...)), and iterate over that loader "
+                "itself: one of torch's, made from it by prepare_data_loader() or the like, has no buckets"
             )
         return bucket
 

@@ -13,13 +13,26 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
+from feeder.order.buckets import Buckets
+from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
 from feeder.transforms import (
+    BUCKET,
+    MixUp,
     RandomHorizontalFlip,
+    RandomResizedCrop,
     Resize,
 )
 from tests.support import images
+from tests.support.batches import copied_epoch, same_batches
 from tests.support.loader_data import CROP_AND_FLIP, write_shards
+
+
+class Derived(ShardDataset):
+    """A derived class, whose samples a loader takes by torch's path."""
+
+    def __getitem__(self, i: Any) -> Any:
+        return super().__getitem__(i)
 
 
 @pytest.mark.parametrize(
@@ -50,8 +63,8 @@ def test_loaders_show_what_they_are(tmp_path: Path) -> None:
 
 
 def test_public_attributes_are_those_for_users(shards: Path) -> None:
-    methods = {"close", "load_state_dict", "replay", "samples_of", "set_epoch", "span_of", "state_dict", "stats"}
-    methods |= {"steps_of", "worker_pids"}
+    methods = {"close", "load_state_dict", "options", "replay", "samples_of", "set_epoch", "span_of", "state_dict"}
+    methods |= {"stats", "steps_of", "worker_pids"}
     dataset = ShardDataset(shards, CROP_AND_FLIP)
     for loader in (DataLoader(dataset, batch_size=4), DataLoader(range(9))):
         further = set(dir(loader)) - set(dir(torch.utils.data.DataLoader(dataset)))
@@ -115,6 +128,91 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
     generic = DataLoader(torch.arange(4), batch_size=2)
     generic.collate_fn = len
     assert list(generic) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"shuffle": True, "mix": MixUp(num_classes=7), "skip": range(20), "on_error": "skip"},
+        {"shuffle": Window(16), "generator": torch.Generator().manual_seed(4), "rank": 1, "world_size": 2},
+        {"sampler": [3, 1, 2], "channels_last": True, "drop_last": True, "num_workers": "auto"},
+        {"fidelity": "exact", "seed": 3, "collate_fn": None, "batch_size": 16},
+        {"shuffle": True, "skip": [4], "collate_fn": len},
+    ],
+)
+def test_options_make_another_loader_like_it(shards: Path, arguments: dict[str, Any]) -> None:
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), **({"batch_size": 4} | arguments))
+    options = loader.options()
+    assert {*arguments} - {"collate_fn"} <= {*options} <= {*arguments, "dataset", "batch_size", "seed"}
+    another = DataLoader(**options)
+    assert another.options() == options
+    if options.get("collate_fn"):
+        assert [*another] == [*loader]
+    else:
+        assert same_batches(copied_epoch(another), copied_epoch(loader))
+
+
+def test_options_are_those_of_the_run(shards: Path) -> None:
+    loader, resumed = (DataLoader(ShardDataset(shards, CROP_AND_FLIP), 4) for _ in range(2))
+    loader.skip = [1, 2]
+    next(iter(loader))
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.options()["skip"] == loader.options()["skip"] == loader.skip
+    assert DataLoader([1, 2], num_workers=1).options() == {"dataset": [1, 2], "num_workers": 1}
+
+
+def _torchs(loader: Any) -> list[Any]:
+    """The batches of the loader that frameworks make of another's attributes."""
+    batches: Any = torch.utils.data.BatchSampler(torch.utils.data.DistributedSampler(loader.dataset, 2, 0), 8, False)
+    return [*torch.utils.data.DataLoader(loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn)]
+
+
+@pytest.mark.parametrize(
+    ("named", "arguments"),
+    [
+        ("mix=", {"mix": MixUp()}),
+        ("skip=, and would bring back what skip= leaves out", {"skip": [3]}),
+        ("skip=, and", {"skip": [3], "collate_fn": len}),
+        ("channels_last=, on_error=", {"channels_last": True, "on_error": "skip"}),
+        ("fidelity=, hang_timeout_s=", {"fidelity": "exact", "hang_timeout_s": 9}),
+        ("rank=, world_size=, device=", {"rank": 0, "world_size": 1, "device": "cpu"}),
+        ("seed=, shuffle=", {"seed": 3, "shuffle": Lanes()}),
+        ("progress=", {"progress": True}),
+    ],
+)
+def test_a_loader_of_torchs_in_its_place_is_refused(shards: Path, named: str, arguments: dict[str, Any]) -> None:
+    loader = DataLoader(ShardDataset(shards, CROP_AND_FLIP), 8, **arguments)
+    with pytest.raises(ArgumentError, match=f"feeder loader, without {named}.*Leave the loader as it is"):
+        _torchs(loader)
+
+
+def test_a_loader_of_torchs_in_place_of_one_with_buckets_is_refused(shards: Path) -> None:
+    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(BUCKET)), 8, buckets=Buckets([(8, 8), (8, 16)]))
+    with pytest.raises(ArgumentError, match=r"buckets=feeder.Buckets\(...\)\), and iterate over that loader itself"):
+        _torchs(loader)
+
+
+def test_a_loader_of_torchs_without_skip_is_refused_for_any_dataset() -> None:
+    loader = DataLoader(range(20), 8)
+    assert len(_torchs(loader)) == 2
+    loader.skip = [3]
+    with pytest.raises(ArgumentError, match="bring back what skip= leaves out"):
+        _torchs(loader)
+    assert [len(batch) for batch in loader] == [8, 8, 3]
+
+
+@pytest.mark.filterwarnings("ignore:this loader runs torch's path")
+def test_a_loader_of_torchs_in_its_place_warns(shards: Path) -> None:
+    dataset = ShardDataset(shards, CROP_AND_FLIP)
+    for collate, path in ((None, "fast"), (list, "fast"), (None, "generic")):
+        used: Any = dataset if path == "fast" else Derived(shards, CROP_AND_FLIP)
+        loader = DataLoader(used, 8, collate_fn=collate)
+        assert loader.path == path
+        with pytest.warns(UserWarning, match="torch's loader was made from .*Leave the loader as it is") as caught:
+            assert len(_torchs(loader)) == 4
+        assert len(caught) == 1
+        assert len([*loader]) == 7
+        assert len(loader.collate_fn([dataset[0], dataset[1]])) == 2  # by hand
 
 
 def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -> None:

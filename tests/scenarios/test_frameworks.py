@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.transforms import RandomResizedCrop
+from feeder.order.buckets import Buckets
+from feeder.transforms import BUCKET, MixUp, RandomResizedCrop
 from tests.support.loader_data import write_shards
 from tests.support.ranks import run_job
 from tests.support.warm_python import run_warm
@@ -264,6 +266,46 @@ def test_accelerates_prepare_says_what_it_takes_away(shards: Path, accelerator: 
         warnings.simplefilter("error")
         accelerator.prepare(DataLoader(Plain(), batch_size=8))  # loses nothing of the order, or of a fast path
         copy.copy(loader)
+
+
+def test_accelerates_prepare_is_refused_where_it_loses_options(shards: Path, accelerator: Any) -> None:
+    options: dict[str, Any] = {"mix": MixUp(num_classes=7), "on_error": "skip", "skip": [3]}
+    loader = DataLoader(_dataset("shards", shards), 8, **options)
+    with pytest.raises(
+        ArgumentError, match=r"without mix=, on_error=, skip=, .* and give it device=accelerator.device"
+    ):
+        accelerator.prepare(loader)
+    buckets = ShardDataset(shards, RandomResizedCrop(BUCKET))
+    loader = DataLoader(buckets, 8, buckets=Buckets([(8, 8), (8, 16)]), device="cpu")
+    with pytest.raises(ArgumentError, match=r"without device=, buckets=: leave the loader out of prepare\(\)$"):
+        accelerator.prepare(loader)
+
+
+@pytest.mark.slow  # imports Ray's training
+def test_rays_loader_is_refused_where_it_loses_options(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray.train.torch.train_loop_utils")
+    monkeypatch.setattr(ray, "session", SimpleNamespace(get_world_size=lambda: 2, get_world_rank=lambda: 0))
+    accelerator = SimpleNamespace(_seed=None)  # its own constructor asks a cluster for the device
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for options in ({"mix": MixUp(num_classes=7)}, {"skip": range(_SIZE)}, {"seed": 3}):
+            loader = DataLoader(_dataset("shards", shards), 8, **options)
+            prepared = ray._TorchAccelerator.prepare_data_loader(accelerator, loader, move_to_device=False)
+            with pytest.raises(ArgumentError, match=rf"without {next(iter(options))}=.* prepare_data_loader\(\)"):
+                next(iter(prepared))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_sampler_of_lightnings_keeps_all_other_options(shards: Path) -> None:
+    _lightning()
+    data = pytest.importorskip("pytorch_lightning.utilities.data")
+    options: dict[str, Any] = {"mix": MixUp(num_classes=7), "fidelity": "exact", "channels_last": True, "timeout": 9}
+    loader = DataLoader(_dataset("shards", shards), 8, True, on_error="skip", num_workers=1, **options)
+    rebuilt = data._update_dataloader(loader, range(20))
+    expected = loader.options() | {"sampler": range(20), "shuffle": False}
+    assert expected.items() <= rebuilt.options().items()
+    assert rebuilt.path == "fast"
 
 
 def test_accelerate_saves_and_loads_the_place_of_a_registered_loader(

@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
-from feeder.loader.collate_errors import raise_explained
+from feeder.loader.collate_errors import given_collate, raise_explained
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.position import without_workers
 from feeder.loader.generic.resumable_samplers import IndexIterator
@@ -155,6 +155,7 @@ def begin_torchs(iterator: Any, loader: DataLoader[Any], base_seed: int | None) 
     """Calls the constructor of torch's base class, which draws no base seed if one is given."""
     random_state = torch.get_rng_state()
     _BaseDataLoaderIter.__init__(iterator, loader)
+    iterator._collate_fn = given_collate(iterator._collate_fn)
     if base_seed is not None:
         torch.set_rng_state(random_state)
         iterator._base_seed = base_seed
