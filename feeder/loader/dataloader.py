@@ -43,7 +43,7 @@ from feeder.loader.options import (
 )
 from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
-from feeder.loader.samplers import change_order, follow_sampler, show_order, tell_epoch
+from feeder.loader.samplers import change_order, check_ranks, follow_sampler, show_order, tell_epoch
 from feeder.loader.shuffle_choice import choose_shuffle
 from feeder.loader.stateful import method_of
 from feeder.order.buckets import Buckets
@@ -59,6 +59,7 @@ __all__ = ["DataLoader"]
 
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
+_NOTHING_TOLD = 1 << 33, 1 << 33  # a framework's latest epoch, and the loader's; no epoch follows this one
 # Attributes that the fast path reads once, when it is made.
 _FIXED = frozenset(
     {
@@ -264,11 +265,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         arguments = locals()
         self._given = {name: value for name in _DEFAULTS if _is_given(name, value := arguments[name])}
         collate_fn = given_collate(collate_fn)
+        ranks = None if rank is None or world_size is None else (rank, world_size)
+        check_ranks(sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None), ranks)
         chosen = choose_shuffle(
             dataset,
             shuffle,
             by_size=buckets is not None or getattr(pad, "group_by_aspect", False),
-            ranks=None if rank is None or world_size is None else (rank, world_size),
+            ranks=ranks,
         )
         path = self._path_choice = choose_path(
             dataset,
@@ -310,6 +313,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
         self.service, self.service_only = service, service_only
         self._keeps_order = False
+        self._told: tuple[int, int] | None = _NOTHING_TOLD
         self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
         if isinstance(worker_threads, str) and worker_threads != "auto":
@@ -543,8 +547,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.skip,
         )
 
-    def _aim(self, epoch: int) -> None:
-        """Sets the epoch as a framework does it, by the sampler, which may have made the iterator already."""
+    def _aim(self, told: int) -> None:
+        """Sets the epoch as a framework does it, by the sampler. Epochs that are told one after another, and the first
+        one after a state was loaded, go on where the loader is: the framework counts its own epochs, in which this
+        loader may have had several, or has them counted from 0 again in a resumed run.
+
+        Args:
+            told: The framework's epoch.
+        """
+        due = self._generic.due_epoch if self._fast is None else self._fast.due_epoch
+        before, epoch = self._told or (told - 1, told - 1)
+        goes_on = told == before + 1 or (told == before and due == epoch)
+        epoch = max(due, epoch + told - before) if goes_on else told
+        self._told = told, epoch
         if self._fast is None:
             self._generic.aim(self, epoch)
         elif (iterator := self._fast.aim(epoch)) is not None:
@@ -673,6 +688,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Args:
             epoch: 0 to 2**32-1. After :meth:`load_state_dict` the epoch that was loaded keeps the place in it.
         """
+        self._told = _NOTHING_TOLD
         if self._fast is not None:
             self._fast.set_epoch(epoch)
             if not self._fast.own_order:
@@ -710,6 +726,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 explicit sampler gives other samples than were handed out; on torch's path, if workers have states and
                 their number differs.
         """
+        self._told = None
         if self._fast is None:
             self._generic.load_state_dict(self, state_dict)
             if self.skip is None:

@@ -14,6 +14,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.subset import as_feeder
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
 from feeder.order.bucket_order import BucketOrder
 from feeder.order.gaps import Gaps
 from feeder.order.recent import Recent
@@ -155,7 +156,10 @@ def _whole(reader: Reader) -> Reader:
 
 def _check_own(own_order: bool) -> None:
     if not own_order:
-        raise ArgumentError("skip= is for the loader's own order, and this one has a sampler: leave them out there")
+        raise ArgumentError(
+            "skip= is for the loader's own order, and this one has a sampler: leave them out there. "
+            + SAMPLER_OF_A_FRAMEWORK
+        )
 
 
 def _check_range(skip: Skip, samples: int) -> None:

@@ -22,6 +22,7 @@ from feeder.transforms.pad_to_batch import PadToBatch
 __all__ = [
     "DEFAULT_COLLATES",
     "DEFAULT_PREFETCH",
+    "SAMPLER_OF_A_FRAMEWORK",
     "CopyStream",
     "DeviceOptions",
     "EpochOptions",
@@ -30,6 +31,11 @@ __all__ = [
 ]
 
 DEFAULT_PREFETCH = 2  # torch's
+SAMPLER_OF_A_FRAMEWORK = (
+    "A framework that put the sampler there is to leave the loader as it is: Lightning does with "
+    "use_distributed_sampler=False, with overfit_batches if shuffle=False, and in predict() if it gets an iterable "
+    "around the loader"
+)
 DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 _ON_BOTH_PATHS = ("shuffle", "follows_state", "batch_sampler", "collate_fn", "worker_init_fn")
 

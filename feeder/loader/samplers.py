@@ -7,15 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+from feeder.errors import ArgumentError
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
 from feeder.loader.stateful import method_of
 from feeder.order.lanes import LaneOrder
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
 from feeder.system.warning import warn
 
-__all__ = ["change_order", "follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
+__all__ = ["change_order", "check_ranks", "follow_sampler", "show_order", "tell_epoch", "warn_of_split"]
 
 _AT_ONCE = 4096
 
@@ -95,6 +97,16 @@ def tell_epoch(loader: DataLoader[Any], epoch: int) -> None:
         if set_epoch is not None and not any(each is other for other in told):
             told.append(each)
             set_epoch(epoch)
+
+
+def check_ranks(sampler: Any, ranks: tuple[int, int] | None) -> None:
+    """Raises ArgumentError if a DistributedSampler splits epochs for another rank than the one given to the loader."""
+    if ranks is None or not isinstance(sampler, DistributedSampler) or ranks == (sampler.rank, sampler.num_replicas):
+        return
+    raise ArgumentError(
+        f"the loader has rank={ranks[0]}, world_size={ranks[1]}, and its sampler splits epochs for rank {sampler.rank} "
+        f"of {sampler.num_replicas}: leave one of them out. {SAMPLER_OF_A_FRAMEWORK}"
+    )
 
 
 def warn_of_split(order: Order, split: Split, *, is_meant: bool) -> bool:

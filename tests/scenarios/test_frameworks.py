@@ -160,6 +160,60 @@ def test_lightning_goes_on_between_epochs(shards: Path, tmp_path: Path, every: s
     assert torch.equal(resumed.layer.weight, unbroken.layer.weight)
 
 
+@pytest.mark.parametrize(("kind", "workers"), [("shards", 1), ("derived", 0)])
+def test_lightning_cycles_through_a_shorter_loader(shards: Path, tmp_path: Path, kind: str, workers: int) -> None:
+    """It counts its own epochs, in each of which the shorter loader has several, and the last one not to its end."""
+
+    class Pairs(type(_module())):  # type: ignore[misc]
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            self.validated.append(batch[1][2].tolist())
+            return super().training_step(batch[0], number)
+
+    save = _lightning().callbacks.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5, save_top_k=-1)
+    combined = pytest.importorskip("pytorch_lightning.utilities").CombinedLoader
+
+    def train(resumed: Path | None = None) -> list[list[int]]:
+        loaders = [DataLoader(_dataset(kind, shards), size, True, num_workers=workers) for size in (8, 20)]
+        model, callbacks = Pairs(), [] if resumed else [save]
+        trainer = _trainer(tmp_path, max_epochs=3, callbacks=callbacks)
+        trainer.fit(model, combined(loaders, "max_size_cycle"), ckpt_path=resumed)
+        return model.validated
+
+    unbroken = train()
+    assert len({tuple(batch) for batch in unbroken}) == len(unbroken) == 21
+    for epoch in range(3):
+        passes = unbroken[7 * epoch : 7 * epoch + 6]
+        for whole in (passes[:3], passes[3:]):
+            assert sorted(i for batch in whole for i in batch) == list(range(_SIZE))
+    for step in (5, 10):
+        assert train(tmp_path / f"step={step}.ckpt") == unbroken[step:]
+
+
+def test_an_epoch_that_a_framework_tells_goes_on_where_the_loader_is(shards: Path) -> None:
+    for kind in ("shards", "derived"):
+        loader, resumed, expected = (DataLoader(_dataset(kind, shards), 20, True) for _ in range(3))
+        sampler: Any = loader.sampler
+        epochs = [[batch[2].tolist() for batch in expected] for _ in range(6)]
+
+        def epoch(of: Any = loader) -> list[list[int]]:
+            return [batch[2].tolist() for batch in of]
+
+        for told, passes in ((0, [0, 1]), (1, [2]), (2, [3, 4])):
+            sampler.set_epoch(told)
+            sampler.set_epoch(told)  # by a callback of the user's, too
+            assert [epoch() for _ in passes] == [epochs[number] for number in passes]
+        next(iter(loader))
+        resumed.load_state_dict(loader.state_dict())
+        sampler = resumed.sampler
+        sampler.set_epoch(0)  # as Lightning's Fabric counts in each run
+        assert epoch(resumed) == epochs[5][1:]
+        sampler.set_epoch(3)  # any other one is that epoch
+        assert epoch(resumed) == epochs[3]
+        resumed.set_epoch(1)
+        sampler.set_epoch(2)
+        assert epoch(resumed) == epochs[2]
+
+
 _LIGHTNING_RANKS = """
 import json, sys, warnings
 from pathlib import Path
@@ -295,6 +349,32 @@ def test_rays_loader_is_refused_where_it_loses_options(shards: Path, monkeypatch
                 next(iter(prepared))
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["skip", "buckets", "ranks"])
+def test_lightnings_sampler_is_refused_where_the_loader_decides_about_the_order(
+    shards: Path, tmp_path: Path, kind: str
+) -> None:
+    _lightning()
+    data = pytest.importorskip("pytorch_lightning.utilities.data")
+    given: dict[str, Any] = {
+        "skip": {"skip": [3]},
+        "buckets": {"buckets": Buckets([(8, 8)])},
+        "ranks": {"rank": 0, "world_size": 1},
+    }
+    options: dict[str, Any] = given[kind]
+    dataset = ShardDataset(shards, RandomResizedCrop(BUCKET if kind == "buckets" else 8), fields=("index",))
+    loaders = [DataLoader(dataset, 8, shuffle, **options) for shuffle in (True, False)]
+    with pytest.raises(ArgumentError, match="Lightning does with use_distributed_sampler=False, with overfit"):
+        data._update_dataloader(loaders[0], torch.utils.data.DistributedSampler(dataset, 2, 0))
+    if kind != "ranks":
+        with pytest.raises(ArgumentError, match="with overfit_batches if shuffle=False"):
+            _trainer(tmp_path, max_epochs=1, overfit_batches=2).fit(_module(), loaders[0])
+        with pytest.raises(ArgumentError, match=r"in predict\(\) if it gets an iterable around the loader"):
+            _trainer(tmp_path).predict(_module(), loaders[1])
+    model = _module()
+    _trainer(tmp_path, max_epochs=2, overfit_batches=2).fit(model, loaders[1])
+    assert [len(model.epoch(number)) for number in range(2)] == [2, 2]
 
 
 def test_a_sampler_of_lightnings_keeps_all_other_options(shards: Path) -> None:

@@ -262,6 +262,12 @@ class FastPath:
         if self._iterator is None or self._iterator() is None:
             self._progress = None  # of a loop that was broken off, and is not wanted any more
 
+    @property
+    def due_epoch(self) -> int:
+        """The epoch of the iterator that has given nothing yet, else of the next."""
+        iterator = self._iterator() if self._iterator is not None else None
+        return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
+
     def aim(self, epoch: int) -> FastIterator | None:
         """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
         nothing yet, else of the next. Returns the iterator if that begins anew."""

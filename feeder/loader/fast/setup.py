@@ -25,7 +25,7 @@ from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.fast.table_file import shared_table
-from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
@@ -132,7 +132,9 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, sizes: BatchSizes) 
         )
     groups = fixed.buckets is not None or (fixed.pad is not None and fixed.pad.group_by_aspect)
     if groups and fixed.batch_sampler is not None:
-        raise ArgumentError(f"{name} decides about the order, and so does a sampler: leave one of them out")
+        raise ArgumentError(
+            f"{name} decides about the order, and so does a sampler: leave one of them out. {SAMPLER_OF_A_FRAMEWORK}"
+        )
     if groups and goes_by_shard(fixed.shuffle):
         kind = type(fixed.shuffle).__name__
         raise ArgumentError(f"{name} shuffles whole buckets: give shuffle='full' in place of {kind}(...)")

@@ -143,13 +143,9 @@ class GenericPath:
 
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         """Sets the epoch of the next iterator in feeder's own order; a place in that epoch that was loaded is kept."""
-        order, place, prepared = self.order, None, self._prepared
+        order, place = self.order, self._place_ahead()
         assert order is not None
         order.set_epoch(epoch)
-        if prepared is not None and not prepared.finished:
-            place = sampler_place(prepared.state_dict())["_sampler_iter_state"]
-        elif self._loaded is not None and not self._loaded["_iterator_finished"]:
-            place = sampler_place(self._loaded)["_sampler_iter_state"]
         if place is not None and place["epoch"] == order.fixed_epoch:
             order.fixed_epoch = None
         elif place is not None:
@@ -158,21 +154,50 @@ class GenericPath:
     def aim(self, loader: DataLoader[Any], epoch: int) -> None:
         """Sets the epoch for a framework, which may have made the iterator already: the epoch of that iterator if no
         batch was asked of it, else of the next one."""
-        order, current = self.order, self._here
+        order, iterator = self.order, self._untouched()
         assert order is not None
-        iterator = self._with_workers() if current is None and self._with_workers is not None else current
-        split_epoch = None if iterator is None else iterator.split_epoch
-        is_next = self._prepared is not None or self._loaded is not None
-        if is_next or iterator is None or split_epoch is None or iterator.finished or not split_epoch.is_untouched:
+        if iterator is None:
             self.set_epoch(loader, epoch)
             return
         order.set_epoch(epoch)
-        if split_epoch.epoch == order.fixed_epoch:
+        if iterator.split_epoch.epoch == order.fixed_epoch:
             order.fixed_epoch = None
             return
         iterator.restart()
         if self._on_device is not None:
             self._on_device.state = iterator.state_dict()
+
+    @property
+    def due_epoch(self) -> int:
+        """The epoch, in feeder's own order, of the iterator of which no batch was asked, else of the next one."""
+        order, place, iterator = self.order, self._place_ahead(), self._untouched()
+        assert order is not None
+        if place is not None:
+            return int(place["epoch"])
+        if iterator is not None:
+            return int(iterator.split_epoch.epoch)
+        if self._loaded is not None and order.fixed_epoch is None:  # the end of an epoch
+            return int(sampler_place(self._loaded)["_sampler_iter_state"]["epoch"]) + 1
+        return order.next_epoch
+
+    def _place_ahead(self) -> Any:
+        """Returns the place in the epoch of the next iterator, if that was loaded or asked for; else None."""
+        prepared = self._prepared
+        if prepared is not None and not prepared.finished:
+            return sampler_place(prepared.state_dict())["_sampler_iter_state"]
+        if self._loaded is not None and not self._loaded["_iterator_finished"]:
+            return sampler_place(self._loaded)["_sampler_iter_state"]
+        return None
+
+    def _untouched(self) -> Any:
+        """Returns the latest iterator if no batch was asked of it, and no other one is to follow; else None."""
+        iterator: Any = self._here
+        if iterator is None and self._with_workers is not None:
+            iterator = self._with_workers()
+        if iterator is None or self._prepared is not None or self._loaded is not None or iterator.finished:
+            return None
+        split_epoch = iterator.split_epoch
+        return iterator if split_epoch is not None and split_epoch.is_untouched else None
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""

@@ -159,7 +159,12 @@ class SplitOrder:
         latest = self._latest
         if latest is not None and latest.is_going:
             return len(self.split(latest.epoch, 0))
-        return len(self.split(self._next if self.fixed_epoch is None else self.fixed_epoch, 0))
+        return len(self.split(self.next_epoch, 0))
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next iterator."""
+        return self._next if self.fixed_epoch is None else self.fixed_epoch
 
     def split(self, epoch: int, start: int) -> Split:
         """Returns this rank's part of an epoch, from a position on."""
@@ -189,7 +194,7 @@ class SplitOrder:
 
     def take_epoch(self) -> int:
         """Returns the epoch of an iterator that begins."""
-        epoch, self.fixed_epoch = self._next if self.fixed_epoch is None else self.fixed_epoch, None
+        epoch, self.fixed_epoch = self.next_epoch, None
         return epoch
 
     def begin(self, begun: SplitEpoch, split: Split) -> int | None:
