@@ -7,14 +7,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
 from feeder.errors import ArgumentError
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.position import GenericProgress, epoch_is_over, sampler_place
-from feeder.loader.generic.resumable_samplers import IndexIterator, ResumableRandomSampler, draw_seed
+from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.observe.live_view import LiveView, end_view
@@ -45,7 +45,7 @@ class GenericPath:
         self._progress: GenericProgress | None = None
         self._with_workers: weakref.ref[WorkersIterator] | None = None
         self._prepared: HereIterator | WorkersIterator | None = None
-        self._next_base_seed: int | None = None
+        self._seeds = SeedChain()
         self._on_device: _OnDevice | None = None
         self._replacements: list[dict[str, Any]] = []
 
@@ -69,28 +69,23 @@ class GenericPath:
     def _host_iterator(self, loader: DataLoader[Any], options: EpochOptions) -> Any:
         iterator: Any = self._prepared
         self._prepared = None
-        next_seeds = None
-        if self._loaded is not None and self._loaded["_iterator_finished"]:
-            next_seeds = self._loaded.get("_next_seeds")
-            if (sampler := epoch_is_over(self._loaded)) is not None:
-                indices = IndexIterator(loader._index_sampler)
-                indices.load(sampler)
-                collections.deque(indices, maxlen=0)  # the sampler's next epoch follows
-                self._loaded = None
-                self._fix_seeds(loader, next_seeds)
-            elif next_seeds is not None:
-                self._next_base_seed = 0  # the one of the finished epoch is not drawn again
+        if self._loaded is not None and (sampler := epoch_is_over(self._loaded)) is not None:
+            indices = IndexIterator(loader._index_sampler)
+            indices.load(sampler)
+            collections.deque(indices, maxlen=0)  # the sampler's next epoch follows
+            self._loaded = None
         if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
             loader._iterator = None
         if iterator is None:
             iterator = loader._iterator if self._loaded is None else None
             if iterator is not None:
+                self._seeds.begin(_sampler_of(loader))
                 iterator._reset(loader)
             else:
                 iterator = self._new(loader, options)
         if iterator.finished:  # the state was taken at the end of an epoch
-            self._fix_seeds(loader, next_seeds)
             if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
+                self._seeds.begin(_sampler_of(loader))
                 iterator._reset(loader)
             else:
                 iterator = self._new(loader, options)
@@ -99,27 +94,16 @@ class GenericPath:
     def state_dict(self, loader: DataLoader[Any], options: EpochOptions) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
         if self._on_device is not None and self._on_device.state is not None:
-            return self._on_device.state
-        if self._here is None and self._progress is None:
-            self._prepared = self._new(loader, options)
-        assert self._here is not None or self._progress is not None
-        source: Any = self._here if self._here is not None else self._progress
-        sampler, order = loader.sampler, self.order
-        if order is not None and order.fixed_epoch is not None and source.finished:
-            return {**source.state_dict(), "_next_epoch": order.fixed_epoch}
-        if not source.finished or not isinstance(sampler, ResumableRandomSampler) or sampler.generator is not None:
-            return source.state_dict()  # type: ignore[no-any-return]
-        # The next epoch's order follows from torch's random state, which is not ours to save. So the seeds of that
-        # epoch are drawn now, and before the dataset's state is taken, which may hold the random state.
-        if self._next_base_seed is None and sampler.next_seed is None:
-            self._fix_seeds(loader, [None if loader._iterator is not None else draw_seed(), draw_seed()])
-        return {**source.state_dict(), "_next_seeds": [self._next_base_seed, sampler.next_seed]}
-
-    def _fix_seeds(self, loader: DataLoader[Any], seeds: list[int | None] | None) -> None:
-        if seeds is not None:
-            self._next_base_seed = seeds[0]
-            if isinstance(loader.sampler, ResumableRandomSampler):
-                loader.sampler.next_seed = seeds[1]
+            state = self._on_device.state
+        else:
+            if self._here is None and self._progress is None:
+                self._prepared = self._new(loader, options)
+            source: Any = self._here if self._here is not None else self._progress
+            state, order = source.state_dict(), self.order
+            if order is not None and order.fixed_epoch is not None and source.finished:
+                state = {**state, "_next_epoch": order.fixed_epoch}
+        self._seeds.follow(_sampler_of(loader), state)
+        return state
 
     def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
         """See :meth:`feeder.DataLoader.load_state_dict`."""
@@ -136,6 +120,9 @@ class GenericPath:
             order.fixed_epoch = state.get("_next_epoch")
         self._forget(loader)
         self._loaded = state or None
+        self._seeds = SeedChain()
+        if state:
+            self._seeds.follow(_sampler_of(loader), state)
 
     def _forget(self, loader: DataLoader[Any]) -> None:
         self.close(loader)
@@ -224,7 +211,9 @@ class GenericPath:
 
     def _new(self, loader: DataLoader[Any], options: EpochOptions) -> HereIterator | WorkersIterator:
         state, self._loaded = self._loaded, None
-        base_seed, self._next_base_seed = self._next_base_seed, None
+        base_seed = 0 if state is not None and state["_iterator_finished"] else None  # which then is not used
+        if state is None:
+            base_seed = self._seeds.begin(_sampler_of(loader))
         self.meters.expect(loader.num_workers)
         if loader.num_workers == 0:
             self._here, self._progress = HereIterator(loader, self.order, self.meters, state, base_seed), None
@@ -236,6 +225,12 @@ class GenericPath:
         if loader.persistent_workers:
             loader._iterator = iterator
         return iterator
+
+
+def _sampler_of(loader: DataLoader[Any]) -> Any:
+    """Returns the sampler of single samples that a loader's order comes from."""
+    batches = loader.batch_sampler
+    return batches.sampler if type(batches) is BatchSampler else loader.sampler
 
 
 class _OnDevice:

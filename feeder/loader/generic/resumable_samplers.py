@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
+from feeder.loader.generic.position import sampler_place
 from feeder.loader.generic.split_order import SplitEpoch
 from feeder.loader.left_out import Kept
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
@@ -22,6 +23,7 @@ from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 __all__ = [
     "IndexIterator",
     "ResumableRandomSampler",
+    "SeedChain",
     "draw_seed",
     "make_resumable",
 ]
@@ -31,7 +33,7 @@ class ResumableRandomSampler(RandomSampler):
     """torch's RandomSampler, with iterators that can be resumed. Same numbers, same use of the random state.
 
     Attributes:
-        next_seed: The next iterator's seed, if a state has fixed it; None: it is drawn as torch draws it.
+        next_seed: The next iterator's seed, if a :class:`SeedChain` has fixed it; None: it is drawn as torch draws it.
     """
 
     next_seed: int | None = None
@@ -104,12 +106,16 @@ class _ResumableRandomIterator(_ResumableIterator):
 class ResumableSubsetSampler(SubsetRandomSampler):
     """torch's SubsetRandomSampler, with iterators that can be resumed. Same numbers, same use of the random state."""
 
+    next_seed: int | None = None
+
     def __iter__(self) -> Iterator[int]:
         return _DrawnAtOnce(self, super().__iter__)
 
 
 class ResumableWeightedSampler(WeightedRandomSampler):
     """torch's WeightedRandomSampler, with iterators that can be resumed. Same numbers, same use of the random state."""
+
+    next_seed: int | None = None
 
     def __iter__(self) -> Iterator[int]:
         return _DrawnAtOnce(self, super().__iter__)
@@ -125,18 +131,22 @@ class _DrawnAtOnce(_ResumableIterator):
 
     def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
         super().__init__()
-        self._own, self._iterate = sampler.generator, iterate
+        self._sampler, self._iterate = sampler, iterate
 
     def _begun(self) -> Iterator[int]:
         if self._indices is None:
-            generator = torch.default_generator if self._own is None else self._own
-            before, is_resumed = generator.get_state(), self._start is not None
+            own, fixed = self._sampler.generator, self._sampler.next_seed
+            self._sampler.next_seed = None
+            if self._start is None and fixed is not None:
+                self._start = torch.Generator().manual_seed(fixed).get_state()
+            generator = torch.default_generator if own is None else own
+            before, is_given = generator.get_state(), self._start is not None
             if self._start is None:
                 self._start = before
             else:
                 generator.set_state(self._start)
             self._indices = iter([*self._iterate()])
-            if is_resumed and self._own is None:  # the interrupted run drew these numbers
+            if is_given and own is None:  # another run drew these numbers, or none does
                 generator.set_state(before)
         return self._indices
 
@@ -151,6 +161,36 @@ _RESUMABLE: dict[type, type] = {
     SubsetRandomSampler: ResumableSubsetSampler,
     WeightedRandomSampler: ResumableWeightedSampler,
 }
+
+
+class SeedChain:
+    """The seeds of the epochs after one of which a state was taken, of a random sampler without a generator.
+
+    torch draws the seed of each epoch from its global random state, which is not ours to save. So once a state is
+    taken or loaded, each epoch's seeds follow from the order of the epoch before it, of which the state has the seed.
+    """
+
+    def __init__(self) -> None:
+        self._next: torch.Generator | None = None
+
+    def follow(self, sampler: Any, state: dict[str, Any]) -> None:
+        """Notes the epoch of a state, under torchdata's keys; without effect for other samplers."""
+        if type(sampler) in _RESUMABLE.values() and sampler.generator is None:
+            place = sampler_place(state)["_sampler_iter_state"]
+            self._next = torch.Generator()
+            self._next.set_state(place.get("sampler_iter_state", place)["generator"])
+
+    def begin(self, sampler: Any) -> int | None:
+        """Fixes the sampler's seed for an epoch that begins.
+
+        Returns:
+            The workers' base seed; None: both are drawn as torch draws them.
+        """
+        if self._next is None:
+            return None
+        base_seed, sampler.next_seed = draw_seed(self._next), draw_seed(self._next)
+        self._next.manual_seed(sampler.next_seed)
+        return base_seed
 
 
 def make_resumable(*samplers: Any) -> None:

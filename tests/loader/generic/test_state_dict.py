@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
@@ -157,6 +158,51 @@ def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
     resumed = DataLoader(range(30), batch_size=4, shuffle=True, num_workers=1)
     resumed.load_state_dict(state)
     assert [batch.tolist() for batch in resumed] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": None},
+        {"device": "cpu", "skip": [3, 4]},
+        {"batch_sampler": lambda: BatchSampler(RandomSampler(range(9)), 2, False)},
+        {"sampler": lambda: SubsetRandomSampler(range(9))},
+        {"sampler": lambda: WeightedRandomSampler([1] * 9, 9)},
+    ],
+)
+def test_a_state_fixes_the_order_of_all_later_epochs(workers: int, persistent: bool, options: dict[str, Any]) -> None:
+    def loader() -> DataLoader[Any]:
+        given = {name: value() if callable(value) else value for name, value in options.items()}
+        order = {} if {*given} & {"sampler", "batch_sampler"} else {"shuffle": True}
+        size = {} if "batch_sampler" in given else {"batch_size": 2}
+        return DataLoader(
+            range(9), num_workers=workers, persistent_workers=persistent and workers > 0, **(size | order | given)
+        )
+
+    def epoch(batches: Any) -> list[Any]:
+        return [batch if isinstance(batch, int) else batch.tolist() for batch in batches]
+
+    run = loader()
+    epoch(run)
+    iterator = iter(run)
+    next(iterator)
+    states = [run.state_dict()]
+    expected = [epoch(iterator)]
+    states.append(run.state_dict())
+    for _ in range(3):
+        expected.append(epoch(run))
+        run.state_dict()
+    states.append(run.state_dict())
+    assert len({str(found) for found in expected}) == 4
+    expected.append(epoch(run))
+    for state, first in zip(states, (0, 1, 4), strict=True):
+        torch.manual_seed(12345)
+        resumed = loader()
+        resumed.load_state_dict(state)
+        assert [epoch(resumed) for _ in expected[first:]] == expected[first:]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
