@@ -356,7 +356,7 @@ def test_lightnings_sampler_is_refused_where_the_loader_decides_about_the_order(
 ) -> None:
     _lightning()
     data = pytest.importorskip("pytorch_lightning.utilities.data")
-    given: dict[str, Any] = {
+    given: dict[str, dict[str, Any]] = {
         "skip": {"skip": [3]},
         "buckets": {"buckets": Buckets([(8, 8)])},
         "ranks": {"rank": 0, "world_size": 1},
