@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 _HOMES = {
-    "FOLDER_EXTENSIONS": "folders",
     "FeederDataset": "base",
     "FolderDataset": "folders",
     "ShardDataset": "shards",

@@ -27,15 +27,19 @@ from feeder.shard.source.class_folders import (
     splits_advice,
     walk,
 )
-from feeder.shard.source.image_file import MAX_FILE_BYTES, read_image
+from feeder.shard.source.image_file import (
+    MAX_FILE_BYTES,
+    is_image_file,
+    left_out,
+    left_out_notes,
+    looks_like_image,
+    read_image,
+)
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["FOLDER_EXTENSIONS", "FolderListing", "FolderReader"]
-
-# torchvision's IMG_EXTENSIONS
-FOLDER_EXTENSIONS = frozenset({"bmp", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"})
+__all__ = ["FolderListing", "FolderReader"]
 
 _BEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
@@ -311,7 +315,6 @@ class FolderReader:
     def scan(
         cls,
         root: str,
-        extensions: frozenset[str],
         *,
         exif: bool = True,
         targets: tuple[str, ...] = (),
@@ -321,11 +324,11 @@ class FolderReader:
 
         The classes are the root's subfolders, sorted by name; those that img2dataset has written are none, and their
         samples have the label -1. Samples are sorted by class, folder and file name. Links to folders are followed, but
-        not in circles.
+        not in circles. As in ``feeder shard``, names decide about what is left out, see :func:`left_out`, and first
+        bytes about files without the extension of an image.
 
         Args:
             root: The folder.
-            extensions: Of images.
             exif: Whether to apply EXIF orientation.
             targets: Names of members, such as "seg.png", whose files are no samples.
             beat: Called now and then, as a sign of life.
@@ -334,10 +337,16 @@ class FolderReader:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
 
         Warns:
-            UserWarning: if images look like members of others, and are PNGs, or beside half of these.
+            UserWarning: for each kind of files and folders that are left out; if images look like members of others,
+                and are PNGs, or beside half of these.
         """
+        skipped: dict[str, list[str]] = {}
+
+        def leave_out(path: str, kind: str) -> None:
+            skipped.setdefault(kind, []).append(path)
+
         try:
-            classes = class_names(root)
+            classes = class_names(root, leave_out)
         except OSError as error:
             raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
         if not classes:
@@ -354,21 +363,22 @@ class FolderReader:
             warn(downloads_note(root, classes))
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, (files, others) in sorted(_files(root, name, extensions, targets, beat).items()):
-                members |= set(member_names(files, others).values())
+            for folder, (files, fields) in sorted(_files(root, name, targets, leave_out, beat).items()):
+                members |= fields
                 for file, field in likely_members(files).items():
                     likely.setdefault(field, []).append(os.path.join(folder, file))
-                for file in sorted(files):
+                for file in files:
                     data += os.fsencode(os.path.join(folder, file))
                     starts.append(len(data))
                     labels.append(label if is_labelled else -1)
             if is_labelled and len(labels) == before:
                 raise SourceError(
-                    f"{os.path.join(root, name)}: found no image in this class folder; expected one of the extensions "
-                    f"{', '.join(sorted(extensions))}: remove the folder, or add images"
+                    f"{os.path.join(root, name)}: found no image in this class folder: remove the folder, or add images"
                 )
         if not labels:
             raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
+        for note in left_out_notes(root, skipped):
+            warn(note)
         if advice := splits_advice(root, classes):
             warn(advice)
         for field, paths in likely.items():
@@ -383,25 +393,48 @@ class FolderReader:
 
 
 def _files(
-    root: str, name: str, extensions: frozenset[str], targets: tuple[str, ...], beat: Callable[[], object]
-) -> dict[str, tuple[list[str], list[str]]]:
-    """Returns the names of the images and of other files below a class folder, by their folder relative to the root."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
+    root: str,
+    name: str,
+    targets: tuple[str, ...],
+    leave_out: Callable[[str, str], object],
+    beat: Callable[[], object],
+) -> dict[str, tuple[list[str], set[str]]]:
+    """Returns the images below a class folder, sorted, and the names of their members, by folder relative to the root.
+
+    ``leave_out`` takes the path and the kind of files and folders that are left out.
+    """
+    found: dict[str, tuple[list[str], set[str]]] = {}
     endings = tuple(f".{target}" for target in targets)
 
     def visit(relative: str) -> list[str]:
         folders: list[str] = []
-        files, others = found[relative] = [], []
+        files: list[str] = []
+        others: list[str] = []
         with scan_folder(os.path.join(root, relative)) as entries:
             for k, entry in enumerate(entries):
                 if k % _BEAT_ENTRIES == 0:
                     beat()
-                is_image = os.path.splitext(entry.name)[1][1:].lower() in extensions
+                is_image = looks_like_image(entry.name)
                 # A link named like an image counts as one; if its target can't be read, reading the sample says so.
-                if is_folder(entry, skip_unreadable=is_image):
+                is_below = is_folder(entry, skip_unreadable=is_image)
+                if kind := left_out(entry.name, is_folder=is_below):
+                    leave_out(os.path.join(relative, entry.name), kind)
+                elif is_below:
                     folders.append(entry.name)
                 else:
                     (files if is_image and not entry.name.endswith(endings) else others).append(entry.name)
+        members = member_names(files, others)
+        images = found[relative] = [], set(members.values())
+        for k, file in enumerate(sorted([*files, *(name for name in others if name not in members)])):
+            if k % _BEAT_ENTRIES == 0:
+                beat()
+            path = os.path.join(relative, file)
+            if file.endswith(endings):
+                continue
+            if is_image_file(os.path.join(root, path)):
+                images[0].append(file)
+            elif looks_like_image(file):
+                leave_out(path, "undecodable image")
         return folders
 
     walk(root, name, visit, lambda path, reason: None)

@@ -9,17 +9,21 @@ from typing import Any
 from feeder.dataset.base import FeederDataset, applies_exif
 from feeder.dataset.extras import Fields
 from feeder.dataset.fields_of import fields_of
-from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
+from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
 from feeder.dataset.targets import target_values
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 
-__all__ = ["FOLDER_EXTENSIONS", "FolderDataset"]
+__all__ = ["FolderDataset"]
 
 
 class FolderDataset(FeederDataset):
     """Images in a folder for each class, by torchvision's ImageFolder rule: classes are the subfolders, sorted.
+
+    As in ``feeder shard``, hidden folders and those of systems, such as ``__MACOSX``, are no classes, and unfinished
+    and backup files, such as ``a.jpg~``, are no images; a warning counts each kind. Files without an image's extension
+    are judged by their first bytes.
 
     Args:
         path: The folder.
@@ -51,7 +55,7 @@ class FolderDataset(FeederDataset):
         root = os.path.abspath(os.fspath(path))
         exif, recipe = applies_exif(exif_orientation), recipe_or_views(transform)
         moved = target_values(targets, recipe, exif=exif)
-        reader = FolderReader.scan(root, FOLDER_EXTENSIONS, exif=exif, targets=tuple(each.name for each in moved))
+        reader = FolderReader.scan(root, exif=exif, targets=tuple(each.name for each in moved))
         if classes is not None:
             name_classes(reader, classes)
         if target_transform is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from feeder.dataset.field_index import open_shards
-from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderListing, FolderReader
+from feeder.dataset.folder_reader import FolderListing, FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.fast.set_json import SetPlace
@@ -107,7 +107,7 @@ class Roots:
         return self._functions.find(name, digests)
 
     def _listing(self, folder: str, targets: tuple[str, ...]) -> FolderListing:
-        return FolderReader.scan(folder, FOLDER_EXTENSIONS, targets=targets, beat=self._beat).listing
+        return FolderReader.scan(folder, targets=targets, beat=self._beat).listing
 
     def _path(self, path: str) -> str:
         found = os.path.realpath(path)

@@ -8,7 +8,7 @@ from typing import Any
 
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset, applies_exif
-from feeder.dataset.folder_reader import FOLDER_EXTENSIONS, FolderReader
+from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, SourceError
@@ -101,7 +101,7 @@ def open_dataset(
             raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")
         if targets:
             exif = applies_exif(exif_orientation)
-            reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS, exif=exif, targets=tuple(targets))
+            reader = FolderReader.scan(os.path.abspath(path), exif=exif, targets=tuple(targets))
             return FeederDataset(reader, transform, ())
         return FolderDataset(path, transform, exif_orientation=exif_orientation)
     options: dict[str, Any] = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "version": version}

@@ -59,7 +59,7 @@ def parameters(op: Any) -> list[list[str]]:
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Results of torchvision, all of one process, as its import takes seconds."""
     folder = tmp_path_factory.mktemp("torchvision")
-    for name in ("b/1.png", "b/sub/2.png", "A/3.PNG", "10/.4.jpg", "9/5.webp", "é/6.jpg", ".hidden/7.jpeg"):
+    for name in ("b/1.png", "b/sub/2.png", "A/3.PNG", "10/.4.jpg", "9/5.webp", "é/6.jpg", "hidden/7.jpeg"):
         path = folder / "tree" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(encode(pixels(1), "PNG"))
@@ -130,7 +130,8 @@ def test_parameters_and_defaults_are_those_of_this_torchvision(theirs: dict[str,
 
 
 def test_folder_has_the_classes_and_samples_of_this_torchvision(theirs: dict[str, Any]) -> None:
-    ours = FolderDataset(theirs["tree"], fields=("path",))
+    with pytest.warns(UserWarning, match="left out 1 unfinished"):
+        ours = FolderDataset(theirs["tree"], fields=("path",))
     assert ours.classes == theirs["classes"]
     assert [[ours[i][2], ours[i][1]] for i in range(len(ours))] == theirs["samples"]
 

@@ -35,13 +35,13 @@ JPEG = encode(pixels(1))
 
 
 def test_class_indices_follow_torchvisions_rule(tmp_path: Path) -> None:
-    names = ["b", "A", "10", "9", "é", "empty", ".hidden"]
+    names = ["b", "A", "10", "9", "é", "empty"]
     for name in names:
         (tmp_path / "src" / name).mkdir(parents=True)
         if name != "empty":
             (tmp_path / "src" / name / "x.jpg").write_bytes(JPEG)
     # torchvision.datasets.folder.find_classes: sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
-    assert class_names(str(tmp_path / "src")) == [".hidden", "10", "9", "A", "b", "empty", "é"]
+    assert class_names(str(tmp_path / "src")) == ["10", "9", "A", "b", "empty", "é"]
     notes: list[str] = []
 
     class Notes(Progress):
@@ -50,14 +50,103 @@ def test_class_indices_follow_torchvisions_rule(tmp_path: Path) -> None:
 
     shard(str(tmp_path / "src"), str(tmp_path / "out"), progress=Notes())
     assert {(path, label) for path, _, label in samples_of(tmp_path / "out")} == {
-        (".hidden/x.jpg", 0),
-        ("10/x.jpg", 1),
-        ("9/x.jpg", 2),
-        ("A/x.jpg", 3),
-        ("b/x.jpg", 4),
-        ("é/x.jpg", 6),
+        ("10/x.jpg", 0),
+        ("9/x.jpg", 1),
+        ("A/x.jpg", 2),
+        ("b/x.jpg", 3),
+        ("é/x.jpg", 5),
     }
-    assert notes == ["class folder 'empty' holds no file; it keeps its label 5"]
+    assert notes == ["class folder 'empty' holds no file; it keeps its label 4"]
+
+
+_SYSTEM_FOLDERS = [
+    ".ipynb_checkpoints",
+    "__MACOSX",
+    "@eaDir",
+    "$RECYCLE.BIN",
+    "lost+found",
+    "System Volume Information",
+]
+_NO_IMAGES = ["a.jpg.crdownload", "a.jpg~", "a.PNG.part", "a.jpg.TMP", "a.jpg.bak", "#a.jpg#", "._b.jpg"]
+_IMAGES = [
+    ".a.jpg",
+    "a.jpg",
+    "a.v2.JPG",
+    "a part.jpg",
+    "b.gif",
+    "c.jfif",
+    "none",
+    "d.0001",
+    "e.jpg?w=300",
+    "really-jpeg.heic",
+]
+
+
+def _zoo(root: Path) -> tuple[Path, set[str]]:
+    """Two classes of images under many names, beside files and folders that are none, and the paths of the images."""
+    for name in ("cat", "dog"):
+        (root / name / "more").mkdir(parents=True)
+        for file in (*_NO_IMAGES, *_IMAGES):
+            (root / name / file).write_bytes(JPEG)
+        for folder in (root / name, root / name / "more"):
+            for system in _SYSTEM_FOLDERS:
+                (folder / system).mkdir()
+                (folder / system / "x.jpg").write_bytes(JPEG)
+        for file, data in (
+            (".DS_Store", b"\0"),
+            ("Thumbs.db", b"\0"),
+            ("BMW", b"BMW is"),
+            ("z.txt", JPEG),
+            ("a.txt", b""),
+        ):
+            (root / name / file).write_bytes(data)
+        (root / name / ".#a.jpg").symlink_to("user@host.1")
+        (root / name / "photo.heic").write_bytes(b"\0\0\0\x18ftypheic")
+    for system in _SYSTEM_FOLDERS:
+        (root / system).mkdir()
+        (root / system / "x.jpg").write_bytes(JPEG)
+    return root, {f"{name}/{file}" for name in ("cat", "dog") for file in _IMAGES}
+
+
+def _entries(root: Path) -> set[str]:
+    """All files that a source must account for, and the folders that are left out in place of those in them."""
+    found = set()
+    for path in root.rglob("*"):
+        inside = path.relative_to(root)
+        if not set(inside.parts[:-1]) & set(_SYSTEM_FOLDERS) and (inside.name in _SYSTEM_FOLDERS or not path.is_dir()):
+            found.add(str(inside))
+    return found
+
+
+def test_shards_and_a_folder_dataset_leave_the_same_out_and_say_so(tmp_path: Path) -> None:
+    root, images = _zoo(tmp_path / "src")
+    summary = shard(str(root), str(tmp_path / "out"), kept(max_bad=1))
+    assert {path for path, _, _ in samples_of(tmp_path / "out")} == images
+    members = {"cat/a.txt", "dog/a.txt"}
+    assert images | rejected(tmp_path / "out").keys() | members == _entries(root)
+    assert (summary.inputs, summary.bad, summary.classes) == (len(_entries(root)) - 2, 4, 2)
+    expected = {
+        "30 hidden or system folders, such as $RECYCLE.BIN",
+        "16 unfinished, backup or system files, such as cat/#a.jpg#",
+    }
+    told = {note.partition(": left out ")[2].partition(": rename")[0] for note in summary.notes}
+    assert told - {""} == expected
+    with pytest.warns(UserWarning, match="left out") as warned:
+        dataset = FolderDataset(root)
+    assert {dataset.reader.field(i, "key") for i in range(len(dataset))} == images
+    assert dataset.classes == ["cat", "dog"]
+    told = {str(each.message).partition(": left out ")[2].partition(": rename")[0] for each in warned}
+    assert told - {""} == expected | {"2 undecodable images, such as cat/photo.heic"}
+
+
+def test_a_flat_folder_beside_a_systems_folder_stays_flat(tmp_path: Path) -> None:
+    for folder in ("src/.ipynb_checkpoints", "src/__MACOSX"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "._x.jpg").write_bytes(JPEG)
+    (tmp_path / "src/x.jpg").write_bytes(JPEG)
+    out = sharded(tmp_path / "src", tmp_path)
+    assert samples_of(out) == [("x.jpg", JPEG, -1)]
+    assert set(rejected(out)) == {".ipynb_checkpoints", "__MACOSX"}
 
 
 def test_folders_named_as_splits_are_pointed_out(tmp_path: Path) -> None:

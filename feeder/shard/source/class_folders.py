@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from feeder.errors import SourceError
+from feeder.shard.source.image_file import left_out
 from feeder.system.files import scan_folder
 
 __all__ = [
@@ -27,15 +28,30 @@ UNREADABLE = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLO
 _SPLITS = frozenset({"eval", "test", "testing", "train", "training", "val", "valid", "validation"})
 
 
-def class_names(root: str, *, skip_unreadable: bool = False) -> list[str]:
-    """Returns the classes of a class-per-folder tree: its folders' names, sorted, as in torchvision's ImageFolder.
+def class_names(
+    root: str, leave_out: Callable[[str, str], object] = lambda name, kind: None, *, skip_unreadable: bool = False
+) -> list[str]:
+    """Returns the classes of a class-per-folder tree: its folders' names, sorted, as in torchvision's ImageFolder, but
+    for hidden folders and those of systems.
+
+    Args:
+        root: The folder.
+        leave_out: Takes the name of a folder that is no class, and its kind.
+        skip_unreadable: See :func:`is_folder`.
 
     Raises:
         OSError: if the folder can't be listed.
         SourceError: as :func:`is_folder` does.
     """
+    names = []
     with scan_folder(root) as entries:
-        return sorted(entry.name for entry in entries if is_folder(entry, skip_unreadable=skip_unreadable))
+        for entry in entries:
+            if is_folder(entry, skip_unreadable=skip_unreadable):
+                if kind := left_out(entry.name, is_folder=True):
+                    leave_out(entry.name, kind)
+                else:
+                    names.append(entry.name)
+    return sorted(names)
 
 
 def is_folder(entry: os.DirEntry[str], *, skip_unreadable: bool = False) -> bool:

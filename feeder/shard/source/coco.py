@@ -92,6 +92,7 @@ def open_coco(
     keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
     points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
     bare = short = 0
+    found_names: set[str] = set()
 
     def fields_of(image: Mapping[str, Any], objects: Sequence[Annotation]) -> Iterator[tuple[str, bytes]]:
         if are_captions:
@@ -111,8 +112,11 @@ def open_coco(
     with Spool(source, spool_path) as spool:
         for image in data["images"]:
             path = image["file_name"]
-            if wanted is not None and os.path.splitext(path)[0] not in wanted:
-                continue
+            if wanted is not None:
+                name = os.path.splitext(path)[0]
+                if name not in wanted:
+                    continue
+                found_names.add(name)
             try:
                 status = _status(images, path)
                 parts = [spool.add(*field) for field in fields_of(image, objects[image["id"]])]
@@ -123,6 +127,8 @@ def open_coco(
             source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
             bare += sum(map(_is_bare, objects[image["id"]]))
             short += sum(map(_short_polygons, objects[image["id"]]))
+    for name in sorted((wanted or set()) - found_names):
+        source.reject(name, f"is wanted, but has no image in {shown}")
     if rasterize is not None and bare:
         source.notes.append(f"{shown}: {count(bare, 'object')} without a segmentation: in {BOXES}, not in {INSTANCES}")
     if rasterize is not None and short:

@@ -20,7 +20,7 @@ from feeder.shard.source.class_folders import (
     unlistable,
     walk,
 )
-from feeder.shard.source.image_file import LARGE_BYTES, looks_like_image
+from feeder.shard.source.image_file import LARGE_BYTES, left_out, left_out_notes, looks_like_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
 from feeder.shard.source.source import Source
 from feeder.system.text import count
@@ -77,6 +77,7 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
             return tree
         flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
+        flat.left_out = tree.left_out
         _list_files(flat, "", -1, None, members)
         note_members(flat, members)
         return flat
@@ -137,7 +138,9 @@ def _list_files(
             status = os.stat(full)
         except OSError as error:
             is_link = os.path.islink(full)
-            if error.errno == errno.ELOOP:
+            if is_link and (kind := left_out(name)):  # such as the lock of an editor
+                source.leave_out(path, kind)
+            elif error.errno == errno.ELOOP:
                 source.reject(path, "symlink loop")
             elif error.errno == errno.ENOENT and is_link:
                 source.reject(path, "broken symlink")
@@ -152,7 +155,10 @@ def _list_files(
             else:  # its folder can't be searched, or the machine failed: not this file's fault
                 raise
             continue
-        if stat.S_ISDIR(status.st_mode):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if kind := left_out(name, is_folder=is_folder):
+            source.leave_out(path, kind)
+        elif is_folder:
             folders.append(name)
         elif not stat.S_ISREG(status.st_mode):
             source.reject(path, "not a regular file", bad=looks_like_image(path))
@@ -222,11 +228,13 @@ def _is_photo(name: str) -> bool:
 
 
 def note_members(source: Source, members: Sequence[str]) -> None:
-    """Notes the names of the files that became members, and the images that look like members and did not.
+    """Notes what was left out, the names of the files that became members, and the images that look like members and
+    did not.
 
     Raises:
         SourceError: if no file became one of the members that were asked for.
     """
+    source.notes += left_out_notes(source.root, source.left_out)
     counts: collections.Counter[str] = collections.Counter()
     for fields, ids in source.table.by_fields().items() if source.table.fields else ():
         counts.update(dict.fromkeys(fields, len(ids)))

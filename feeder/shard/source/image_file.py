@@ -1,17 +1,27 @@
-"""Files of encoded images: limits on their size, and a reader that checks the first bytes of large ones."""
+"""Files of encoded images: those that count as images, limits on their size, and a reader."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+from collections.abc import Mapping, Sequence
 
 from feeder.decoders.image_header import IMAGE_EXTENSIONS
+from feeder.decoders.packed import is_packed
 from feeder.system.files import open_regular
+from feeder.system.text import count
 
 __all__ = [
     "LARGE_BYTES",
     "MAX_FILE_BYTES",
+    "START_BYTES",
     "check_size",
     "check_start",
+    "has_other_extension",
+    "is_image_file",
+    "left_out",
+    "left_out_notes",
     "looks_like_image",
     "read_image",
     "unpacked_limit",
@@ -22,13 +32,40 @@ MAX_FILE_BYTES = 1 << 30
 
 # Smaller files are read without a check of their first bytes; photos are nearly always smaller.
 LARGE_BYTES = 16 << 20
-# First bytes of the formats that can be decoded, as Pillow knows them; the last is that of `--encode raw`.
-_MAGICS = (b"\xff\xd8", b"\x89PNG", b"RIFF", b"BM", b"GIF8", b"II", b"MM", b"P", b"\x93NUMPY")
-_MAGIC_BYTES = 8
+_NO_FILE = (errno.EACCES, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.EPERM)
+START_BYTES = 12
+# First bytes of the formats that can be decoded, as Pillow knows them.
+_START = re.compile(
+    rb"\xff\xd8|\x89PNG|RIFF....WEBP|BM....\0\0\0\0|GIF8|(II|MM)(\*\0|\0\*|\+\0|\0\+)|P[1-6fF]\s", re.DOTALL
+)
 # Images hardly compress, and labels and headers not this much; a file of zeros shrinks a thousandfold.
 UNPACKED_TIMES = 100
 # Formats that feeder does not decode, though such a file claims to be an image.
 _OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
+
+# Folders of systems, file servers and tools, which hold thumbnails, copies and deleted files.
+_SYSTEM_FOLDERS = frozenset(
+    {
+        "#recycle",
+        "#snapshot",
+        "$recycle.bin",
+        "@eadir",
+        "@recycle",
+        "@tmp",
+        "__macosx",
+        "__pycache__",
+        "lost+found",
+        "network trash folder",
+        "recycler",
+        "system volume information",
+        "temporary items",
+    }
+)
+# ``._a.jpg`` is what macOS writes beside a.jpg on other systems' disks, and ``.#a.jpg`` an editor's lock.
+_UNFINISHED = re.compile(
+    r"\.[_#~].*|#.*#|~\$.*|.*(~|\.(!ut|aria2|bak|crdownload|download|filepart|old|opdownload|orig|part|partial|swp|te?mp))",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MAX_FILE_BYTES) -> None:
@@ -47,7 +84,7 @@ def check_size(descriptor: int, offset: int, length: int, *, max_bytes: int = MA
     if length > max_bytes:
         raise ValueError(f"{length:,} bytes are more than the {max_bytes:,} that an image may have")
     if length > LARGE_BYTES:
-        check_start(os.pread(descriptor, _MAGIC_BYTES, offset))
+        check_start(os.pread(descriptor, START_BYTES, offset))
 
 
 def check_start(head: bytes) -> None:
@@ -56,8 +93,8 @@ def check_start(head: bytes) -> None:
     Raises:
         ValueError: if they are not.
     """
-    if not head.startswith(_MAGICS):
-        raise ValueError(f"not an image: starts with {head!r}")
+    if not _START.match(head) and not is_packed(head):
+        raise ValueError(f"not an image: starts with {head[:8]!r}")
 
 
 def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -91,6 +128,52 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 def looks_like_image(path: str | bytes) -> bool:
     """Returns whether a file's name claims that it is an image."""
     return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
+
+
+def has_other_extension(path: str) -> bool:
+    """Returns whether a file's name has an extension that is no image's, such as ``.txt``, and not ``.0001``."""
+    return not looks_like_image(path) and bool(re.fullmatch(r"\.[a-zA-Z][a-zA-Z0-9]*", os.path.splitext(path)[1]))
+
+
+def is_image_file(path: str) -> bool:
+    """Returns whether a file can be decoded, by its name or else by its first bytes; False if it has none to read.
+
+    Raises:
+        OSError: for an error of the machine.
+    """
+    if os.path.splitext(path)[1][1:].lower() in IMAGE_EXTENSIONS - {"fpk"}:
+        return True
+    if has_other_extension(path):
+        return False
+    try:
+        with open(path, "rb", buffering=0, opener=open_regular) as file:
+            return bool(_START.match(file.read(START_BYTES)))
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            return False
+        raise
+
+
+def left_out(name: str, *, is_folder: bool = False) -> str | None:
+    """Returns the kind of a folder that is no class and holds no samples, or of a file that is no image and no member,
+    by its name; None for any other."""
+    if is_folder:
+        is_system = name.startswith(".") or name.lower() in _SYSTEM_FOLDERS
+        return "hidden or system folder" if is_system else None
+    return "unfinished, backup or system file" if _UNFINISHED.fullmatch(name) else None
+
+
+def left_out_notes(root: str, found: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a note on each kind of files and folders that were left out.
+
+    Args:
+        root: The folder.
+        found: Their paths by kind, see :func:`left_out`.
+    """
+    return [
+        f"{root}: left out {count(len(paths), kind)}, such as {min(paths)}: rename or convert those that are wanted"
+        for kind, paths in found.items()
+    ]
 
 
 def unpacked_limit(packed_bytes: int, least_bytes: int) -> int:

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from feeder.errors import SourceError
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
+from feeder.shard.source.image_file import left_out
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.pairs import open_pairs
 from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.shard.source.target_sources import TargetSources
-from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, open_stored_tars, open_tars
+from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, is_tar, open_stored_tars, open_tars
 from feeder.shard.source.voc import open_voc
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url, is_remote, shown_place
@@ -151,9 +152,9 @@ def _remote_kind(path: str) -> str:
 
 def _lone_tars(entries: Sequence[Entry]) -> list[Entry]:
     """Returns the tars of a prefix that holds no folders, as a folder of tars is told from one of images."""
-    if any("/" in entry.key for entry in entries):
+    if any("/" in entry.key and not left_out(entry.key.partition("/")[0], is_folder=True) for entry in entries):
         return []
-    return [entry for entry in entries if entry.key.endswith(TAR_SUFFIXES)]
+    return [entry for entry in entries if "/" not in entry.key and is_tar(entry.key)]
 
 
 def overlaps_source(path: str, out: str) -> bool:
@@ -175,6 +176,6 @@ def overlaps_source(path: str, out: str) -> bool:
 def _is_tar_folder(path: str) -> bool:
     with os.scandir(path) as entries:
         listed = list(entries)
-    return any(e.name.endswith(TAR_SUFFIXES) and os.path.isfile(e.path) for e in listed) and not any(
-        os.path.isdir(e.path) and not e.name.startswith(".") for e in listed
+    return any(is_tar(e.name) and os.path.isfile(e.path) for e in listed) and not any(
+        os.path.isdir(e.path) and not left_out(e.name, is_folder=True) for e in listed
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from feeder.errors import SourceError
 from feeder.shard.source.folder import list_tree
-from feeder.shard.source.image_file import looks_like_image
+from feeder.shard.source.image_file import left_out_notes, looks_like_image
 from feeder.shard.source.source import Source
 from feeder.system.files import open_regular
 
@@ -147,6 +147,7 @@ def _listed(source: Source, tree: Tree, names: set[str] | None) -> Iterator[tupl
     listing = Source("files", tree.folder, skip_unreadable=source.skip_unreadable)
     list_tree(listing)
     source.unreadable_folders += listing.unreadable_folders
+    source.notes += left_out_notes(tree.folder, listing.left_out)
     for rejection in listing.rejected:
         source.reject(_relative(source, tree, rejection.path), rejection.reason, bad=rejection.bad)
     seen: set[str] = set()

@@ -15,7 +15,7 @@ from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
 from feeder.shard.source.folder import add_files, members_of_photos, note_members
-from feeder.shard.source.image_file import LARGE_BYTES, check_start, looks_like_image
+from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source
 from feeder.shard.store.store import Entry, Store, download, open_store
@@ -126,7 +126,7 @@ class RemoteSource(Source):
         if size > self.max_file_bytes:
             raise ValueError(f"{size:,} bytes are more than the {self.max_file_bytes:,} that an image may have")
         if size > LARGE_BYTES:
-            check_start(self._get(key, 0, 8, entry))
+            check_start(self._get(key, 0, START_BYTES, entry))
         return self._get(key, 0, size, entry)
 
     def _get(self, key: str, start: int, end: int, entry: Entry) -> bytes:
@@ -210,9 +210,18 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
         SourceError: if one of its folders is a shard set; if no image has one of the members.
     """
     folders: dict[str, dict[str, _Status]] = {}
+    skipped: dict[str, str] = {}
     for entry in entries:
-        folder, _, name = entry.key.rpartition("/")
-        folders.setdefault(folder, {})[name] = _Status(entry.size_bytes, entry.modified_ns)
+        *above, name = entry.key.split("/")
+        path, kind = entry.key, left_out(name)
+        for depth, part in enumerate(above, 1):
+            if is_system := left_out(part, is_folder=True):
+                path, kind = "/".join(above[:depth]), is_system
+                break
+        if kind:
+            skipped[path] = kind
+        else:
+            folders.setdefault("/".join(above), {})[name] = _Status(entry.size_bytes, entry.modified_ns)
     for folder in folders:  # markers of folders, as some tools make them, are no files
         parent, _, name = folder.rpartition("/")
         if name in folders.get(parent, ()) and not folders[parent][name].st_size:
@@ -220,6 +229,8 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
     classes = sorted({folder.partition("/")[0] for folder in folders if folder})
     source = RemoteSource("class folders" if classes else "flat folder", store)
     source.classes = classes or None
+    for path, kind in skipped.items():
+        source.leave_out(path, kind)
     if (shards := next((name for name in classes if MANIFEST_NAME in folders.get(name, ())), None)) is not None:
         raise SourceError(
             f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it out of the source"

@@ -80,6 +80,7 @@ class Source:
         replaces_cls: True if the labels replace those in the ``cls`` fields.
         image_fields: Fields that hold the image, of which each sample has one; empty where images are files.
         other_images: Fields that are named like images, but were not chosen.
+        left_out: Paths of files and folders that are left out because of their names, by kind; also among the rejected.
         likely_members: Images of a folder that look like masks or second images of others, by their field.
         max_file_bytes: Larger images and other fields are not read.
         content_digest: SHA-256 of the spooled fields, hexadecimal; empty if nothing was spooled.
@@ -99,6 +100,7 @@ class Source:
         self.replaces_cls = False
         self.image_fields: tuple[str, ...] = ()
         self.other_images: tuple[str, ...] = ()
+        self.left_out: dict[str, list[str]] = {}
         self.likely_members: dict[str, list[str]] = {}
         self.max_file_bytes = MAX_FILE_BYTES
         self.content_digest = ""
@@ -147,6 +149,11 @@ class Source:
         """Lists an input that can't be a sample."""
         self.rejected.append(Rejection(os.fsdecode(path), reason, bad))
 
+    def leave_out(self, path: str, kind: str) -> None:
+        """Lists a file or folder that is left out because of its name."""
+        self.left_out.setdefault(kind, []).append(path)
+        self.reject(path, f"{kind}: left out by its name", bad=False)
+
     def skip_folder(self, path: str, reason: str) -> None:
         """Lists a folder that is left out with all its contents."""
         self.unreadable_folders += 1
@@ -184,7 +191,8 @@ class Source:
             container if is_remote(container.path) else container._replace(path=os.path.abspath(container.path))
             for container in found.containers
         ]
-        found.classes, found.rejected, found.notes, found.likely_members = None, [], [], {}
+        found.classes, found.rejected, found.notes = None, [], []
+        found.left_out, found.likely_members = {}, {}
         found._descriptors = {}
         return found
 

@@ -23,7 +23,7 @@ from feeder.shard.format.tar import Member, Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable
 from feeder.shard.source.fetched_tars import GZIP_MAGIC, TarMembers, compressed_error, fetched_tars
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
-from feeder.shard.source.image_file import unpacked_limit
+from feeder.shard.source.image_file import left_out, left_out_notes, unpacked_limit
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, drop_duplicates, reject_samples
@@ -34,7 +34,7 @@ from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL, atomic_file
 from feeder.system.text import count
 
-__all__ = ["TAR_SUFFIXES", "expand_pattern", "open_stored_tars", "open_tars"]
+__all__ = ["TAR_SUFFIXES", "expand_pattern", "is_tar", "open_stored_tars", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
@@ -52,6 +52,11 @@ def _split_name(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, field.lower()) if stem and dot and field else None
 
 
+def is_tar(name: str) -> bool:
+    """Returns whether a file is a tar by its name, and none that is left out."""
+    return name.endswith(TAR_SUFFIXES) and not left_out(name)
+
+
 def expand_pattern(pattern: str) -> list[str]:
     """Lists the tars that a brace pattern, a glob, a folder or a plain path names, in order.
 
@@ -62,7 +67,7 @@ def expand_pattern(pattern: str) -> list[str]:
         raise SourceError(f"{pattern}: nothing is executed; name files, or a URL such as s3://bucket/train-000.tar")
     try:
         if os.path.isdir(pattern):
-            paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if name.endswith(TAR_SUFFIXES))
+            paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if is_tar(name))
         else:
             is_brace = "{" in pattern and not os.path.exists(pattern)
             paths = list(braceexpand.braceexpand(pattern)) if is_brace else [pattern]
@@ -99,6 +104,10 @@ def open_tars(
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
     tars = [(os.path.relpath(path, source.root), path) for path in paths]
+    for name in sorted(os.listdir(pattern)) if os.path.isdir(pattern) else ():
+        if kind := left_out(name, is_folder=os.path.isdir(os.path.join(pattern, name))):
+            source.leave_out(name, kind)
+    source.notes += left_out_notes(source.root, source.left_out)
 
     def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
         return _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)

@@ -19,7 +19,7 @@ from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.class_folders import UNREADABLE
-from feeder.shard.source.image_file import looks_like_image
+from feeder.shard.source.image_file import has_other_extension, looks_like_image
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.encode import EncodeOptions, Encoder
 
@@ -67,9 +67,12 @@ class ShardWriter:
             SourceError: if the sample changed since it was listed.
         """
         table = self._source.table
+        is_in_folder, misnamed = self._source.kind.endswith(("folder", "folders")), False
         try:
             image, fields = read_sample(self._source, i)
             info = image_info(image[1])
+            if is_in_folder and (misnamed := has_other_extension(self._path(i))):
+                raise ValueError(f"not an image by its extension, and {info.extension} by its bytes: rename it")
             if info.width_px * info.height_px > MAX_PIXELS:
                 raise ValueError(
                     f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes; "
@@ -84,7 +87,7 @@ class ShardWriter:
         except (OSError, ValueError) as error:
             path = self._path(i)
             reason = self._unreadable(error, path) if isinstance(error, OSError) else str(error)
-            bad = looks_like_image(path) or not self._source.kind.endswith(("folder", "folders"))
+            bad = looks_like_image(path) or misnamed or not is_in_folder
             self.rejected.append(Rejection(path, reason, bad))
             return table.size(i)
         key = f"{self._first_key + position:0{self._digits}d}"

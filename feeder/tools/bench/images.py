@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from feeder.dataset.folder_reader import FolderReader
-from feeder.dataset.folders import FOLDER_EXTENSIONS
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.decoders.packed import is_packed_field
@@ -19,7 +18,7 @@ __all__ = ["files_of", "image_fields", "is_packed_set", "listed", "remote_reader
 
 def listed(path: str) -> list[tuple[str, int]]:
     """Returns images and labels of a class-per-folder tree, in torchvision's order."""
-    reader = FolderReader.scan(os.path.abspath(path), FOLDER_EXTENSIONS)
+    reader = FolderReader.scan(os.path.abspath(path))
     return [(os.path.join(reader.root, reader.path(i)), int(label)) for i, label in enumerate(reader.labels())]
 
 
