@@ -21,6 +21,8 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import DecodeError, SourceError
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.tar import Member
+from feeder.shard.source import tars
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
@@ -118,6 +120,51 @@ def test_hostile_and_odd_tar_members_are_refused_one_by_one(tmp_path: Path) -> N
         "x.tar/twice": "two fields named 'jpg'",
     }
     assert {path for path, _, _ in samples_of(out)} == {"x.tar/abs", "x.tar/good", "x.tar/last"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"dir/video.{i:04d}.jpg" for i in range(30)],
+        [f"{video}.{i:04d}.jpg" for video, frames in (("a", 9), ("b", 4)) for i in range(frames)],
+        [f"2024.{i:02d}-07.{i}.jpg" for i in range(1, 13)],
+        [f"v1.5_{i}.jpg" for i in range(3)],
+        [f"{i % 7}.{i}5.png" for i in range(20)],
+    ],
+)
+def test_dots_in_keys_are_an_error_that_tells_the_rule(tmp_path: Path, names: list[str]) -> None:
+    members = [(f"{name[:-4]}{end}", data) for name in names for end, data in ((name[-4:], JPEG), (".cls", b"1"))]
+    tar = write_tar(tmp_path / "x.tar", members)
+    key, _, field = Path(names[0]).name.partition(".")
+    message = (
+        f"x.tar: has [0-9]+ fields such as '{field}' in [0-9]+ samples?: a key ends at the first dot of a file's name, "
+        f"so that {key}.{field} is of the sample '{key}'. Pack the files with other names, such as {key}_{field}, or "
+        "give --image-field if each sample has so many images"
+    )
+    with pytest.raises(SourceError, match=message):
+        shard(str(tar), str(tmp_path / "out"), kept())
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    shard(str(tar), str(tmp_path / "asked"), kept(max_bad=1, image_field=field))
+
+
+def test_more_fields_than_a_table_numbers_are_taken_for_dots_in_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tar = write_tar(tmp_path / "x.tar", [("video.0.jpg", JPEG)])
+    members = [Member(f"video.{i}.jpg", 0, 1) for i in range((1 << 16) + 1)]
+    monkeypatch.setattr(tars, "read_members", lambda path: iter(members))
+    with pytest.raises(
+        SourceError, match=r"has 65,537 fields such as '0.jpg' in 1 sample: a key ends at the first dot"
+    ):
+        shard(str(tar), str(tmp_path / "out"), kept(image_field="0.jpg"))
+
+
+def test_many_views_of_many_samples_are_no_dots_in_keys_and_the_note_on_them_is_short(tmp_path: Path) -> None:
+    members = [(f"s{i}.{view}.jpg", JPEG) for i in range(20) for view in range(15)]
+    summary = shard(str(write_tar(tmp_path / "x.tar", members)), str(tmp_path / "out"), kept())
+    assert summary.samples == 20
+    (note,) = (note for note in summary.notes if "several fields hold images" in note)
+    assert note.endswith("'13.jpg' (20 samples) and 9 others: --image-field chooses another")
 
 
 def test_a_tar_cut_anywhere_gives_its_whole_samples_and_says_where_it_ends(tmp_path: Path) -> None:

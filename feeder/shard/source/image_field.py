@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Collection, Mapping
 
 from feeder.decoders.image_header import is_image_field
@@ -14,6 +15,7 @@ __all__ = ["choose_image", "image_fields", "lacks_image", "split_fields"]
 
 _NO_PHOTOS = ("mask", "seg", "depth", "label", "alpha", "thumb")
 _PHOTOS = ("image", "img", "rgb", "input")
+_MOST_LISTED = 5
 _FORMATS = (("jpg", "jpeg", "jpe", "jfif"), ("webp",), ("png",))
 
 
@@ -69,7 +71,10 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
         counts.update({field: number for field in fields if is_image_field(field) or field in chosen})
     source.other_images = tuple(field for field in sorted(counts) if field not in chosen)
     if source.other_images:
-        listed = ", ".join(f"{field!r} ({count(counts[field], 'sample')})" for field in source.other_images)
+        shown = source.other_images[:_MOST_LISTED]
+        listed = ", ".join(f"{field!r} ({count(counts[field], 'sample')})" for field in shown)
+        if len(shown) < len(source.other_images):
+            listed += f" and {count(len(source.other_images) - len(shown), 'other')}"
         source.notes.append(
             f"{where}: several fields hold images; {_either(chosen)} is taken "
             f"({count(sum(map(counts.__getitem__, chosen)), 'sample')}), not {listed}: --image-field chooses another"
@@ -92,7 +97,8 @@ def lacks_image(fields: Collection[str], chosen: tuple[str, ...] | None) -> str 
     if any(is_image_field(field) if chosen is None else field in chosen for field in fields):
         return None
     wanted = "image" if chosen is None else f"field {_either(chosen)}, which is to be the image,"
-    return f"no {wanted} among its fields: {', '.join(fields) or 'none'}"
+    shown = [*itertools.islice(fields, _MOST_LISTED), *(["..."] if len(fields) > _MOST_LISTED else [])]
+    return f"no {wanted} among its fields: {', '.join(shown) or 'none'}"
 
 
 def _either(fields: tuple[str, ...]) -> str:

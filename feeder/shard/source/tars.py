@@ -39,6 +39,7 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "is_tar", "open_stored_tars", "open
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
 _MOST_CODEBOOK_BYTES = 1 << 16
+_MANY_IMAGES = 10  # fields that hold images
 _SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, next to a seam of two archives, next to damage
 
 
@@ -189,6 +190,8 @@ def _listed(
     for name, path in tars:
         try:
             group = list_tar(name, path, labels, asked)
+        except OverflowError:  # more fields than a table has numbers for
+            raise _dots_error(pattern, source) from None
         except OSError as error:
             if error.errno in DISK_FULL:  # the work folder's disk; nothing is wrong with the tar
                 raise
@@ -202,10 +205,36 @@ def _listed(
             f"{pattern}: {count(several, 'tar')} with another archive after the first, as `cat` joins them; all are "
             "read. If they were not joined, samples have been overwritten with zeros: download the tars again"
         )
+    if asked is None and _has_dots_in_keys(source):
+        raise _dots_error(pattern, source)
     reject_samples(source, reasons | _incomplete(source, damaged, joined))
     choose_image(source, pattern, asked)
     drop_duplicates(source, lambda path: path, "duplicate key in the same tar")
     return source
+
+
+def _has_dots_in_keys(source: Source) -> bool:
+    """Returns whether the numbers of samples are in the names of their fields, as in ``video.0000.jpg``.
+
+    There are more fields of images than samples then, or most of them occur once.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    for fields, ids in source.table.by_fields().items():
+        counts.update({field: len(ids) for field in fields if is_image_field(field)})
+    once = sum(number == 1 for number in counts.values())
+    are_many = len(counts) >= _MANY_IMAGES or sum(field[0].isdigit() for field in counts) > 1
+    return are_many and (len(counts) > len(source.table) or 2 * once > len(counts))
+
+
+def _dots_error(pattern: str, source: Source) -> SourceError:
+    field = max(filter(is_image_field, source.table.fields), key=lambda field: field[0].isdigit())
+    key = os.path.basename(os.fsdecode(source.table.path(0)))
+    return SourceError(
+        f"{pattern}: has {count(len(source.table.fields), 'field')} such as {field!r} in "
+        f"{count(len(source.table), 'sample')}: a key ends at the first dot of a file's name, so that {key}.{field} is "
+        f"of the sample {key!r}. Pack the files with other names, such as {key}_{field}, or give --image-field if each "
+        "sample has so many images"
+    )
 
 
 def _glob(pattern: str) -> list[str]:
