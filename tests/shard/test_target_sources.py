@@ -437,6 +437,46 @@ def test_voc_gives_boxes_and_labels_by_name(tmp_path: Path) -> None:
     assert (rejected(out), len(samples_of(out))) == ({}, 2)
 
 
+@pytest.mark.parametrize("place", ["src", "src/xml"])
+def test_voc_beside_its_images_or_below_them_belongs_to_them(tmp_path: Path, place: str) -> None:
+    """As labelImg writes it."""
+    folder = images(tmp_path / "src", "a.jpg", "b.png", "c/a.jpg", "lone.jpg")
+    for name in ("a.xml", "b.XML", "c/a.xml", "orphan.xml"):
+        write(tmp_path / place / name, voc(voc_object("dog", "1 2 10 12")))
+    write(folder / "classes.txt", "dog")
+    annotations = tmp_path / place
+    out = run(folder, tmp_path, annotations=str(annotations))
+    assert {path for path, _, _ in samples_of(out)} == {"a.jpg", "b.png", "c/a.jpg"}
+    assert boxes_of(out, "b.png")["boxes"] == [[0, 1, 10, 12]]
+    lone = f"has no file of the same name in annotations={annotations}"
+    orphan = os.path.relpath(annotations / "orphan.xml", folder)
+    no_image = f"has no image of the same name in {folder}"
+    assert rejected(out) == {"lone.jpg": lone, "classes.txt": lone, orphan: no_image}
+
+
+def test_pairs_in_one_folder_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "a_mask.png", "c_mask.png")
+    out = run(Path(f"{folder}/*.jpg"), tmp_path, pairs=(("masks", f"{folder}/*_mask.png"),))
+    assert [path for path, _, _ in samples_of(out)] == ["a.jpg"]
+    assert rejected(out).keys() == {"b.jpg", "c_mask.png"}
+
+
+def test_boxes_of_voc_that_start_before_the_first_pixel_are_clipped_and_counted(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg")
+    write(tmp_path / "xml" / "a.xml", voc(voc_object("dog", "0 2 10 12"), voc_object("dog", "1 1 1 1")))
+    write(tmp_path / "xml" / "b.xml", voc(voc_object("dog", "3 0 10 12"), voc_object("dog", "-4 0.5 10 12")))
+    write(tmp_path / "xml" / "c.xml", voc(voc_object("dog", "5 2 4 12")))
+    targets = TargetSources(annotations=str(tmp_path / "xml"))
+    summary = shard(str(folder), str(tmp_path / "out"), kept(max_bad=1, targets=targets))
+    assert boxes_of(tmp_path / "out", "a.jpg")["boxes"] == [[0, 1, 10, 12], [0, 0, 1, 1]]
+    assert boxes_of(tmp_path / "out", "b.jpg")["boxes"] == [[2, 0, 10, 12], [0, 0, 10, 12]]
+    assert rejected(tmp_path / "out")["c.jpg"].startswith("../xml/c.xml: object 0: expected a bndbox with xmin, ")
+    assert [note for note in summary.notes if "clipped" in note] == [
+        f"{tmp_path}/xml: 3 boxes clipped, as VOC counts pixels from 1, and they start before that. If the tool that wrote "
+        "them counts from 0, all boxes are a pixel off: write COCO's JSON"
+    ]
+
+
 def test_nothing_of_voc_is_lost_in_silence(tmp_path: Path) -> None:
     folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg", "f.jpg", "g.jpg")
     write(folder / "notes.txt", "x")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feeder.errors import SourceError
 from feeder.shard.source.folder import list_tree
 from feeder.shard.source.image_file import left_out_notes, looks_like_image
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Rejection, Source
 from feeder.system.files import open_regular
 
 __all__ = ["PairedFile", "Tree", "open_pairs", "paired", "read_names"]
@@ -22,11 +22,13 @@ class Tree(NamedTuple):
         folder: The folder.
         prefix, suffix: Of the files' names; a suffix has the extension. Empty ones take all files, and then names are
             compared without their extensions.
+        extension: Of the files, in lower case; empty takes any.
     """
 
     folder: str
     prefix: str = ""
     suffix: str = ""
+    extension: str = ""
 
     @classmethod
     def of(cls, place: str) -> Tree:
@@ -50,6 +52,8 @@ class Tree(NamedTuple):
     def key(self, path: str) -> str | None:
         """Returns the name of a file that it shares with its partners; None if the file is not of the tree."""
         folder, name = os.path.split(path)
+        if not name.lower().endswith(self.extension):
+            return None
         if self.suffix:
             shared = name[len(self.prefix) : -len(self.suffix)]
             if f"{self.prefix}{shared}{self.suffix}" != name or not shared:
@@ -72,6 +76,8 @@ def paired(
 ) -> Iterator[tuple[str, PairedFile, dict[str, PairedFile]]]:
     """Yields name, image and further files of each sample, in the images' order; rejects files without a partner.
 
+    The trees may be the same folder, or one inside another: a file that is of a sample is rejected for none.
+
     Args:
         source: Takes the rejections; its root is the folder of the images.
         images: The images.
@@ -81,20 +87,28 @@ def paired(
     Raises:
         SourceError: if a folder can't be listed.
     """
-    partners = {field: dict(_listed(source, tree, names)) for field, tree in others.items()}
-    found = set()
-    for key, image in _listed(source, images, names):
+    rejected: dict[str, Rejection] = {}
+    partners = {field: dict(_listed(source, tree, names, rejected)) for field, tree in others.items()}
+    found: set[str] = set()
+    used: set[str] = set()
+    for key, image in _listed(source, images, names, rejected):
+        own = {field: files[key] for field, files in partners.items() if key in files}
+        if image.path in (file.path for file in own.values()):  # an XML without an image, in the folder of both
+            continue
         found.add(key)
-        lacking = next((field for field, files in partners.items() if key not in files), None)
+        lacking = next((field for field in partners if field not in own), None)
         if lacking is not None:
             reason = f"has no file of the same name in {lacking}={others[lacking].folder}"
-            source.reject(image.path, reason, bad=looks_like_image(image.path))
+            rejected[image.path] = Rejection(image.path, reason, looks_like_image(image.path))
             continue
-        yield key, image, {field: files[key] for field, files in partners.items()}
+        used.update((image.path, *(file.path for file in own.values())))
+        yield key, image, own
     for files in partners.values():
         for key, file in files.items():
             if key not in found:
-                source.reject(file.path, f"has no image of the same name in {images.folder}")
+                reason = f"has no image of the same name in {images.folder}"
+                rejected[file.path] = Rejection(file.path, reason, bad=True)
+    source.rejected += [rejection for path, rejection in rejected.items() if path not in used]
     for name in sorted((names or set()) - found):
         source.reject(name, f"is wanted, but has no image in {images.folder}")
 
@@ -142,28 +156,35 @@ def read_names(path: str | None) -> set[str] | None:
         raise SourceError(f"{path}: can't be read: {error.strerror}") from None
 
 
-def _listed(source: Source, tree: Tree, names: set[str] | None) -> Iterator[tuple[str, PairedFile]]:
-    """Yields the files of a tree by the name that they share with their partners."""
+def _listed(
+    source: Source, tree: Tree, names: set[str] | None, rejected: dict[str, Rejection]
+) -> list[tuple[str, PairedFile]]:
+    """Returns the files of a tree by the name that they share with their partners. Of files of one name images come
+    first, and the others are added to ``rejected``, by path."""
     listing = Source("files", tree.folder, skip_unreadable=source.skip_unreadable)
     list_tree(listing)
     source.unreadable_folders += listing.unreadable_folders
-    source.notes += left_out_notes(tree.folder, listing.left_out)
+    source.notes += [note for note in left_out_notes(tree.folder, listing.left_out) if note not in source.notes]
     for rejection in listing.rejected:
-        source.reject(_relative(source, tree, rejection.path), rejection.reason, bad=rejection.bad)
-    seen: set[str] = set()
+        path = _relative(source, tree, rejection.path)
+        rejected[path] = rejection._replace(path=path)
+    found: dict[str, PairedFile] = {}
     mtimes = listing.table.columns()["mtimes"]
     for i in range(len(listing.table)):
         inside = os.fsdecode(listing.table.path(i))
         path, key = _relative(source, tree, inside), tree.key(inside)
         if names is not None and key not in names:
             continue
+        file = PairedFile(path, listing.table.size(i), int(mtimes[i]))
         if key is None:
-            source.reject(path, f"is not named {tree.prefix}*{tree.suffix}", bad=False)
-        elif key in seen:
-            source.reject(path, "has the same name as another file, but for its extension")
-        else:
-            seen.add(key)
-            yield key, PairedFile(path, listing.table.size(i), int(mtimes[i]))
+            reason = f"is not named {tree.prefix}*{tree.suffix or tree.extension}"
+            rejected[path] = Rejection(path, reason, bad=False)
+        elif (other := found.setdefault(key, file)) is not file:
+            if looks_like_image(path) and not looks_like_image(other.path):
+                found[key], path = file, other.path
+            reason = "has the same name as another file, but for its extension"
+            rejected[path] = Rejection(path, reason, bad=True)
+    return list(found.items())
 
 
 def _relative(source: Source, tree: Tree, path: str) -> str:

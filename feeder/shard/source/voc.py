@@ -13,6 +13,7 @@ from feeder.shard.source.pairs import Tree, paired, read_names
 from feeder.shard.source.source import Source
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
+from feeder.system.text import count
 
 __all__ = ["open_voc"]
 
@@ -26,11 +27,12 @@ def open_voc(
     bottom), labels by the sorted names of the classes, and what else the objects have, such as ``difficult``:
     the same lists for all images.
 
-    VOC counts pixels from 1 and names the last one inside, so a box that starts in the first column has ``left`` 0.
+    VOC counts pixels from 1 and names the last one inside, so a box that starts in the first column has ``left`` 0. A
+    box that starts before it is clipped, and counted in a note.
 
     Args:
         images: Folder of the images.
-        annotations: Folder of the XML files.
+        annotations: Folder of the XML files, which may be that of the images.
         spool_path: Scratch file.
         names: See :func:`read_names`.
         skip_unreadable: True to reject unreadable folders and files.
@@ -41,15 +43,24 @@ def open_voc(
     tree = Tree.of(images)
     source = Source("annotated images", tree.folder, skip_unreadable=skip_unreadable)
     found = []
+    early = 0
     classes: set[str] = set()
-    for _, image, files in paired(source, tree, {"annotations": Tree.of(annotations)}, read_names(names)):
+    others = {"annotations": Tree.of(annotations)._replace(extension=".xml")}
+    for _, image, files in paired(source, tree, others, read_names(names)):
         try:
             boxes = _read(os.path.join(tree.folder, files["annotations"].path))
         except ValueError as error:
             source.reject(image.path, f"{files['annotations'].path}: {error}")
             continue
         classes.update(boxes["labels"])
+        early += sum(min(box) < 0 for box in boxes["boxes"])
+        boxes["boxes"] = [[max(side, 0) for side in box] for box in boxes["boxes"]]
         found.append((image, boxes))
+    if early:
+        source.notes.append(
+            f"{annotations}: {count(early, 'box', 'boxes')} clipped, as VOC counts pixels from 1, and they start "
+            "before that. If the tool that wrote them counts from 0, all boxes are a pixel off: write COCO's JSON"
+        )
     source.classes = sorted(classes)
     numbers = {name: label for label, name in enumerate(source.classes)}
     lists = list(dict.fromkeys(name for _, boxes in found for name in boxes))
@@ -92,6 +103,8 @@ def _read(path: str) -> dict[str, list[Any]]:
         try:
             left, top, right, bottom = (float(side or "") for side in sides)
             if not all(map(math.isfinite, (left, top, right, bottom))):
+                raise ValueError
+            if right < max(left, 1) or bottom < max(top, 1):
                 raise ValueError
         except ValueError:
             raise ValueError(f"object {number}: expected a bndbox with {', '.join(_SIDES)}, got {sides}") from None
