@@ -90,6 +90,11 @@ class ImageInfo(NamedTuple):
         is_turned = self.orientation >= 5  # 5 to 8 swap width and height
         return (self.width_px, self.height_px) if is_turned else (self.height_px, self.width_px)
 
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """(height, width) as stored and, where it differs, after orientation, pixels."""
+        return tuple(dict.fromkeys(((self.height_px, self.width_px), self.upright_size)))
+
 
 def is_image_field(field: str) -> bool:
     """Returns whether a WebDataset field name ("jpg", "left.png") holds an image by its last extension."""

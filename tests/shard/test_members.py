@@ -249,7 +249,8 @@ def test_images_that_look_like_members_become_samples_and_a_note_says_how_to_joi
 
 def test_images_beside_images_are_members_if_they_are_named(tmp_path: Path) -> None:
     names = ["a/0.jpg", "a/1.png", "a/2.jpg", "a/3.seg.png", "b/x.v2.jpg", "b/x.jpg", "b/y.seg.jpg"]
-    masks = {"a/0.seg.png": b"mask 0", "a/1.SEG.png": b"mask 1", "b/x.seg.png": b"mask x", "b/y.seg.png": JPEG}
+    mask = {seed: encode(pixels(seed).convert("L"), "PNG") for seed in range(3)}
+    masks = {"a/0.seg.png": mask[0], "a/1.SEG.png": mask[1], "b/x.seg.png": mask[2], "b/y.seg.png": JPEG}
     source = _write(tmp_path / "src", dict.fromkeys(names, JPEG) | masks)
     out = tmp_path / "out"
     shard(str(source), str(out), kept(targets=TargetSources(members=("seg.png",))))
@@ -259,9 +260,7 @@ def test_images_beside_images_are_members_if_they_are_named(tmp_path: Path) -> N
         *((name, 1) for name in ("b/x.jpg", "b/x.v2.jpg", "b/y.seg.jpg", "b/y.seg.png")),
     ]
     assert [member(out, path, "seg.png") for path in ("a/0.jpg", "a/1.png", "b/x.jpg")] == [
-        b"mask 0",
-        b"mask 1",
-        b"mask x",
+        *mask.values(),
     ]
 
 

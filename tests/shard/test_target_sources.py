@@ -24,7 +24,9 @@ from feeder.shard.source.pairs import open_pairs, read_names
 from feeder.shard.source.source import reject_samples
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.sharding import shard
+from feeder.system.progress import Progress
 from feeder.tools.cli import main
+from feeder.tools.verify import verify
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import StopAtOnce, contents, kept, member, rejected, samples_of
 
@@ -37,9 +39,13 @@ def write(path: Path, data: bytes | str) -> Path:
     return path
 
 
+def gray(seed: int, width: int = 24, height: int = 16) -> bytes:
+    return encode(pixels(seed, width, height).convert("L"), "PNG")
+
+
 def images(folder: Path, *names: str) -> Path:
     for number, name in enumerate(names):
-        write(folder / name, encode(pixels(number, 24, 16), "PNG" if name.endswith("png") else "JPEG"))
+        write(folder / name, gray(number) if name.lower().endswith("png") else encode(pixels(number, 24, 16)))
     return folder
 
 
@@ -472,8 +478,8 @@ def test_boxes_of_voc_that_start_before_the_first_pixel_are_clipped_and_counted(
     assert boxes_of(tmp_path / "out", "b.jpg")["boxes"] == [[2, 0, 10, 12], [0, 0, 10, 12]]
     assert rejected(tmp_path / "out")["c.jpg"].startswith("../xml/c.xml: object 0: expected a bndbox with xmin, ")
     assert [note for note in summary.notes if "clipped" in note] == [
-        f"{tmp_path}/xml: 3 boxes clipped, as VOC counts pixels from 1, and they start before that. If the tool that wrote "
-        "them counts from 0, all boxes are a pixel off: write COCO's JSON"
+        f"{tmp_path}/xml: 3 boxes clipped, as VOC counts pixels from 1, and they start before that. If the tool that "
+        "wrote them counts from 0, all boxes are a pixel off: write COCO's JSON"
     ]
 
 
@@ -527,12 +533,12 @@ def test_pairs_join_files_of_the_same_name(tmp_path: Path) -> None:
 def test_pairs_by_a_common_part_of_the_names(tmp_path: Path) -> None:
     """As in Cityscapes."""
     folder = images(tmp_path / "left", "ulm/ulm_1_left.png", "ulm/ulm_2_left.png", "ulm/ulm_2_right.png")
-    write(tmp_path / "fine" / "ulm" / "ulm_1_labelIds.png", encode(pixels(7), "PNG"))
-    write(tmp_path / "fine" / "ulm" / "ulm_2_labelIds.png", encode(pixels(8), "PNG"))
-    write(tmp_path / "fine" / "ulm" / "ulm_1_color.png", encode(pixels(9), "PNG"))
+    write(tmp_path / "fine" / "ulm" / "ulm_1_labelIds.png", gray(7))
+    write(tmp_path / "fine" / "ulm" / "ulm_2_labelIds.png", gray(8))
+    write(tmp_path / "fine" / "ulm" / "ulm_1_color.png", gray(9))
     out = run(Path(f"{folder}/*_left.png"), tmp_path, pairs=(("masks", f"{tmp_path}/fine/*_labelIds.png"),))
     assert {path for path, _, _ in samples_of(out)} == {"ulm/ulm_1_left.png", "ulm/ulm_2_left.png"}
-    assert member(out, "ulm/ulm_1_left.png", "masks.png") == encode(pixels(7), "PNG")
+    assert member(out, "ulm/ulm_1_left.png", "masks.png") == gray(7)
     assert rejected(out) == {
         "../fine/ulm/ulm_1_color.png": "is not named *_labelIds.png",
         "ulm/ulm_2_right.png": "is not named *_left.png",
@@ -557,6 +563,76 @@ def test_files_without_a_partner_are_listed(tmp_path: Path) -> None:
         "c.png": "has the same name as another file, but for its extension",
         "e": f"is wanted, but has no image in {folder}",
     }
+
+
+def test_masks_that_fit_no_image_are_rejected_by_their_headers(tmp_path: Path) -> None:
+    folder = tmp_path / "img"
+    palette, bilevel, deep = (pixels(1).convert(mode) for mode in ("P", "1", "I;16"))
+    turned = encode(pixels(2), orientation=6)
+    masks = {
+        "gray": gray(1),
+        "palette": encode(palette, "PNG"),
+        "bilevel": encode(bilevel, "PNG"),
+        "deep": encode(deep, "PNG"),
+        "as-seen": gray(1, 16, 24),
+        "as-stored": gray(1),
+        "small": gray(1, 12, 8),
+        "turned": gray(1, 16, 24),
+        "rgb": encode(pixels(1), "PNG"),
+        "rgba": encode(pixels(1).convert("RGBA"), "PNG"),
+        "jpeg": encode(pixels(1).convert("L")),
+    }
+    for name, data in masks.items():
+        write(folder / f"{name}.jpg", turned if name.startswith("as-") else encode(pixels(1)))
+        write(tmp_path / "mask" / f"{name}.png", data)
+    out = run(folder, tmp_path, pairs=(("masks", str(tmp_path / "mask")),))
+    assert {path for path, _, _ in samples_of(out)} == {f"{name}.jpg" for name in [*masks][:6]}
+    found = rejected(out)
+    assert found["small.jpg"].startswith("its masks.png: the mask has 12x8 pixels (width x height), the image 24x16; ")
+    assert found["turned.jpg"].startswith(
+        "its masks.png: the mask has 16x24 pixels (width x height), the image 24x16; "
+    )
+    assert found["rgb.jpg"].startswith("its masks.png: the mask is a PNG of RGB colors, which are no class numbers")
+    assert found["rgba.jpg"].startswith("its masks.png: the mask is a PNG of RGBA colors, ")
+    assert found["jpeg.jpg"].startswith("its masks.png: a mask must be a PNG; ")
+    assert found["jpeg.jpg"].endswith("; give it another name if it is no mask")
+    other = run(folder, tmp_path / "other", pairs=(("right", str(tmp_path / "mask")),))
+    assert rejected(other) == {}
+
+
+def test_masks_of_cocos_sizes_must_have_the_images(tmp_path: Path) -> None:
+    pytest.importorskip("pycocotools")
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg")
+    write(folder / "b.jpg", encode(pixels(1, 48, 32)))
+    place = coco(tmp_path, [{"image_id": id_, "segmentation": [SQUARE]} for id_ in (10, 11)])
+    out = run(folder, tmp_path, annotations=str(place), instance_masks=True)
+    assert rejected(out)["b.jpg"].startswith(
+        "its instances.png: the mask has 24x16 pixels (width x height), the image 48"
+    )
+
+
+def test_verification_tells_masks_that_do_not_fit(tmp_path: Path) -> None:
+    jpeg, rgb = encode(pixels(1)), encode(pixels(1), "PNG")
+    rows = [(gray(1), rgb), (gray(1, 12, 8), rgb), (rgb, rgb)]
+    samples = [{"jpg": jpeg, "masks.png": mask, "label.png": other} for mask, other in rows]
+    summary = feeder.write_shards(samples, tmp_path / "out", encode="keep", shuffle=False, samples_per_shard=1)
+    assert [note for note in summary.notes if "T.Mask" in note] == [
+        "label.png of 3 samples is nothing that T.Mask takes: feeder inspect --verify says why",
+        "masks.png of 2 samples is nothing that T.Mask takes: feeder inspect --verify says why",
+    ]
+    notes: list[str] = []
+
+    class Notes(Progress):
+        def note(self, line: str) -> None:
+            notes.append(line)
+
+    small, colors = verify(str(tmp_path / "out"), progress=Notes())
+    assert small[1:] == ("00000001", "its masks.png: the mask has 12x8 pixels (width x height), the image 24x16")
+    assert (colors.sample, colors.reason[:49]) == ("00000002", "its masks.png: the mask is a PNG of RGB colors, w")
+    (note,) = notes
+    assert note.startswith(
+        "label.png of 3 samples, such as 00000000, is nothing that T.Mask takes: its label.png: the mask is"
+    )
 
 
 def test_a_run_over_pairs_resumes_and_notices_changes(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Collection
 from types import ModuleType
 from typing import Any, cast
 
@@ -27,13 +28,14 @@ try:
 except ImportError:
     _native = None
 
-__all__ = ["decode_mask", "move_mask"]
+__all__ = ["MASK_HEAD_BYTES", "check_mask", "decode_mask", "move_mask"]
 
 MaskArray = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 _Places = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float32]
 
 _PNG = b"\x89PNG\r\n\x1a\n"
+MASK_HEAD_BYTES = 26
 _GRAY, _PALETTE = 0, 3
 _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
 _OUTSIDE = -1
@@ -55,8 +57,35 @@ def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskA
     Raises:
         DecodeError: saying what else it is, and what to do.
     """
-    head = bytes(data[:26])
-    if len(head) < 26 or head[:8] != _PNG or head[12:16] != b"IHDR":
+    width, height, depth = _header(data)
+    if depth == 16 and dtype != "int32":
+        raise DecodeError("the mask is a 16-bit PNG, which needs T.Mask(dtype=torch.int32)")
+    if width * height > max_pixels:
+        raise DecodeError(f"the mask has {width}x{height} pixels, more than max_pixels={max_pixels}; make it smaller")
+    numbers = _numbers(memoryview(data), height, width, depth) if depth >= 8 else None
+    return cast(MaskArray, (_with_pillow(data) if numbers is None else numbers).astype(dtype, copy=False))
+
+
+def check_mask(data: Buffer, sizes: Collection[tuple[int, int]]) -> None:
+    """Checks by its header that a member can be the mask of an image.
+
+    Args:
+        data: The member, or its first MASK_HEAD_BYTES.
+        sizes: (height, width) that the mask may have, pixels.
+
+    Raises:
+        DecodeError: saying what else it is, and what to do.
+    """
+    width, height, _ = _header(data)
+    if (height, width) not in sizes:
+        expected = " or ".join(f"{width}x{height}" for height, width in sizes)
+        raise DecodeError(f"the mask has {width}x{height} pixels (width x height), the image {expected}")
+
+
+def _header(data: Buffer) -> tuple[int, int, int]:
+    """Returns a mask's width and height, pixels, and its bits a pixel."""
+    head = bytes(data[:MASK_HEAD_BYTES])
+    if len(head) < MASK_HEAD_BYTES or head[:8] != _PNG or head[12:16] != b"IHDR":
         raise DecodeError(
             f"a mask must be a PNG; this member starts with {head[:8]!r}: write masks as PNGs, which keep each number"
         )
@@ -66,16 +95,11 @@ def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskA
             f"the mask is a PNG of {_COLORS[color]} colors, which are no class numbers; write one number per pixel, "
             "as 8-bit grayscale or with a palette, before sharding"
         )
-    if depth == 16 and dtype != "int32":
-        raise DecodeError("the mask is a 16-bit PNG, which needs T.Mask(dtype=torch.int32)")
     if color == _GRAY and depth in (2, 4):
         raise DecodeError(
             f"the mask is a {depth}-bit grayscale PNG, whose numbers readers scale to 0-255; write it with 8 bits"
         )
-    if width * height > max_pixels:
-        raise DecodeError(f"the mask has {width}x{height} pixels, more than max_pixels={max_pixels}; make it smaller")
-    numbers = _numbers(memoryview(data), height, width, depth) if depth >= 8 else None
-    return cast(MaskArray, (_with_pillow(data) if numbers is None else numbers).astype(dtype, copy=False))
+    return width, height, depth
 
 
 def _numbers(data: memoryview, height: int, width: int, depth: int) -> npt.NDArray[Any] | None:

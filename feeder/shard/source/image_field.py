@@ -11,9 +11,10 @@ from feeder.errors import ArgumentError
 from feeder.shard.source.source import Source, reject_samples
 from feeder.system.text import count
 
-__all__ = ["choose_image", "image_fields", "lacks_image", "split_fields"]
+__all__ = ["choose_image", "image_fields", "is_mask_field", "lacks_image", "split_fields"]
 
 _NO_PHOTOS = ("mask", "seg", "depth", "label", "alpha", "thumb")
+_MASKS = ("mask", "seg", "label", "instance", "semantic", "trimap")
 _PHOTOS = ("image", "img", "rgb", "input")
 _MOST_LISTED = 5
 _FORMATS = (("jpg", "jpeg", "jpe", "jfif"), ("webp",), ("png",))
@@ -85,6 +86,11 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
         if reason is not None:
             reasons |= dict.fromkeys(ids, reason)
     reject_samples(source, reasons)
+
+
+def is_mask_field(field: str) -> bool:
+    """Returns whether a field is a mask of its image by its name, as "masks.png" is."""
+    return is_image_field(field) and any(word in _name(field) for word in _MASKS)
 
 
 def lacks_image(fields: Collection[str], chosen: tuple[str, ...] | None) -> str | None:

@@ -93,6 +93,15 @@ class Run:
             folder.discard()
             raise no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
         manifest = self._finish([results[number] for number in range(len(plan))])
+        odd_masks: collections.Counter[str] = collections.Counter()
+        for written in results.values():
+            odd_masks.update(written.odd_masks)
+        for field, number in sorted(odd_masks.items()):
+            note = (
+                f"{field} of {count(number, 'sample')} is nothing that T.Mask takes: feeder inspect --verify says why"
+            )
+            self._progress.note(note)
+            source.notes.append(note)
         advice = decode_advice(open_index(folder.file(INDEX_NAME)), manifest)
         if advice:
             self._progress.note(f"advice: {advice}")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feeder.decoders.packed import codebook_name
 from feeder.shard.format.manifest import ShardRecord
@@ -48,6 +48,7 @@ class WrittenShard:
         record: The shard.
         rejected: Inputs that were rejected while it was written.
         formats, encoded, clipped: As in :class:`Manifest`.
+        odd_masks: Number of samples by field, for fields that are named as masks and are none by their headers.
     """
 
     record: ShardRecord
@@ -55,17 +56,20 @@ class WrittenShard:
     formats: dict[str, int]
     encoded: dict[str, int]
     clipped: int
+    odd_masks: dict[str, int]
 
     def to_json(self) -> bytes:
         record = self.record
-        data = {"record": record.__dict__, "rejected": self.rejected, "formats": self.formats}
-        return json.dumps(data | {"encoded": self.encoded, "clipped": self.clipped}).encode()
+        data: dict[str, Any] = {"record": record.__dict__, "rejected": self.rejected, "formats": self.formats}
+        data |= {"encoded": self.encoded, "clipped": self.clipped, "odd_masks": self.odd_masks}
+        return json.dumps(data).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> WrittenShard:
         data = json.loads(text)
         rejected = [Rejection(*row) for row in data["rejected"]]
-        return cls(ShardRecord(**data["record"]), rejected, data["formats"], data["encoded"], data.get("clipped", 0))
+        record, clipped, odd_masks = ShardRecord(**data["record"]), data.get("clipped", 0), data.get("odd_masks", {})
+        return cls(record, rejected, data["formats"], data["encoded"], clipped, odd_masks)
 
 
 def record_name(shard: str) -> str:
@@ -114,7 +118,8 @@ def write_shard(
             advance(writer.add(tar, position, i))
         checksum = tar.finish()
         record = ShardRecord(job.name, len(writer.builder), tar.size_bytes, checksum)
-        written = WrittenShard(record, writer.rejected, dict(writer.formats), dict(writer.encoded), writer.clipped)
+        counts = dict(writer.formats), dict(writer.encoded), writer.clipped, dict(writer.odd_masks)
+        written = WrittenShard(record, writer.rejected, *counts)
         writer.builder.write(index_path(folder, job.name), tar.blocks.sums(), tar.size_bytes, codebooks)
         with atomic_file(os.path.join(records, record_name(job.name))) as part:
             part.write(written.to_json())

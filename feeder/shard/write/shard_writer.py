@@ -13,17 +13,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from feeder.decoders.decoder import MAX_PIXELS
-from feeder.decoders.image_header import image_info
+from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.packed import is_packed, is_packed_field, unpack_checked
+from feeder.decoders.targets.mask import check_mask
 from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.image_field import is_mask_field
 from feeder.shard.source.image_file import has_other_extension, looks_like_image
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.write.encode import EncodeOptions, Encoder
 
 __all__ = ["ShardWriter", "read_sample"]
+
+# Kinds of sources whose fields of images were named by the user, or made for T.Mask; those of others are only counted.
+_WITH_MASKS = ("annotated images", "class folders", "flat folder", "paired files")
 
 
 class ShardWriter:
@@ -53,6 +58,7 @@ class ShardWriter:
         self.formats: collections.Counter[str] = collections.Counter()
         self.encoded: collections.Counter[str] = collections.Counter()
         self.clipped = 0
+        self.odd_masks: collections.Counter[str] = collections.Counter()
         self._source = source
         self._encoder = Encoder(encoding, codebook)
         self._first_key = first_key
@@ -79,6 +85,10 @@ class ShardWriter:
                     "make it smaller first"
                 )
             encoded = self._encoder.encode(image[1], info)
+            odd = _odd_masks(fields, encoded.info)
+            if odd and self._source.kind in _WITH_MASKS:
+                name, reason = next(iter(odd.items()))
+                raise ValueError(f"its {name}: {reason}; give it another name if it is no mask")
         except MemoryError as error:
             raise ShardError(
                 f"{self._path(i)}: not enough memory ({error or 'to encode it'}); nothing is lost: use fewer "
@@ -110,6 +120,7 @@ class ShardWriter:
         self.formats[encoded.info.extension] += 1
         self.encoded[encoded.outcome] += 1
         self.clipped += encoded.clipped
+        self.odd_masks.update(odd.keys())
         self.builder.add(
             key=key.encode(),
             path=table.path(i),
@@ -189,6 +200,18 @@ def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[
             others.append((name, data))
     assert image is not None
     return image, others
+
+
+def _odd_masks(fields: Sequence[tuple[str, bytes]], info: ImageInfo) -> dict[str, str]:
+    """Returns the reason for each field that is named as a mask and can't be one of the image."""
+    odd = {}
+    for name, data in fields:
+        if is_mask_field(name):
+            try:
+                check_mask(data, info.sizes)
+            except DecodeError as error:
+                odd[name] = error.reason
+    return odd
 
 
 def _jpeg_name(name: str, taken: Sequence[str]) -> str:
