@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import threading
@@ -28,10 +29,12 @@ __all__ = [
     "clipped_warning",
     "image_info",
     "is_image_field",
+    "is_one_scan",
     "is_plain_jpeg",
     "jpeg_has_end",
     "jpeg_orientation",
     "quiet_pillow",
+    "without_padding",
 ]
 
 # Extension in shards -> its synonyms.
@@ -52,6 +55,7 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.val
 PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 _NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
 _ORIENTATION_TAG = 0x0112
+_PADDED_RESTART = re.compile(rb"(?<!\xff)\x00+(?=\xff[\xd0-\xd7])")  # but for a stuffed zero
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -244,6 +248,35 @@ def is_plain_jpeg(data: bytes) -> bool:
             ids = bytes(data[position + 10 : position + 10 + 3 * components : 3])
             is_color = components == 3 and not adobe_rgb and ids != b"RGB"
             return marker in (0xC0, 0xC1, 0xC2) and data[position + 4] == 8 and (components == 1 or is_color)
+    return False
+
+
+def without_padding(data: bytes) -> bytes:
+    """Returns a JPEG of one scan without the padding that some cameras write.
+
+    Zeros before its restart markers are taken out, and its end marker takes the place of zeros or ones at the end.
+
+    If what it returns has fewer blocks than the header says, the zeros were data, or the file was cut off.
+    """
+    start = _scan_start(data)
+    scan = data[start:]
+    if not jpeg_has_end(data):
+        kept = scan.rstrip(b"\0\xff")
+        if kept == scan:
+            return data
+        stuffed = b"\xff\0" if scan.startswith(b"\xff\0", len(kept)) else b""
+        scan = kept + stuffed + b"\xff\xd9"
+    return data[:start] + _PADDED_RESTART.sub(b"", scan)
+
+
+def is_one_scan(data: bytes) -> bool:
+    """Returns whether a JPEG whose header can be read is decoded row by row: not progressive, and in one scan."""
+    components = 0
+    for marker, position in _jpeg_segments(data):
+        if marker in _SOF_MARKERS:
+            components = data[position + 9] if marker in (0xC0, 0xC1) else 0
+        elif marker == 0xDA:
+            return 0 < components == data[position + 4]
     return False
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -14,9 +15,10 @@ import torch
 from PIL import Image
 
 from feeder import DataLoader, FolderDataset, ShardDataset, write_shards
-from feeder.errors import ArgumentError, ShardError
+from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.write import encode as write_encode
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -49,6 +51,57 @@ def run(source: Path, out: Path, **options: object) -> dict[str, bytes]:
 
 def rgb(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+
+
+def test_jpegs_larger_than_feeder_decodes_are_shrunk_as_they_are_decoded(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(source, tmp_path / "whole", mode="jpeg", max_side=60, quality=95)
+    # In place of images of more than 89 million pixels, which take seconds; Pillow's own limit is passed by, too.
+    monkeypatch.setattr(write_encode, "MAX_PIXELS", 5000)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5000)
+    options = ShardOptions(max_bad=1, encode=EncodeOptions("jpeg", max_side=60, quality=95))
+    shard(str(source), str(tmp_path / "out"), options)
+    found = {path: data for path, data, _ in samples_of(tmp_path / "out")}
+    assert found.keys() == {"c/base.jpg", "c/turned.jpg", "c/gray.jpg", "c/cmyk.jpg"}
+    for path, data in found.items():
+        assert rows(tmp_path / "out")[path] == rows(tmp_path / "whole")[path]
+        assert np.abs(rgb(data) - rgb(whole[path])).mean() < 4
+    reasons = rejected(tmp_path / "out")
+    too_many = "300x200 is more than the 5,000 pixels that feeder decodes; make it smaller first"
+    assert reasons["c/progressive.jpg"] == reasons["c/picture.png"] == too_many
+    with pytest.raises(SourceError, match=f"{too_many}, or shard with --encode jpeg and a lower --max-side"):
+        run(source, tmp_path / "large", mode="jpeg", max_side=200)
+
+
+@pytest.mark.parametrize("mode", ["seekable", "packed", "jpeg"])
+def test_padding_of_jpegs_is_removed_where_all_blocks_decode(tmp_path: Path, mode: str) -> None:
+    photo = pixels(1, 96, 80)
+    plain, restarts = encode(photo), encode(photo, restart_marker_rows=1)
+    markers = re.compile(rb"\xff[\xd0-\xd7]")
+    half = plain[: len(plain) // 2]
+    files = {
+        "zeros.jpg": plain[:-2] + bytes(64),
+        "ones.jpg": restarts[:-2] + b"\xff" * 64,
+        "restarts.jpg": markers.sub(lambda found: b"\0\0\0" + found[0], restarts),
+        "both.jpg": markers.sub(lambda found: b"\0" + found[0], restarts)[:-2] + bytes(9),
+        "cut-off.jpg": half + bytes(len(plain)),
+        "cut-short.jpg": plain[:-6] + bytes(4),
+        "no-end.jpg": plain[:-2],
+        "progressive.jpg": encode(photo, progressive=True)[:-2] + bytes(64),
+        "other-bytes.jpg": markers.sub(lambda found: b"\x12\x34\x56" + found[0], restarts),
+    }
+    for name, data in files.items():
+        (tmp_path / "src").mkdir(exist_ok=True)
+        (tmp_path / "src" / name).write_bytes(data)
+    (tmp_path / "src" / "plain.jpg").write_bytes(plain)
+    summary = shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1, encode=EncodeOptions(mode)))
+    decoded = ShardDataset(tmp_path / "out", fields=("path",), labels=False)
+    found = {sample[-1]: sample[0] for sample in map(decoded.__getitem__, range(len(decoded)))}
+    assert found.keys() == {"plain.jpg", *[*files][:4]}
+    assert all(torch.equal(image, found["plain.jpg"]) for image in found.values())
+    if mode != "jpeg":
+        assert summary.encoded == {mode: 1, "seekable (padding removed)": 4}
 
 
 def rows(out: Path) -> dict[str, tuple[str, int, int, int]]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from feeder.decoders.decoder import MAX_PIXELS
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.packed import is_packed, is_packed_field, unpack_checked
 from feeder.decoders.targets.mask import check_mask
@@ -79,11 +78,6 @@ class ShardWriter:
             info = image_info(image[1])
             if is_in_folder and (misnamed := has_other_extension(self._path(i))):
                 raise ValueError(f"not an image by its extension, and {info.extension} by its bytes: rename it")
-            if info.width_px * info.height_px > MAX_PIXELS:
-                raise ValueError(
-                    f"{info.width_px}x{info.height_px} is more than the {MAX_PIXELS:,} pixels that feeder decodes; "
-                    "make it smaller first"
-                )
             encoded = self._encoder.encode(image[1], info)
             odd = _odd_masks(fields, encoded.info)
             if odd and self._source.kind in _WITH_MASKS:
