@@ -33,9 +33,12 @@ class GoogleStore(http.server.ThreadingHTTPServer):
         requests: Method and target of each request that came, in order.
         has_weak_tags: True to give weak ETags, which no If-Match matches.
         knows_conditions: False to answer as if there were no If-Match.
+        pages: Number of requests from now on that a proxy answers by the page of a login.
+        page_status: Status of such an answer; 206 comes with an ETag.
     """
 
     has_weak_tags, knows_conditions = False, True
+    pages, page_status = 0, 200
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -103,6 +106,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name, query = self._name()
+        if self.server.pages:
+            self.server.pages -= 1
+            self._login()
+            return
         if "list-type" in query:
             self._list(name, query)
             return
@@ -131,6 +138,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, found.data, headers)
 
     do_HEAD = do_GET
+
+    def _login(self) -> None:
+        page, headers = b"<!DOCTYPE html><title>Log in</title>", {"Content-Type": "text/html"}
+        if self.server.page_status == 206:
+            headers |= {"Content-Range": f"bytes 0-{len(page) - 1}/{len(page)}", "ETag": '"page"'}
+        self._answer(self.server.page_status, b"" if self.command == "HEAD" else page, headers, len(page))
 
     def do_DELETE(self) -> None:
         with self.server.lock:

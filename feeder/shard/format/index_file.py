@@ -47,6 +47,7 @@ from feeder.system.files import atomic_file, open_regular
 
 __all__ = [
     "COLUMNS",
+    "INDEX_MAGIC",
     "INDEX_NAME",
     "OPTIONAL_COLUMNS",
     "STARTS",
@@ -61,7 +62,7 @@ __all__ = [
 
 INDEX_NAME = "index.bin"
 _MAX_HEADER_BYTES = 1 << 28  # enough for a million shards; a damaged file may claim gigabytes
-_MAGIC = b"FEEDERIX"
+INDEX_MAGIC = b"FEEDERIX"
 _VERSION = 1
 _VERSION_WITH_TARGETS = 2
 _ALIGN = 64
@@ -180,7 +181,7 @@ def write_index(
             layout[name]["crc32"] = hex_crc32(checksum)
         file.write(b"\0" * (offset - file.tell()))
         text = json.dumps(header | {"columns": layout}, separators=(",", ":")).encode()
-        raw = _MAGIC + (start - 16).to_bytes(8, "little") + text.ljust(start - 16)
+        raw = INDEX_MAGIC + (start - 16).to_bytes(8, "little") + text.ljust(start - 16)
         file.seek(0)
         file.write(raw.replace(_HEADER_CRC + _NO_CRC.encode(), _HEADER_CRC + hex_crc32(zlib.crc32(raw)).encode(), 1))
 
@@ -233,7 +234,7 @@ def read_header(path: str) -> dict[str, Any]:
             size = os.fstat(file.fileno()).st_size
             head = file.read(16)
             length = int.from_bytes(head[8:16], "little")
-            if head[:8] != _MAGIC or length > min(size - 16, _MAX_HEADER_BYTES):
+            if head[:8] != INDEX_MAGIC or length > min(size - 16, _MAX_HEADER_BYTES):
                 raise FormatError(
                     f"{path}: not a feeder index (starts with {head[:8]!r}), or cut off; give the shards' folder, or "
                     "rebuild its index with `feeder index`"

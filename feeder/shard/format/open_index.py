@@ -8,6 +8,7 @@ from feeder.errors import ArgumentError, FormatError
 from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.header_file import HEADER_MAGIC, version_path
 from feeder.shard.format.index import Index
+from feeder.shard.format.index_file import INDEX_MAGIC
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.mirror import Mirror
 from feeder.system.files import open_regular
@@ -28,12 +29,13 @@ def open_index(path: str | os.PathLike[str], version: int | None = None, mirror:
         ArgumentError: if the set has no such version.
     """
     path = os.fspath(path)
-    if not _is_header(path, mirror):
-        if mirror is not None:
-            raise FormatError(
-                f"{path}: an index of format 1, which can't be read from a store; convert it with `feeder index "
-                "--upgrade`, and upload the set again"
-            )
+    magic = _magic(path, mirror)
+    if mirror is not None and magic == INDEX_MAGIC:
+        raise FormatError(
+            f"{mirror.place}/{os.path.basename(path)}: an index of format 1, which can't be read from a store; convert "
+            "it with `feeder index --upgrade`, and upload the set again"
+        )
+    if mirror is None and magic != HEADER_MAGIC:
         if version not in (None, 1):
             raise ArgumentError(f"{path}: has version 1 only, asked for version {version}")
         return ColumnIndex(path)
@@ -48,12 +50,12 @@ def open_index(path: str | os.PathLike[str], version: int | None = None, mirror:
     return earlier
 
 
-def _is_header(path: str, mirror: Mirror | None) -> bool:
-    """Returns whether a file is the header of a set of version 2."""
+def _magic(path: str, mirror: Mirror | None) -> bytes:
+    """Returns the first bytes of an index; none of one that can't be read, which is explained later."""
     if mirror is not None:
         mirror.need([(os.path.basename(path), 0, len(HEADER_MAGIC))])
     try:
         with open(path, "rb", opener=open_regular) as file:
-            return file.read(len(HEADER_MAGIC)) == HEADER_MAGIC
+            return file.read(len(HEADER_MAGIC))
     except OSError:
-        return False  # which is explained later
+        return b""

@@ -24,6 +24,7 @@ _ALIGN = 64
 # Of a shard's index, whose head names fields, targets and groups: enough for 65,536 fields of 60 bytes each, the most
 # that it can number. A damaged or hostile file may claim gigabytes.
 _HEAD_BYTES = 4 << 20
+_BEFORE_PAGE = b"\xef\xbb\xbf \t\r\n"  # may stand before the first tag of HTML
 
 
 def short_hash(data: bytes | memoryview) -> bytes:
@@ -66,8 +67,14 @@ def head_bytes(path: str, magic: bytes, start: bytes | memoryview, *, most_bytes
     """
     length = int.from_bytes(start[8:16], "little")
     if len(start) < PREFIX_BYTES or start[:8] != magic:
+        found = bytes(start[:16])
+        if found.lstrip(_BEFORE_PAGE).startswith(b"<"):
+            raise FormatError(
+                f"{path}: a page came, which starts with {found!r}, in place of a file that starts with {magic!r}: the "
+                "URL is wrong, or a proxy or a login has answered for the server; open the URL in a browser"
+            )
         raise FormatError(
-            f"{path}: expected a file that starts with {magic!r}, found {bytes(start[:8])!r}, or one that was cut off; "
+            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; "
             "restore it, rebuild it with `feeder index`, or shard the dataset again"
         )
     if length > most_bytes:

@@ -24,6 +24,10 @@ _CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
 _MESSAGE = re.compile(r"<Message>([^<\n]{1,400})[^<]*</Message>|\"message\":\s*\"([^\"]{1,400})\"")
 _EXPIRED = re.compile(r"expired|TokenRefreshRequired|InvalidToken", re.IGNORECASE)
 _CERTIFICATE = re.compile(r"certificate[^\n\"]*|UnknownIssuer|NotValidForName|CertExpired|Expired\b", re.IGNORECASE)
+# Answers that are no range, or have not the headers that the store gives each object.
+_PAGE = re.compile(
+    r"NotPartial|RangeNotSupported|(No|Parse|Invalid)ContentRange|UnexpectedRange|Missing(Last|Etag|Conte)"
+)
 _SYSTEM = re.compile(r"message: \"([^\"]{1,200})\"")
 
 
@@ -34,6 +38,7 @@ class Kind(enum.Enum):
     EXPIRED = enum.auto()  # new credentials may help
     MISSING = enum.auto()
     CONDITION = enum.auto()  # If-Match or If-None-Match does not hold
+    PAGE = enum.auto()  # a whole page or object came in place of what was asked for
     FINAL = enum.auto()
 
 
@@ -80,8 +85,8 @@ def fault_of(error: Exception, scheme: str) -> Fault:
         return Fault(
             Kind.FINAL, "the store or a redirect is without encryption (http)", "set allow_http=True to allow it"
         )
-    if "range requested" in text.lower() or "NotPartial" in debug:
-        return Fault(Kind.FINAL, "the server does not answer requests for ranges of bytes", "serve it by another one")
+    if _PAGE.search(debug):
+        return Fault(Kind.PAGE, "a whole page came")
     certificate = _CERTIFICATE.search(debug)
     if certificate is not None and ("tls" in debug.lower() or "InvalidCertificate" in debug):
         return Fault(

@@ -43,6 +43,9 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
 _FIRST_ANSWER_S = 20.0
 
+_START_BYTES = 16  # of a page, to show
+_PAGE_ADVICE = "a proxy or a login has answered for the store, or the server has no ranges: serve it by another one"
+
 _Result = TypeVar("_Result")
 
 
@@ -68,6 +71,7 @@ class ObjectStore:
         self._lock = threading.Lock()
         self._clients: dict[bool, Client] = {}  # by whether it writes
         self._signed = SignedRanges(allow_http=self._allow_http) if url.scheme == "s3" else None
+        self._has_ranges = False  # it is known to answer requests for ranges
         self.has_answered = False
 
     def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
@@ -124,6 +128,7 @@ class ObjectStore:
                 piece = next(stream, b"")
                 if not 0 < len(piece) <= end - start:
                     raise ConnectionError(f"{len(piece)} bytes came, {end - start} were left")
+                self._has_ranges = True
             except BaseException:
                 stream, has_failed = None, True
                 raise
@@ -201,14 +206,15 @@ class ObjectStore:
                 yield Entry(each["path"], each["size"], quoted_etag(each["e_tag"]), each["version"], modified_ns)
 
     def _head(self, key: str) -> Entry:
-        client = self._client(False)
+        found = None
         try:
-            found = obstore.head(client, key)
+            found = obstore.head(self._client(False), key)
         except (BaseError, OSError) as error:
             if fault_of(error, self.url.scheme).kind is Kind.TRANSIENT:
                 raise
-            # The answer to HEAD has no body, and so no reason. That to GET has one.
-            found = obstore.get(client, key, options={"range": (0, 1)}).meta
+        # The answer to HEAD has no body, and so no reason; without an ETag it may be that of a page. GET tells more.
+        if found is None or (found["size"] and not found["e_tag"]):
+            found = self._open(key, 0, 1, None, None).meta
         return Entry(
             key,
             found["size"],
@@ -233,6 +239,7 @@ class ObjectStore:
             data = memoryview(self._open(key, start, end, etag, size_bytes).bytes())
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data)} bytes came, {end - start} were asked for")
+            self._has_ranges = True
             return data
 
         is_small = end - start <= _SMALL_BYTES
@@ -275,13 +282,25 @@ class ObjectStore:
     ) -> obstore.GetResult:
         """Asks for a range, or for all if it has no end; its bytes have not come yet."""
         options: Any = ({} if end is None else {"range": (start, end)}) | ({"if_match": etag} if etag else {})
-        result = obstore.get(self._client(False), key, options=options)
-        found = result.meta
-        if etag and quoted_etag(found["e_tag"]) not in ("", etag):  # a server that does not know If-Match
+        client = self._client(False)
+        try:
+            result = obstore.get(client, key, options=options)
+        except BaseError as error:
+            if fault_of(error, self.url.scheme).kind is not Kind.PAGE:
+                raise
+            whole = None
+            with contextlib.suppress(BaseError):
+                whole = obstore.get(client, key)
+            raise _page(whole) from None
+        found, tag = result.meta, quoted_etag(result.meta["e_tag"])
+        is_changed = bool(etag and tag and tag != etag)  # a server that does not know If-Match
+        is_changed |= size_bytes is not None and found["size"] != size_bytes
+        is_short = end is not None and found["size"] < end
+        if _is_html(result) and (is_changed or is_short or (etag and not tag)):
+            raise _page(result)
+        if is_changed:
             raise self._changed(key)
-        if size_bytes is not None and found["size"] != size_bytes:
-            raise self._changed(key)
-        if end is not None and found["size"] < end:
+        if is_short:
             raise StoreError(
                 f"{self.url.object(key)}: has {found['size']:,} bytes, expected at least {end:,}: it was replaced, "
                 "or is damaged"
@@ -324,6 +343,8 @@ class ObjectStore:
             except (BaseError, OSError, ValueError) as error:
                 is_short = isinstance(error, ConnectionError)
                 fault = Fault(Kind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
+                if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
+                    fault = Fault(Kind.TRANSIENT if self._has_ranges else Kind.FINAL, str(error), _PAGE_ADVICE)
             attempt += 1
             if fault.kind is Kind.EXPIRED and not is_refreshed:
                 # Made anew, the clients read environment, files and roles again.
@@ -354,6 +375,23 @@ class ObjectStore:
             return self._changed(key)
         text = f"{self.url.object(key)}: {fault.reason}" + (f"; {fault.advice}" if fault.advice else "")
         return NotFoundError(text) if fault.kind is Kind.MISSING else StoreError(text)
+
+
+class _PageError(OSError):
+    """A page came in place of what was asked for."""
+
+
+def _is_html(result: obstore.GetResult) -> bool:
+    return str(result.attributes.get("Content-Type", "")).startswith("text/html")
+
+
+def _page(result: obstore.GetResult | None) -> _PageError:
+    """Returns the error that says what an answer looks like; None for one of which no more is known."""
+    shown = ""
+    if result is not None:
+        start = bytes(next(iter(result.stream(1)), b""))[:_START_BYTES]
+        shown = f" ({result.attributes.get('Content-Type', 'of no type')}), which starts with {start!r},"
+    return _PageError(f"a whole page came{shown} in place of what was asked for")
 
 
 class _Listing:

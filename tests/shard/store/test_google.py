@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from feeder.errors import ChangedError, ConflictError, NotFoundError
+import feeder
+from feeder.errors import ChangedError, ConflictError, FormatError, NotFoundError, StoreError
 from feeder.shard.store.store import open_store
 from feeder.shard.write.sharding import shard
 from tests.support.google_store import GoogleStore
 from tests.support.images import make_tree
+from tests.support.remote_sets import end_fetchers
 from tests.support.shard_sets import contents, kept
 
 
@@ -72,3 +74,48 @@ def test_a_set_is_written_to_google_and_read_from_there(google: GoogleStore, tmp
         assert google.objects[f"bucket/set/{name}"].data == (tmp_path / "local" / name).read_bytes()
     again = shard("gs://bucket/set", str(tmp_path / "again"), kept())
     assert (again.samples, again.classes) == (8, 2)
+
+
+@pytest.mark.parametrize("place", ["{}/bucket/set", "gs://bucket/set", "s3://bucket/set?endpoint={}"])
+@pytest.mark.parametrize("status", [200, 206])
+def test_a_page_of_a_proxy_is_asked_past_once_ranges_have_come(
+    google: GoogleStore, monkeypatch: pytest.MonkeyPatch, place: str, status: int
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    data = b"0123456789" * 20
+    google.put("bucket/set/x", data)
+    store = open_store(place.format(google.url), timeout=0.1)
+    google.pages = 1000
+    if status == 200:  # the other might be what the server has
+        with pytest.raises(
+            StoreError, match=r"bucket/set/x.*: a whole page came.* in place of .*: serve it by another"
+        ):
+            store.get("x", 0, 5)
+        assert store.retries == 0
+    google.pages, google.page_status = 0, status
+    etag = store.size("x").etag
+    assert store.get("x", 0, 5, etag) == b"01234"
+    google.pages = 1
+    assert store.get("x", 1, 150, etag) == data[1:150]
+    google.pages = 1
+    assert b"".join(store.pieces("x", 2, 150, etag)) == data[2:150]
+    google.pages = 1000
+    what = "came" if place.startswith("gs") else r"came \(text/html\), which starts with b'<!DOCTYPE"
+    with pytest.raises(StoreError, match=rf"bucket/set/x.*: no answer for .*the last: a whole page {what}"):
+        store.get("x", 0, 150, etag)
+
+
+def test_the_size_of_an_object_is_not_that_of_a_page(google: GoogleStore) -> None:
+    google.put("bucket/set/x", b"0123456789")
+    store = open_store(f"{google.url}/bucket/set")
+    assert store.get("x", 0, 5) == b"01234"
+    google.pages = 1
+    assert store.size("x").size_bytes == 10
+
+
+def test_a_page_in_place_of_an_index_is_called_one(google: GoogleStore, tmp_path: Path) -> None:
+    google.put("sets/it/index.bin", b"\xef\xbb\xbf\n<html>" + b" " * 100)
+    url = f"{google.url}/sets/it"
+    with end_fetchers(tmp_path), pytest.raises(FormatError, match=rf"^{url}/index\.bin: a page came, which .*<html>"):
+        feeder.ShardDataset(url, cache_dir=tmp_path / "cache")
