@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from feeder._native import crc32c
 from feeder.shard.cache.contents import Contents
@@ -40,7 +40,7 @@ class CachedFile:
 
     @property
     def is_complete(self) -> bool:
-        """True if all of its blocks are present."""
+        """True if all of its blocks are present, and none is doubtful."""
         return not self.record.missing(0, self.record.blocks)
 
     def is_of(self, contents: Contents) -> bool:
@@ -50,6 +50,11 @@ class CachedFile:
     def block_range(self, first: int, end: int) -> tuple[int, int]:
         """Returns the first byte and the end of some blocks."""
         return first * BLOCK_BYTES, min(end * BLOCK_BYTES, self.record.size_bytes)
+
+    def absent_bytes(self, blocks: Iterable[int]) -> int:
+        """Returns the size of those of some blocks that are not in the cache, not even as doubtful ones."""
+        ranges = (self.block_range(block, block + 1) for block in blocks if not self.record.holds(block))
+        return sum(end - begin for begin, end in ranges)
 
     def wrong_blocks(self, first: int, blocks: Sequence[Block]) -> list[int]:
         """Returns the blocks, of these from ``first`` on, that are not as they must be."""

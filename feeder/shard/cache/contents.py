@@ -24,6 +24,7 @@ class Contents:
         blocks: uint32 [blocks], CRC-32C of each block; None where none are known.
         fetch: Returns all of it, fetched and checked, or raises OSError if the disk takes no more; None for a file that
             comes in ranges.
+        check: Raises FormatError if the file at a path does not have these contents; None where nobody can tell.
         is_kept: True for a file that stays in the cache while the set is in use.
         lock: Held while all of it is fetched.
     """
@@ -33,6 +34,7 @@ class Contents:
     etag: str = ""
     blocks: npt.NDArray[np.uint32] | None = None
     fetch: Callable[[], bytes | memoryview] | None = None
+    check: Callable[[str], object] | None = None
     is_kept: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -166,8 +166,7 @@ class Downloads:
                 if not self._is_coming(file, block):
                     new[file].append(block)
             for file, blocks in new.items():
-                ranges_of_bytes = (file.block_range(block, block + 1) for block in blocks)
-                self._files.make_room(file, sum(end - begin for begin, end in ranges_of_bytes), is_urgent=True)
+                self._files.make_room(file, file.absent_bytes(blocks), is_urgent=True)
                 self._urgent.extend(self._begin(file, sorted(blocks)))
             self._wake.notify(len(self._urgent))
             return list(missing)
@@ -228,8 +227,7 @@ class Downloads:
         for download in downloads:
             for block in range(download.first, download.end):
                 self._coming[file, block] = download
-            begin, end = file.block_range(download.first, download.end)
-            download.left_bytes = end - begin
+            download.left_bytes = file.absent_bytes(range(download.first, download.end))
             file.busy += 1
             self._files.coming_bytes += download.left_bytes
         return downloads
@@ -288,6 +286,8 @@ class Downloads:
         file, wrong = download.file, list[int]()
         if download.is_given_up:
             raise StoreError(f"{self._shown(file)}: nobody needs it any more")
+        if file.record.doubtful(download.first, download.end):
+            self._compare(download)
         for _ in range(_ATTEMPTS):
             wrong = []
             for first, end in _runs(download.missing()):  # some have come if its twin was faster
@@ -297,9 +297,19 @@ class Downloads:
         begin, stop = file.block_range(wrong[0], wrong[0] + 1)
         raise StoreError(
             f"{self._shown(file)}: bytes {begin:,} to {stop:,} don't match their checksum in the set's index, "
-            f"{_ATTEMPTS} times in a row: the object was replaced or is damaged. Restore it, or make the index anew "
-            "with `feeder index`"
+            f"{_ATTEMPTS} times in a row{self._files.also_damaged(file.name)}: the object was replaced or is damaged. "
+            "Restore it, or make the index anew with `feeder index`"
         )
+
+    def _compare(self, download: Download) -> None:
+        """Compares doubtful blocks with their checksums; those that are wrong are left to be downloaded."""
+        file = download.file
+        right = self._files.compare(file, download.first, download.end)
+        with self._lock:
+            left_bytes = file.absent_bytes(range(download.first, download.end))
+            self._files.coming_bytes += left_bytes - download.left_bytes
+            download.left_bytes = left_bytes
+            self._tell(file, right)
 
     def _bring(self, download: Download, first: int, end: int) -> list[int]:
         """Gets blocks and writes those that are right; returns the others."""

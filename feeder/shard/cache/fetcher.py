@@ -104,9 +104,8 @@ class Fetcher:
             return
         ranges = self._blocks_of(wants)
         if again:
-            for file, first, stop in ranges:
-                for block in range(first, stop):
-                    self.files.forget_block(file, block)
+            for each in ranges:
+                self.files.doubt(*each)
             ranges = self._blocks_of(wants)
         client, wait = self._client, Wait()
         with self.files.lock:
@@ -230,6 +229,8 @@ class Fetcher:
                     traceback.print_exc()
                     answer = {"error": "StoreError", "text": f"{self.store.url}: the fetcher failed: {error!r}"}
                 if answer is not None:
+                    with contextlib.suppress(IndexError):
+                        answer = answer | {"note": self.files.notes.popleft()}
                     client.channel.send(json.dumps(answer).encode())
         except OSError:  # it is gone
             pass
@@ -282,6 +283,7 @@ class Fetcher:
             return {}
         if "refresh" in message:
             self.contents.forget()
+            self.files.begin_job()
             self._file(message["refresh"])
             for name in self.contents.replaced():
                 with contextlib.suppress(NotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import errno
 import itertools
@@ -11,11 +12,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 
-from feeder.errors import StoreError
+from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.presence import BLOCK_BYTES, Record, blocks_of, boot_id, record_path
-from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX
+from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX, open_regular
 from feeder.system.limit_errors import limit_reached
 
 __all__ = ["CHECKED", "CacheFiles"]
@@ -45,6 +46,8 @@ class CacheFiles:
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
         whole_bytes: Bytes that came of files that come as a whole.
+        damaged: Names of the files whose bytes are wrong on the disk, as far as the job that began last knows.
+        notes: Warnings of these, for clients.
         files: The files by name, the one used last at the end; one that has left the cache is not among them.
         is_needed, is_read: As given.
         lock: Held by those who change a file's record.
@@ -67,6 +70,8 @@ class CacheFiles:
         self._pinned_bytes = self._largest = 0
         self.is_needed, self.is_read = is_needed, is_read
         self._waits_until = 0.0
+        self.damaged: set[str] = set()
+        self.notes: collections.deque[str] = collections.deque()
         self.files: OrderedDict[str, CachedFile] = OrderedDict()
         # Those that don't stay, by whether a plan is done with them: of many files only these are looked through.
         self._passing: dict[bool, OrderedDict[str, CachedFile]] = {True: OrderedDict(), False: OrderedDict()}
@@ -140,6 +145,7 @@ class CacheFiles:
             if contents.fetch is None or file.is_complete:
                 return file
             with contents.lock:
+                self.compare(file, 0, file.record.blocks)
                 if not file.is_complete:
                     try:
                         data = contents.fetch()
@@ -195,11 +201,9 @@ class CacheFiles:
             if inode != file.inode or self.files.get(file.name) is not file:
                 raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
             before, stop = file.present_bytes, blocks_of(start, at)[1]
-            missing = file.record.missing(first, stop)
+            absent_bytes = file.absent_bytes(range(first, stop))
             file.record.mark(first, stop)
-            for block in missing:
-                begin, end = file.block_range(block, block + 1)
-                self._count(file, end - begin)
+            self._count(file, absent_bytes)
             return file.present_bytes - before
 
     def _open_own(self, file: CachedFile, path: str) -> int:
@@ -336,13 +340,65 @@ class CacheFiles:
             self._looked = time.monotonic()
             self.budget_bytes = self._free_budget()
 
-    def forget_block(self, file: CachedFile, block: int) -> None:
-        """Marks a block as missing."""
+    def begin_job(self) -> None:
+        """Notes that a job begins: what is cached is compared with its checksums once more before it is used."""
         with self.lock:
-            if not file.record.missing(block, block + 1):
-                begin, end = file.block_range(block, block + 1)
-                self._count(file, begin - end)
-                file.record.unmark(block)
+            self.damaged.clear()
+            for file in self.files.values():
+                file.record.doubt(0, file.record.blocks)
+
+    def doubt(self, file: CachedFile, first: int, end: int) -> None:
+        """Has blocks compared with their checksums before they are used; those without any are forgotten."""
+        with self.lock:
+            file.record.doubt(first, end)
+            if file.contents is not None and file.contents.blocks is None and file.contents.check is None:
+                self._forget(file, file.record.doubtful(first, end))
+
+    def compare(self, file: CachedFile, first: int, end: int) -> list[int]:
+        """Compares doubtful blocks with their checksums: returns those that are right, and forgets the others.
+
+        Args:
+            file: The file; one that comes as a whole is compared as a whole.
+            first: The first block.
+            end: The block after the last one.
+        """
+        contents, doubtful, wrong = file.contents, file.record.doubtful(first, end), list[int]()
+        if not doubtful or contents is None:
+            return []
+        path = os.path.join(self.folder, file.name)
+        try:
+            if contents.check is not None:
+                contents.check(path)
+            with open(path, "rb", opener=open_regular) as stream:
+                for block in doubtful:
+                    begin, stop = file.block_range(block, block + 1)
+                    wrong += file.wrong_blocks(block, [[memoryview(os.pread(stream.fileno(), stop - begin, begin))]])
+        except (FormatError, OSError):
+            wrong = doubtful
+        with self.lock:
+            still = {*doubtful} & {*file.record.doubtful(first, end)}  # it may have left
+            right = sorted(still - {*wrong})
+            for block in right:
+                file.record.mark(block, block + 1)
+            self._forget(file, still & {*wrong})
+            if len(right) < len(still) and file.name not in self.damaged:
+                self.damaged.add(file.name)
+                self.notes.append(
+                    f"{path}: this cached file was damaged on the disk; its bytes are fetched again from "
+                    "the store. If it comes again, check the disk, or name another cache_dir"
+                )
+            return right
+
+    def also_damaged(self, name: str) -> str:
+        """Returns the end of a message about wrong bytes of the store, for a file that was damaged here, too."""
+        return f", as were those in {self.folder}/{name}" if name in self.damaged else ""
+
+    def _forget(self, file: CachedFile, blocks: Iterable[int]) -> None:
+        """Marks blocks that are present, or doubtful, as missing."""
+        for block in blocks:
+            begin, end = file.block_range(block, block + 1)
+            self._count(file, begin - end)
+            file.record.unmark(block)
 
     def _pin(self, file: CachedFile) -> None:
         """Decides whether a file stays: while all that stay leave room for those that come and go."""
@@ -440,22 +496,11 @@ class CacheFiles:
         file.record.retire()
 
     def _check_boot(self, file: CachedFile) -> None:
-        """Checks the blocks that were written before this machine was started; see Note [Presence]."""
-        record, contents = file.record, file.contents
-        if record.boot == boot_id() or contents is None:
-            return
-        path = os.path.join(self.folder, file.name)
-        with open(path, "rb") as stream:
-            for block in range(record.blocks):
-                if record.missing(block, block + 1):
-                    continue
-                begin, end = file.block_range(block, block + 1)
-                stream.seek(begin)
-                known = contents.blocks is not None
-                if not known or file.wrong_blocks(block, [[memoryview(stream.read(end - begin))]]):
-                    record.unmark(block)
-        self._count(file, record.present_bytes() - file.present_bytes)
-        record.adopt()
+        """Has the blocks checked that were written before this machine was started; see Note [Presence]."""
+        if file.record.boot != boot_id():
+            self.doubt(file, 0, file.record.blocks)
+            file.record.adopt()
+            self.damaged.add(file.name)  # by a power failure, perhaps, of which nobody is to be told
 
     def _free_budget(self) -> int:
         disk = os.statvfs(self.folder)

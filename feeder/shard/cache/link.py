@@ -27,6 +27,7 @@ from typing import Any
 from feeder import errors
 from feeder.errors import FeederError, StoreError
 from feeder.system.child_python import child_python
+from feeder.system.warning import warn
 
 __all__ = [
     "ENVIRONMENT",
@@ -184,6 +185,8 @@ class Link:
         if not data:
             raise ConnectionError("the fetcher has ended")
         answer: dict[str, Any] = json.loads(data)
+        if "note" in answer:
+            warn(answer.pop("note"))
         if "error" in answer:
             kind = getattr(errors, answer["error"], StoreError)
             raise kind(answer["text"]) if issubclass(kind, FeederError) else StoreError(answer["text"])

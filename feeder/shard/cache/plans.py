@@ -98,8 +98,8 @@ class Plans:
                     if file.contents is not None:
                         file = files.file(file.name, file.contents)
                     missing = file.record.missing(first, end)
-                    begin, stop = file.block_range(first, end)
-                    if missing and not files.make_room(file, stop - begin, is_urgent=False):
+                    absent_bytes = file.absent_bytes(range(first, end))
+                    if absent_bytes and not files.make_room(file, absent_bytes, is_urgent=False):
                         break
                 except (FeederError, OSError):  # told to whoever needs it
                     missing = []

@@ -1,12 +1,13 @@
 """A record of the blocks of one file that are in the cache.
 
 Note [Presence]
-    Beside each cached file lies a record of its blocks of 256 KiB: one byte for each, which is set once the block was
+    Beside each cached file lies a record of its blocks of 256 KiB: one byte for each, which is 1 once the block was
     checked and written. The fetcher alone writes it. It keeps the bytes in memory, and no record open or mapped, as a
     cache may have more files than a process may open or map. Clients map the record, and ask it without a system call.
     A killed fetcher leaves it right, as the kernel has both the block and the byte by then. A power failure may keep
     the byte and lose the block. So a record names the boot that it was written in, and blocks of an earlier boot are
-    checked anew before they are used.
+    checked anew before they are used. So are all blocks when a job begins, as the disk may have damaged them since:
+    they are doubtful then, which clients take for missing, until the fetcher has compared them with their checksums.
 
     A record is of one file for good. When a file leaves the cache, it is unlinked first, then its record is marked as
     retired and unlinked, and only then the file may be made anew, with another record. A client that has opened the
@@ -109,7 +110,7 @@ class Presence:
     def has(self, start: int, end: int) -> bool:
         """Returns True if all blocks of a range of bytes are present; it may end past the file's end."""
         first, last = blocks_of(start, min(end, self.size_bytes))
-        return first >= last or 0 not in bytes(self._map[_HEAD.size + first : _HEAD.size + last])
+        return first >= last or not bytes(self._map[_HEAD.size + first : _HEAD.size + last]).strip(b"\1")
 
 
 class Record:
@@ -159,11 +160,19 @@ class Record:
         return cls(path)
 
     def missing(self, first: int, end: int) -> list[int]:
-        """Returns the blocks from ``first`` to ``end`` that are not present."""
-        return [first + k for k, byte in enumerate(self._present[first:end]) if not byte]
+        """Returns the blocks from ``first`` to ``end`` that are not present, or doubtful."""
+        return [first + k for k, byte in enumerate(self._present[first:end]) if byte != 1]
+
+    def holds(self, block: int) -> bool:
+        """Returns True for a block that is present, or doubtful."""
+        return bool(self._present[block])
+
+    def doubtful(self, first: int, end: int) -> list[int]:
+        """Returns the blocks from ``first`` to ``end`` that are to be compared with their checksums."""
+        return [first + k for k, byte in enumerate(self._present[first:end]) if byte > 1]
 
     def present_bytes(self) -> int:
-        """Returns the size of all blocks that are present."""
+        """Returns the size of all blocks that are present, or doubtful."""
         count = self.blocks - self._present.count(0)
         is_last_short = bool(count) and bool(self._present[-1])
         return count * BLOCK_BYTES - (-self.size_bytes % BLOCK_BYTES if is_last_short else 0)
@@ -172,6 +181,13 @@ class Record:
         """Sets the blocks from ``first`` to ``end`` as present."""
         self._write(b"\1" * (end - first), _HEAD.size + first)
         self._present[first:end] = b"\1" * (end - first)
+
+    def doubt(self, first: int, end: int) -> None:
+        """Sets the blocks from ``first`` to ``end`` that are present as doubtful."""
+        before = self._present[first:end]
+        self._present[first:end] = before.replace(b"\1", b"\2")
+        if self._present[first:end] != before:
+            self._write(self._present[first:end], _HEAD.size + first)
 
     def unmark(self, block: int) -> None:
         """Sets a block as not present."""
@@ -192,7 +208,7 @@ class Record:
             os.unlink(self.path)
 
     def adopt(self) -> None:
-        """Makes the record one of this boot, once its blocks were checked."""
+        """Makes the record one of this boot, in which its blocks are checked."""
         self.boot = boot_id()
         self._write(self.boot, _BOOT_AT)
 
@@ -200,7 +216,7 @@ class Record:
         flags = (_RETIRED if self.is_retired else 0) | (_PINNED if self.is_pinned else 0)
         self._write(flags.to_bytes(8, "little"), _FLAGS_AT)
 
-    def _write(self, data: bytes, at: int) -> None:
+    def _write(self, data: bytes | bytearray, at: int) -> None:
         """Writes to the record; one that somebody has deleted is made anew when its file is needed next."""
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)

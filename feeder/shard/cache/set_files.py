@@ -164,6 +164,7 @@ class SetFiles:
     def _shard_index(self, index_name: str, shard: IndexedShard) -> ShardIndex:
         """Opens the index of a shard, which is fetched first."""
         contents, path = self.of(index_name), os.path.join(self._files.folder, index_name)
+        is_again = False
         while True:
             file = self._files.brought(index_name, contents)
             descriptor = -1
@@ -172,6 +173,11 @@ class SetFiles:
             if descriptor >= 0:
                 try:
                     return ShardIndex(path, shard=shard, descriptor=descriptor)
+                except FormatError:  # it was damaged since it was checked
+                    if is_again:
+                        raise
+                    self._files.doubt(file, 0, file.record.blocks)
+                    is_again = True
                 finally:
                     os.close(descriptor)
 
@@ -232,13 +238,15 @@ class SetFiles:
                 except FormatError as error:
                     if attempt == _ATTEMPTS:
                         reason = str(error).removeprefix(f"{path}: ")
-                        raise FormatError(f"{self._store.url.object(key)}: {reason}") from None
+                        raise FormatError(
+                            f"{self._store.url.object(key)}: {reason}{self._files.also_damaged(name)}"
+                        ) from None
                 finally:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
             raise AssertionError
 
-        return Contents(size_bytes, identity, fetch=fetch, is_kept=is_kept)
+        return Contents(size_bytes, identity, fetch=fetch, check=check, is_kept=is_kept)
 
     def _refuse_long(self, name: str, size_bytes: int) -> None:
         if size_bytes > _MOST_BYTES:

@@ -419,11 +419,17 @@ class SetIndex(Index):
         if self._mirror is None:
             return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets)
         shown, fetch = f"{self._mirror.place}/{name}", functools.partial(self._fetch_group, name)
-        descriptor = self._mirror.open(name, shard.index_hash)
-        try:
-            return ShardIndex(shown, shard=shard, targets=self.targets, fetch=fetch, descriptor=descriptor)
-        finally:
-            os.close(descriptor)
+        for is_last in (False, True):
+            descriptor = self._mirror.open(name, shard.index_hash)
+            try:
+                return ShardIndex(shown, shard=shard, targets=self.targets, fetch=fetch, descriptor=descriptor)
+            except FormatError:
+                if is_last:
+                    raise
+            finally:
+                os.close(descriptor)
+            self._mirror.need([(name, 0, shard.index_bytes)], again=True)  # it was damaged since it was fetched
+        raise AssertionError
 
     def _fetch_group(self, index_name: str, group: str, size_bytes: int, expected: bytes) -> memoryview:
         """Returns an optional group of a shard's index that is in a store, by its size and hash."""

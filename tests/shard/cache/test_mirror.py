@@ -275,6 +275,22 @@ def test_blocks_of_an_earlier_boot_are_checked_before_use(folder: Path, tmp_path
     assert asked(folder)[1:] == [("a.tar", MIB, MIB + BLOCK_BYTES)]
 
 
+def test_a_damaged_cache_is_named_once_and_mended(folder: Path, tmp_path: Path) -> None:
+    cache, data = tmp_path / "cache", (folder / "a.tar").read_bytes()
+    mirror = folder_mirror(cache, folder)
+    mirror.need([("a.tar", 0, len(data))])
+    for at in (MIB, 2 * MIB):
+        with open(cache / "a.tar", "r+b") as file:
+            file.seek(at)
+            file.write(bytes(BLOCK_BYTES))
+    mirror.ask({"refresh": "index.bin"})
+    with pytest.warns(UserWarning, match=rf"^{cache}/a\.tar: this cached file was damaged on the disk") as caught:
+        found = read(mirror, "a.tar", 0, len(data))
+    mirror.counts()
+    assert (found == data, len(caught)) == (True, 1)
+    assert asked(folder)[1:] == [("a.tar", at, at + BLOCK_BYTES) for at in (MIB, 2 * MIB)]
+
+
 def test_a_cache_that_is_emptied_while_it_is_read_fills_again(folder: Path, tmp_path: Path) -> None:
     cache, data = tmp_path / "cache", (folder / "a.tar").read_bytes()
     mirror = folder_mirror(cache, folder)

@@ -89,6 +89,80 @@ def test_no_more_of_an_index_is_read_than_the_header_says(fetcher: Fetcher, fold
     assert asked(fetcher, "shard-000001.fidx") == core_bytes(folder, 1)
 
 
+CACHED = ["index.bin", "shard-000001.fidx", "shard-000001.fidx:steps", "shard-000001.tar"]
+
+
+def damage(path: Path, at: int = -1) -> None:
+    """Inverts a byte of a cached file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_a_cached_file_that_the_disk_has_damaged_is_mended_for_the_next_job(
+    fetcher: Fetcher, folder: Path, name: str
+) -> None:
+    path, wants = Path(fetcher.folder) / name, [(each, 0, 1 << 40) for each in CACHED]
+    fetcher.need(wants)
+    data, before = path.read_bytes(), len(cast(FolderStore, fetcher.store).asked)
+    for _ in range(2):
+        damage(path)
+        assert ask(fetcher, {"refresh": "index.bin"}, {"need": wants, "again": False}) == [
+            f"{path}: this cached file was damaged on the disk; its bytes are fetched again from the store. If it "
+            "comes again, check the disk, or name another cache_dir"
+        ]
+        assert path.read_bytes() == data
+    asked = cast(FolderStore, fetcher.store).asked[before:]
+    assert [each for each, _, _ in asked] == [name.partition(":")[0]] * 2
+    assert fetcher.stats()["cached_bytes"] == sum((Path(fetcher.folder) / each).stat().st_size for each in CACHED)
+    assert ask(fetcher, {"refresh": "index.bin"}, {"need": wants, "again": False}) == []
+    assert len(cast(FolderStore, fetcher.store).asked) == before + 2
+
+
+def ask(fetcher: Fetcher, *messages: dict[str, Any]) -> list[str]:
+    """Sends a fetcher messages as a client does; returns the notes that come with the answers."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fetcher.attend(its)
+    answers = list[dict[str, Any]]()
+    with mine:
+        for message in messages:
+            mine.send(json.dumps(message).encode())
+            answers.append(json.loads(mine.recv(1 << 17)))
+    assert not [answer for answer in answers if answer.keys() - {"note"}]
+    return [answer["note"] for answer in answers if answer]
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_where_the_store_is_damaged_as_the_cache_is_both_are_named(fetcher: Fetcher, folder: Path, name: str) -> None:
+    wants = [(each, 0, 1 << 40) for each in CACHED]
+    fetcher.need(wants)
+    fault(folder, name.partition(":")[0], "flip", 1000)
+    damage(Path(fetcher.folder) / name)
+    fetcher.files.begin_job()
+    both = rf"^s3://bucket/set/{name.partition(':')[0]}: .*, as were those in {fetcher.folder}/{name}"
+    with pytest.raises((FormatError, StoreError), match=both):
+        fetcher.need(wants)
+
+
+@pytest.mark.parametrize("by_fetcher", [False, True])
+def test_an_index_that_the_disk_damages_while_a_job_runs_is_fetched_again(
+    fetcher: Fetcher, folder: Path, by_fetcher: bool
+) -> None:
+    path = Path(fetcher.folder) / "shard-000001.fidx"
+    fetcher.need([(path.name, 0, 1 << 40)])
+    data = path.read_bytes()
+    damage(path, 100)  # in its head
+    if by_fetcher:
+        fetcher.need([("shard-000001.tar", 0, 1)])
+    else:
+        reader = ShardReader(os.path.join(fetcher.folder, "index.bin"), mirror=fetcher)
+        assert reader.index.shards_of(np.arange(8)).tolist() == [0] * 4 + [1] * 4
+        reader.index.rows(np.arange(8))
+    assert path.read_bytes() == data
+    assert f"{path}: this cached file was damaged" in "".join(fetcher.files.notes)
+
+
 def asked(fetcher: Fetcher, *names: str) -> int:
     """Bytes of objects that the store was asked for."""
     return sum(end - start for name, start, end in cast(FolderStore, fetcher.store).asked if name in names)
