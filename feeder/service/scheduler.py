@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import selectors
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.loader.fast.work_json import size_from_json
+from feeder.loader.fast.work_json import check_work, size_from_json
 from feeder.service.client import Client
 from feeder.service.frames import Kind, ProtocolError
 from feeder.service.job_counts import JobCounts
@@ -20,11 +21,12 @@ from feeder.service.server_options import ServerOptions
 from feeder.service.window import Result, Window
 from feeder.service.work_size import WorkSize
 
-__all__ = ["Scheduler"]
+__all__ = ["TURN_S", "Scheduler"]
 
 _KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses them
 _MOST_WORK_BYTES = 1 << 30  # of all
 _PATIENCE_S = 5.0  # that a job without any core waits before another one has to give one
+TURN_S = 1.0  # that it then has to ask for its first part, once its work was checked
 
 
 class Scheduler:
@@ -48,6 +50,7 @@ class Scheduler:
         self._tasks: dict[Any, Task] = {}
         here = {"roots": options.roots, "cache_dir": options.cache_dir, "modules": options.modules}
         self.makers = Makers(options.cores, here, self.memory, selector, self._end, self._again)
+        self._turn_until_s = 0.0
         self._counts = JobCounts()
         self._clients: dict[Client, None] = {}
         self.changed: set[Client] = set()
@@ -92,6 +95,11 @@ class Scheduler:
         digest = client.wanted = hashlib.blake2b(data, digest_size=32).hexdigest()
         work = self._works.get(digest)
         if work is None:
+            try:
+                check_work(data)
+            except ArgumentError as error:
+                self.refuse(client, str(error))
+                return
             if sum(each.size_bytes for each in self._works.values()) + len(data) > _MOST_WORK_BYTES:
                 self.refuse(client, "it has no memory left for the work of other jobs; start another service")
                 return
@@ -220,7 +228,10 @@ class Scheduler:
         return not held or held + task.size_bytes <= self._most_held()
 
     def _fits(self, task: Task) -> bool:
-        """Returns True if there is memory for a task, which it has then; and if there never will be, as it fails."""
+        """Returns True if there is memory for a task, which it has then; and if there never will be, as it fails. One
+        that was broken off for a job's sake waits for the first part of that job."""
+        if task.interruptions and time.monotonic() < self._turn_until_s:
+            return False
         if task.kind == Kind.WORK:
             return True
         if not self._may_hold(task):
@@ -277,6 +288,7 @@ class Scheduler:
             work = self._works[task.digest]
             work.size = WorkSize(*answer.message["size"])
             work.listing = answer.data
+            self._turn_until_s = time.monotonic() + TURN_S
             for client in waiters:
                 self._accept(client, task.digest)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,9 +17,17 @@ from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.views import Views
 
-__all__ = ["mix_from_json", "mix_to_json", "recipe_from_json", "recipe_to_json"]
+__all__ = ["check_bounds", "mix_from_json", "mix_to_json", "recipe_from_json", "recipe_to_json"]
 
 _BUCKET, _BY_EPOCH, _VIEWS, _LAMBDA = "BUCKET", "ByEpoch", "Views", "Lambda"
+
+# Of a recipe that comes from elsewhere: what takes longer keeps others waiting for the core that makes it.
+_MOST_OPS, _DEEPEST, _MOST_SIDE = 256, 8, 1 << 14
+_LEAST_SIDE = 1024.0  # that ops make larger by a factor, whatever images there are
+_MOST_OF = {"kernel_size": 511, "num_magnitude_bins": 1024, "trials": 1000}
+_OPS_OF = ("num_ops", "mixture_width", "chain_depth")
+_SIDES = ("max_size", "min_size", "size", "target_size")
+_GROWTHS = {"scale_range": 1.0, "side_range": 1.0, "expand": 1.5}  # with what a number of 1 stands for
 
 Function = Callable[..., Any]
 NameOf = Callable[[Function], str]
@@ -55,6 +64,62 @@ def recipe_from_json(value: Any, function_of: FunctionOf | None = None) -> Recip
     if isinstance(value, Mapping) and set(value) == {_VIEWS} and isinstance(value[_VIEWS], list):
         return Views([_recipe(view, function_of) for view in value[_VIEWS]])
     return _recipe(value, function_of)
+
+
+def check_bounds(value: Any, *further: Any) -> None:
+    """Refuses recipes that take too long, or too much memory, for a process that others wait for.
+
+    Args:
+        value: The JSON of the images' recipe.
+        further: JSON with the recipes of further images.
+
+    Raises:
+        ArgumentError: naming the bound, for too many ops, ops too deep in others, or too large kernels or images.
+    """
+    is_views = isinstance(value, Mapping) and isinstance(value.get(_VIEWS), list)
+    ops = sum(map(_checked_ops, (*(value[_VIEWS] if is_views else [value]), *further)))
+    if ops > _MOST_OPS:
+        raise _too_large(f"more than {_MOST_OPS} ops")
+
+
+def _checked_ops(value: Any) -> float:
+    """Returns the number of ops that an image goes through, once their depth and sizes were checked."""
+    ops, side, growth = 0.0, _LEAST_SIDE, 1.0
+    for name, number, depth in _facts(value, "", 0):
+        if depth > _DEEPEST:
+            raise _too_large(f"ops more than {_DEEPEST} deep in others")
+        if name in _MOST_OF and not number <= _MOST_OF[name]:
+            raise _too_large(f"{name} of more than {_MOST_OF[name]}")
+        number = min(number, 2 * _MOST_SIDE)
+        ops += max(number, 0) if name in _OPS_OF else name[:1].isupper()
+        if name in _GROWTHS:
+            growth *= max(1.0, number * _GROWTHS[name])
+        side = side + number if name == "padding" else max(side, number) if name in _SIDES else side
+    if side * growth > _MOST_SIDE:
+        raise _too_large(f"images of more than {_MOST_SIDE:,} pixels a side")
+    return ops
+
+
+def _facts(value: Any, name: str, depth: int) -> Iterator[tuple[str, float, int]]:
+    """Yields (name, 1, depth) for each op, and (argument, number, depth) for each number."""
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if key == _BY_EPOCH:
+                yield from _facts([pair[1:] for pair in each if isinstance(pair, list)], name, depth)
+            elif key[:1].isupper():
+                yield key, 1, depth + 1
+                yield from _facts(each, name, depth + 1)
+            else:
+                yield from _facts(each, key, depth)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _facts(each, name, depth)
+    elif isinstance(value, int | float):
+        yield name, value if value == value else math.inf, depth  # NaN is in no range
+
+
+def _too_large(what: str) -> ArgumentError:
+    return ArgumentError(f"the recipe has {what}, and a server makes no more; make it smaller, or leave service= out")
 
 
 def mix_to_json(ops: Sequence[BatchOp]) -> list[Any]:

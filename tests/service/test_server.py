@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import re
 import resource
+import selectors
 import shutil
 import socket
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,8 +30,21 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import set_to_json
 from feeder.loader.fast.work_json import work_to_json
 from feeder.service.client import Client
-from feeder.service.frames import CLIENT_LIMITS, HEAD, Kind, ProtocolError, pack_frame, peer_versions
+from feeder.service.frames import (
+    CLIENT_LIMITS,
+    HEAD,
+    SERVER_LIMITS,
+    Kind,
+    ProtocolError,
+    Receiver,
+    pack_frame,
+    peer_versions,
+)
+from feeder.service.makers import Answer, KnownWork
 from feeder.service.part_memory import Memory
+from feeder.service.part_queue import Task
+from feeder.service.scheduler import Scheduler
+from feeder.service.server_options import ServerOptions
 from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
 from tests.support import named_functions
@@ -40,6 +56,7 @@ from tests.support.processes import wait_until
 from tests.support.service import Peer, ServiceServer
 
 RECIPE = T.Compose([T.RandomResizedCrop(16)])
+LARGER = T.Compose([T.RandomResizedCrop(32)])
 LARGE = recipe_to_json(T.Recipe.of(T.Compose([T.RandomResizedCrop(2048)])))
 
 
@@ -192,6 +209,50 @@ def test_the_sizes_of_some_files_stand_for_those_of_a_large_folder(
     assert changed == [True, False] * 4 + [True]
     (folder / reader.path(4)).unlink()
     assert set_to_json(reader) != before
+
+
+def nested(depth: int) -> list[Any]:
+    """A recipe with an op inside of so many others, as JSON."""
+    op: Any = {"RandomHorizontalFlip": {"p": 0.5}}
+    for _ in range(depth):
+        op = {"RandomApply": {"transforms": [op], "p": 0.5}}
+    return [op]
+
+
+FLIP, ZOOM = nested(0)[0], {"RandomZoomOut": {"fill": [0, 0, 0], "side_range": [1.0, 4.0], "p": 0.5}}
+HUGE: dict[str, tuple[Any, str]] = {
+    "kernel": (
+        [{"GaussianBlur": {"kernel_size": [999999999] * 2, "sigma": [0.1, 2.0]}}],
+        "kernel_size of more than 511",
+    ),
+    "no number": ([{"GaussianBlur": {"kernel_size": [math.nan] * 2}}], "kernel_size of more than 511"),
+    "ops": ([FLIP] * 257, "more than 256 ops"),
+    "ops of an op": ([{"RandAugment": {"num_ops": 999}}], "more than 256 ops"),
+    "ops of views": ({"Views": [[FLIP] * 100] * 3}, "more than 256 ops"),
+    "values": ([FLIP] * 100_000, "more than 65,536 values"),
+    "depth": (nested(200), "ops more than 8 deep"),
+    "size": ([{"Resize": {"size": [16385, 1]}}], "more than 16,384 pixels a side"),
+    "size of an epoch": ([{"CenterCrop": {"size": {"ByEpoch": [[0, 9], [1, 1 << 40]]}}}], "more than 16,384 pixels"),
+    "padding": ([{"Pad": {"padding": [5000, 0, 0, 0]}}] * 4, "more than 16,384 pixels a side"),
+    "factors": ([ZOOM] * 3, "more than 16,384 pixels a side"),
+}
+
+
+@pytest.mark.parametrize(("recipe", "bound"), HUGE.values(), ids=HUGE)
+def test_a_recipe_that_would_take_a_core_for_long_is_refused_before_it_has_one(
+    root: Path, recipe: Any, bound: str
+) -> None:
+    work = work_of(root / "set")
+    extras = work["extras"] | {"targets": [["mask.png", {"Image": {"draws": "own", "transform": recipe}}]]}
+    with contextlib.closing(Scheduler(ServerOptions((str(root),), 1, ""), selectors.DefaultSelector())) as scheduler:
+        for change in ({"recipe": recipe}, {"extras": extras}):
+            mine, its = socket.socketpair()
+            with mine, contextlib.closing(Client(its, "here", scheduler.memory, is_local=True)) as client:
+                scheduler.take_work(client, json.dumps(work | change).encode())
+                client.sender.flush()
+                (frame,) = Receiver(mine, SERVER_LIMITS).frames(1)
+                assert (frame.kind, scheduler.status()["queue"]) == (Kind.REFUSED, 0)
+                assert bound in frame.message["reason"]
 
 
 def test_functions_are_refused(server: ServiceServer, root: Path) -> None:
@@ -394,6 +455,74 @@ def test_a_job_that_holds_all_cores_gives_one_to_another(root: Path, tmp_path: P
         assert sorted(each.message["number"] for each in found if each and each.kind == Kind.RESULT) == [0, 1, 2]
         assert one.status()["lost"] == 0
     hold.close()
+
+
+class OneCore:
+    """Takes the place of a server's processes: one, whose task ends when a test says so."""
+
+    def __init__(self, *arguments: Any) -> None:
+        *_, self._end, self._again = arguments
+        self.task: Task | None = None
+        self.close = lambda: None
+
+    def idle(self) -> list[int]:
+        return [] if self.task else [0]
+
+    def give(self, number: int, task: Task, work: KnownWork) -> None:
+        self.task = task
+
+    def take(self) -> Task:
+        """Returns the task, and is idle."""
+        task, self.task = self.task, None
+        assert task is not None
+        return task
+
+    def accept(self) -> None:
+        self._end(self.take(), Answer(Kind.ACCEPTED, {"size": [1, 0, 0]}))
+
+    def interrupt(self) -> None:
+        self._again(self.take())
+
+
+@pytest.mark.parametrize("turn_s", [0.0, 600.0])
+def test_a_job_that_was_given_a_core_has_its_first_part_made_by_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, turn_s: float
+) -> None:
+    monkeypatch.setattr("feeder.service.scheduler.Makers", OneCore)
+    monkeypatch.setattr("feeder.service.scheduler.TURN_S", turn_s)
+    with contextlib.ExitStack() as stack:
+        scheduler = stack.enter_context(
+            contextlib.closing(Scheduler(ServerOptions((str(root),), 1, ""), selectors.DefaultSelector()))
+        )
+        core = cast(OneCore, scheduler.makers)
+        greedy, other = (stack.enter_context(job(scheduler, name)) for name in ("greedy", "other"))
+        scheduler.take_work(greedy, json.dumps(work_of(root / "set")).encode())
+        scheduler.give_out()
+        core.accept()
+        scheduler.take_part(greedy, {"number": 0, "epoch": 0}, numbers_of(1))
+        scheduler.give_out()
+        scheduler.take_work(other, json.dumps(work_of(root / "set", LARGER)).encode())
+        core.interrupt()
+        scheduler.give_out()
+        core.accept()
+        scheduler.give_out()
+        if not turn_s:  # it has not asked in time
+            assert core.take().job == "greedy"
+            return
+        assert core.task is None
+        scheduler.take_part(other, {"number": 0, "epoch": 0}, numbers_of(1))
+        scheduler.give_out()
+        assert core.take().job == "other"
+
+
+@contextlib.contextmanager
+def job(scheduler: Scheduler, name: str) -> Iterator[Client]:
+    """A client of a job, which nobody hears."""
+    mine, its = socket.socketpair()
+    with mine, contextlib.closing(Client(its, "here", scheduler.memory, is_local=True)) as client:
+        client.job = name
+        scheduler.add(client)
+        yield client
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 from collections.abc import Callable, Mapping
@@ -23,14 +24,15 @@ from feeder.order.buckets import Buckets
 from feeder.service.frames import MOST_WORK_BYTES
 from feeder.system.named_functions import AllowedFunctions, function_name, module_digest
 from feeder.transforms.pad_to_batch import PadToBatch
-from feeder.transforms.recipe_json import recipe_from_json, recipe_to_json
+from feeder.transforms.recipe_json import check_bounds, recipe_from_json, recipe_to_json
 
 if TYPE_CHECKING:
     from feeder.transforms import Recipe
 
-__all__ = ["given_labels", "sent_splits", "size_from_json", "work_data", "work_from_json", "work_to_json"]
+__all__ = ["check_work", "given_labels", "sent_splits", "size_from_json", "work_data", "work_from_json", "work_to_json"]
 
 _MOST = 1 << 16  # pixels of a side
+_MOST_VALUES = 1 << 16  # of the JSON of work: more take long to read
 _PAD = ("multiple", "value", "group_by_aspect")
 
 
@@ -70,7 +72,7 @@ def work_to_json(work: Work) -> dict[str, Any]:
         "fidelity": work.fidelity,
         "seed": work.seed,
         "skip": work.skip,
-        **({"left_out": work.left_out.tolist()} if work.skip and len(work.left_out) else {}),
+        "left_out": base64.b64encode(work.left_out.tobytes() if work.skip else b"").decode(),
         "largest": None if work.largest is None else list(work.largest),
         "groups": None if work.groups is None else [list(size) for size in work.groups.sizes],
         "pad": None if work.pad is None else {name: getattr(work.pad, name) for name in _PAD},
@@ -100,6 +102,26 @@ def _check_extras(work: Work, extras: dict[str, Any], exif: bool, modules: dict[
         raise ArgumentError("targets or fields with values that JSON can't hold")
 
 
+def check_work(data: bytes) -> None:
+    """Refuses work that is none, or takes too much, before any of it is opened or made.
+
+    Args:
+        data: Its JSON; trusted in nothing.
+
+    Raises:
+        ArgumentError: naming what is wrong.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ArgumentError(f"the recipe or the fields have more than {_MOST_VALUES:,} values; make them smaller")
+    try:
+        value = json.loads(data)
+        check_bounds(value["recipe"], *value["extras"]["targets"])
+    except ArgumentError:
+        raise
+    except (ValueError, RecursionError, LookupError, TypeError):
+        raise ArgumentError("this is no work of this version of feeder") from None
+
+
 def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
     """Returns the work that :func:`work_to_json` has written, where a set may lie elsewhere.
 
@@ -118,15 +140,17 @@ def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
     recipe = recipe_from_json(value.get("recipe"), function_of)
     uint8, extras, exif, seed, skip = (value.get(name) for name in ("uint8", "extras", "exif", "seed", "skip"))
     names = (value.get("backend"), value.get("fidelity"))
-    left_out = value.get("left_out", [])
+    try:
+        left_out = np.frombuffer(base64.b64decode(value.get("left_out", ""), validate=True), np.int64)
+    except (TypeError, ValueError):
+        left_out = np.full(1, -1)
     if (
         not isinstance(uint8, list)
         or type(exif) is not bool
         or type(seed) is not int
         or not 0 <= seed < 1 << 64
         or type(skip) is not bool
-        or not isinstance(left_out, list)
-        or any(type(each) is not int or not 0 <= each < 1 << 62 for each in left_out)
+        or (left_out < 0).any()
         or names[0] not in ("cpu", "pillow")
         or names[1] not in FIDELITIES
     ):
@@ -142,7 +166,7 @@ def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
         pad is None and any(each.output_size is None and not each.has_bucket for each in work.recipes)
     ):
         raise ArgumentError("the recipe makes images of different sizes")
-    work.left_out = np.unique(np.array(left_out, np.int64))
+    work.left_out = np.unique(left_out)
     if any(uint8):
         both = zip(recipes, uint8, strict=True)
         work.splits = tuple(split_for_device(each) if wanted else None for each, wanted in both)
