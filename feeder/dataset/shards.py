@@ -85,7 +85,7 @@ class ShardDataset(FeederDataset):
         cache_bytes: Bytes that the cache of each remote set may take; None: what leaves 10 GiB of the disk free,
             or a tenth of a smaller one. Shards stay until the cache is full; the others come and go.
         allow_http: True to allow http without encryption; None: as ``AWS_ALLOW_HTTP`` says, else False.
-        timeout: Seconds without an answer of a store after which reading is an error.
+        timeout: Seconds that a store is waited for, also one whose answers drip, after which reading is an error.
         fetch_crops: True to fetch of each image in a store only the blocks of 256 KiB that the rows of its crop lie in,
             when it is read; False fetches all of a shard ahead, in ranges of 8 MiB. True saves traffic for small crops
             of images of several MB, and costs requests. For random crops of ImageNet's photos, of 110 kB, it does not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.server
 import threading
@@ -12,6 +13,7 @@ from xml.sax.saxutils import escape
 
 __all__ = ["GoogleStore"]
 
+_DRIPS, _PACE_S = 500, 0.02
 _DATE = "2026-01-01T00:00:00.000Z"
 
 
@@ -35,10 +37,14 @@ class GoogleStore(http.server.ThreadingHTTPServer):
         knows_conditions: False to answer as if there were no If-Match.
         pages: Number of requests from now on that a proxy answers by the page of a login.
         page_status: Status of such an answer; 206 comes with an ETag.
+        drips: Part of answers that comes byte by byte until ``goes_on`` is set, or for 500 bytes: "head" or "body".
+        goes_on: Set to have answers come at once.
+        has_dripped: True once an answer has come to its end without that.
     """
 
     has_weak_tags, knows_conditions = False, True
     pages, page_status = 0, 200
+    drips, has_dripped = "", False
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -46,6 +52,7 @@ class GoogleStore(http.server.ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []
         self.generation = 1
         self.lock = threading.Lock()
+        self.goes_on = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -57,6 +64,7 @@ class GoogleStore(http.server.ThreadingHTTPServer):
 
     def close(self) -> None:
         """Ends the server."""
+        self.goes_on.set()
         self.shutdown()
         self.server_close()
 
@@ -82,8 +90,25 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body) if size is None else size))
-        self.end_headers()
-        self.wfile.write(body)
+        if not self.server.drips:
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        if self.server.drips == "body":
+            self.end_headers()
+        else:
+            self.flush_headers()
+            body = b"X-Drips: " + b"." * _DRIPS + b"\r\n\r\n" + body
+        with contextlib.suppress(OSError):  # the client has gone
+            left = body
+            for at in range(_DRIPS):
+                if self.server.goes_on.wait(_PACE_S):
+                    break
+                self.wfile.write(body[at : at + 1])
+                left = body[at + 1 :]
+            else:
+                self.server.has_dripped = True
+            self.wfile.write(left)
 
     def _refuse(self, status: int, code: str) -> None:
         body = (

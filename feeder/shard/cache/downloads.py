@@ -8,6 +8,7 @@ of which nothing comes for much longer than is usual is asked for a second time.
 from __future__ import annotations
 
 import collections
+import math
 import threading
 import time
 import traceback
@@ -20,7 +21,7 @@ from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
-__all__ = ["RANGE_BYTES", "Counts", "Downloads", "Wait"]
+__all__ = ["GRACE_S", "RANGE_BYTES", "Counts", "Downloads", "Wait"]
 
 RANGE_BYTES = 8 << 20
 _RANGE_BLOCKS = RANGE_BYTES // BLOCK_BYTES
@@ -30,6 +31,7 @@ _THREADS = 32
 _FIRST_AHEAD, _MOST_AHEAD = 4, 16
 _ATTEMPTS = 4  # of a range whose bytes are wrong
 _HEDGE_DIVISOR = 100  # of all bytes: the share that may be asked for twice, or one range while that is less
+GRACE_S = 2.0  # that a store gets to say what is wrong
 _LOOK_S = 0.1
 _SHORTEST_SLOW_S = 0.5
 _SLOW = 3.0  # times the 90th percentile
@@ -130,12 +132,15 @@ class Downloads:
             threading.Thread(target=self._work, daemon=True).start()
         threading.Thread(target=self._watch, daemon=True).start()
 
-    def get(self, ranges: Iterable[tuple[CachedFile, int, int]], wait: Wait | None = None) -> None:
+    def get(
+        self, ranges: Sequence[tuple[CachedFile, int, int]], wait: Wait | None = None, timeout_s: float = math.inf
+    ) -> None:
         """Returns when blocks are in the cache, given as (file, first block, end).
 
         Args:
             ranges: The blocks.
             wait: A new wait, for :meth:`give_up`.
+            timeout_s: Longest wait for all of them, however steadily they drip.
 
         Raises:
             FeederError: if they can't be had.
@@ -149,7 +154,12 @@ class Downloads:
                 wait.left += 1
             if not wait.left:
                 return
-        wait.done.wait()
+        if not wait.done.wait(min(timeout_s + GRACE_S, threading.TIMEOUT_MAX)):
+            self.give_up([wait])
+            raise StoreError(
+                f"{self._shown(ranges[0][0])}: what is needed of it did not come in whole for {timeout_s:g} s: check "
+                "the network and the store, or give a longer timeout="
+            )
         if wait.error is not None:
             raise wait.error
 

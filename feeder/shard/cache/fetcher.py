@@ -114,7 +114,8 @@ class Fetcher:
             if client is not None:
                 client.waits.add(wait)
         try:
-            self.downloads.get(ranges, wait)
+            timeout_s = client.options[1] if client is not None and client.options else self.store.timeout
+            self.downloads.get(ranges, wait, timeout_s)
         finally:
             if client is not None:
                 with self.files.lock:

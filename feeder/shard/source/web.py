@@ -8,14 +8,12 @@ itself. Proxies of the environment are not used, as they would resolve names on 
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import ipaddress
 import os
 import re
 import socket
 import ssl
-import threading
 import time
 import urllib.parse
 
@@ -23,6 +21,7 @@ from feeder.errors import NotFoundError, StoreError
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.source.web_servers import PassingError, Servers, asked_pause_s
 from feeder.shard.store.store import TIMEOUT_S
+from feeder.shard.store.time_limit import TimeLimit
 from feeder.shard.store.url import may_be_userinfo
 
 __all__ = ["WebReader", "shown_url"]
@@ -115,10 +114,10 @@ class WebReader:
         """Returns the bytes behind a URL, or the URL that it redirects to."""
         host, port, target, is_encrypted = _parsed(url, shown)
         connection = http.client.HTTPConnection(host, port, timeout=_READ_S)
-        limit: _Limit | None = None
+        limit: TimeLimit | None = None
         try:
             connection.sock = self._connected(host, port, shown)
-            limit = _Limit(connection.sock, ANSWER_S)
+            limit = TimeLimit(connection.sock, ANSWER_S)
             if is_encrypted:
                 connection.sock = self._context.wrap_socket(connection.sock, server_hostname=host)
             default = port == (443 if is_encrypted else 80)
@@ -191,36 +190,6 @@ class WebReader:
             made.settimeout(_READ_S)
             return made
         raise error
-
-
-class _Limit:
-    """Ends a connection after a time.
-
-    Args:
-        connected: Its socket.
-        seconds: The time.
-
-    Attributes:
-        is_over: True once it has ended it.
-    """
-
-    def __init__(self, connected: socket.socket, seconds: float) -> None:
-        self.is_over = False
-        self._socket = connected.dup()  # the other is replaced when the connection is encrypted
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _end(self) -> None:
-        self.is_over = True
-        with contextlib.suppress(OSError):  # it has just ended
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Lets the connection be."""
-        self._timer.cancel()
-        self._timer.join()
-        self._socket.close()
 
 
 def _parsed(url: str, shown: str) -> tuple[str, int, str, bool]:

@@ -41,8 +41,14 @@ _AUTHORITIES = ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_AUTHORITY_HOST", "AZURE_I
                 "IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FABRIC_TOKEN_SERVICE_URL")  # fmt: skip
 
 
-def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
+def make_client(url: Url, *, allow_http: bool, writing: bool, request_s: float = REQUEST_S) -> Client:
     """Returns a client for the objects below a URL; it repeats nothing when reading.
+
+    Args:
+        url: The URL.
+        allow_http: True to talk to it without encryption.
+        writing: True to write.
+        request_s: Seconds that a request may take with its answer, however steadily that drips.
 
     Raises:
         StoreError: if credentials are asked for that can't be had.
@@ -53,7 +59,7 @@ def make_client(url: Url, *, allow_http: bool, writing: bool) -> Client:
         "allow_invalid_certificates": False,
         "connect_timeout": seconds(seconds=CONNECT_S),
         "read_timeout": seconds(seconds=_STALL_WRITING_S if writing else STALL_S),
-        "timeout": seconds(seconds=REQUEST_S),
+        "timeout": seconds(seconds=request_s),
     }
     bundle = authorities()
     if bundle:

@@ -16,7 +16,7 @@ import obstore
 from obstore.exceptions import BaseError
 
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
-from feeder.shard.store.client import make_client
+from feeder.shard.store.client import REQUEST_S, make_client
 from feeder.shard.store.fault import Fault, Kind, fault_of
 from feeder.shard.store.signed_ranges import SignedRanges
 from feeder.shard.store.store import (
@@ -69,7 +69,7 @@ class ObjectStore:
         self.timeout = timeout
         self._allow_http = allows_http(url, allow_http)
         self._lock = threading.Lock()
-        self._clients: dict[bool, Client] = {}  # by whether it writes
+        self._clients: dict[tuple[bool, float], Client] = {}  # by whether it writes, and the time of a request
         self._signed = SignedRanges(allow_http=self._allow_http) if url.scheme == "s3" else None
         self._has_ranges = False  # it is known to answer requests for ranges
         self.has_answered = False
@@ -120,7 +120,8 @@ class ObjectStore:
             nonlocal stream, has_failed
             try:
                 if stream is None and signed is not None and not has_failed:
-                    stream = signed.open(self._client(False), key, start, end, etag)  # type: ignore[arg-type]
+                    client: Any = self._client(False)
+                    stream = signed.open(client, key, start, end, etag, self._request_s)
                 if stream is None:
                     stream = iter(self._open(key, start, end, etag, None).stream(PIECE_BYTES))
                     if signed is not None:  # see Note [Two clients]
@@ -320,10 +321,17 @@ class ObjectStore:
             raise NotFoundError(str(error)) from None
 
     def _client(self, writing: bool) -> Client:
+        kind = writing, REQUEST_S if writing else self._request_s
         with self._lock:
-            if writing not in self._clients:
-                self._clients[writing] = make_client(self.url, allow_http=self._allow_http, writing=writing)
-            return self._clients[writing]
+            if kind not in self._clients:
+                how: Any = {"allow_http": self._allow_http, "writing": writing, "request_s": kind[1]}
+                self._clients[kind] = make_client(self.url, **how)
+            return self._clients[kind]
+
+    @property
+    def _request_s(self) -> float:
+        """Seconds that a request for reading may take: a server that drips is not waited for any longer than others."""
+        return min(REQUEST_S, self.timeout)
 
     def _call(self, key: str, request: Callable[[], _Result], is_wanted: Callable[[], bool] = lambda: True) -> _Result:
         """Returns a request's answer; repeats it after faults that may pass, while it is wanted.

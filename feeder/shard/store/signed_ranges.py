@@ -10,6 +10,7 @@ had here, nothing is asked for here for a minute.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import http.client
 import math
@@ -31,6 +32,7 @@ from obstore.exceptions import BaseError
 
 from feeder.shard.store.client import CONNECT_S, REQUEST_S, STALL_S, authorities, has_proxy
 from feeder.shard.store.store import PIECE_BYTES, quoted_etag
+from feeder.shard.store.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -75,12 +77,15 @@ class SignedRanges:
             if self._faults >= _MOST_FAULTS:
                 self._resumes = now + _PAUSE_S
 
-    def open(self, client: S3Store, key: str, start: int, end: int, etag: str | None) -> Iterator[memoryview] | None:
+    def open(
+        self, client: S3Store, key: str, start: int, end: int, etag: str | None, request_s: float = REQUEST_S
+    ) -> Iterator[memoryview] | None:
         """Asks for a range.
 
         Args:
             client: Signs the request.
             key, start, end, etag: As in :meth:`feeder.shard.store.store.Store.pieces`.
+            request_s: Seconds that the request may take with its answer.
 
         Returns:
             Its bytes as they come, in pieces of 512 KiB, or of up to 2 MiB where they come fast, the last one of less;
@@ -93,7 +98,7 @@ class SignedRanges:
         now = time.monotonic()
         if now < self._resumes:
             return None
-        until = now + REQUEST_S
+        until = now + min(REQUEST_S, request_s)
         headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         if etag:
             headers["If-Match"] = etag
@@ -103,7 +108,7 @@ class SignedRanges:
                 return None
             place = url.scheme, url.netloc
             connection = self._taken(place) or self._connection(*place)
-            channel, response = _answer(connection, f"{url.path}?{url.query}", headers)
+            channel, response = _answer(connection, f"{url.path}?{url.query}", headers, request_s)
         except (BaseError, ssl.SSLCertVerificationError, ValueError):
             return None
         except (OSError, http.client.HTTPException) as error:
@@ -196,17 +201,20 @@ def _receiver(channel: socket.socket) -> Callable[[memoryview], int]:
 
 
 def _answer(
-    connection: Connection, target: str, headers: dict[str, str]
+    connection: Connection, target: str, headers: dict[str, str], request_s: float
 ) -> tuple[socket.socket, http.client.HTTPResponse]:
     """Sends a request; returns the socket and the head of the answer. Closes the connection if there is none."""
+    stall_s = min(STALL_S, request_s)
     try:
         if connection.sock is None:
             connection.connect()
         channel: socket.socket = connection.sock
-        channel.settimeout(STALL_S)
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", STALL_S, 0))
+        channel.settimeout(stall_s)
+        stall = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         connection.request("GET", target, headers=headers)
-        return channel, connection.getresponse()
+        with contextlib.closing(TimeLimit(channel, request_s)):  # of a head that drips
+            return channel, connection.getresponse()
     except BaseException:
         connection.close()
         raise

@@ -301,6 +301,20 @@ def test_blocks_are_there_before_the_end_of_their_range(places: Places, monkeypa
     assert (places.cache / "0.tar").read_bytes() == (places.set / "0.tar").read_bytes()
 
 
+def test_what_drips_is_waited_for_as_long_as_a_client_says(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("feeder.shard.cache.downloads.GRACE_S", 0.0)
+    fetcher = places.fetcher(100 * SHARD)
+    goes_on = hold(places, monkeypatch, "0.tar", after=BLOCK_BYTES)
+    ask, other = places.client(fetcher), places.client(fetcher)
+    ask({"hello": {"cache_bytes": None, "timeout_s": 0.1, "identity": ""}})
+    other({"hello": {"cache_bytes": None, "timeout_s": 600.0, "identity": ""}})
+    answer = ask({"need": [("0.tar", 0, SHARD)], "again": False})
+    assert answer["error"] == "StoreError"
+    assert "0.tar: what is needed of it did not come in whole for 0.1 s" in answer["text"]
+    goes_on.set()
+    assert other({"need": [("0.tar", 0, SHARD)], "again": False}) == {}
+
+
 def test_the_first_batch_comes_before_what_follows_it(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = places.fetcher(100 * SHARD)
     goes_on = hold(places, monkeypatch, "0.tar", after=0)

@@ -85,7 +85,7 @@ def test_a_page_of_a_proxy_is_asked_past_once_ranges_have_come(
         monkeypatch.setenv(name, "x")
     data = b"0123456789" * 20
     google.put("bucket/set/x", data)
-    store = open_store(place.format(google.url), timeout=0.1)
+    store = open_store(place.format(google.url))
     google.pages = 1000
     if status == 200:  # the other might be what the server has
         with pytest.raises(
@@ -102,8 +102,26 @@ def test_a_page_of_a_proxy_is_asked_past_once_ranges_have_come(
     assert b"".join(store.pieces("x", 2, 150, etag)) == data[2:150]
     google.pages = 1000
     what = "came" if place.startswith("gs") else r"came \(text/html\), which starts with b'<!DOCTYPE"
-    with pytest.raises(StoreError, match=rf"bucket/set/x.*: no answer for .*the last: a whole page {what}"):
-        store.get("x", 0, 150, etag)
+    with pytest.raises(StoreError, match=rf"bucket/set/x.*: a whole page {what}.*; nobody needs it any more"):
+        store.get("x", 0, 150, etag, is_wanted=lambda: False)
+
+
+@pytest.mark.parametrize("place", ["{}/bucket/set", "gs://bucket/set", "s3://bucket/set?endpoint={}"])
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_an_answer_that_drips_is_not_waited_for_any_longer_than_none(
+    google: GoogleStore, monkeypatch: pytest.MonkeyPatch, place: str, part: str
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    google.put("bucket/set/x", bytes(2 << 20))
+    store = open_store(place.format(google.url), timeout=0.5)
+    google.drips = part
+    for read in (store.get, lambda key, *ends: list(store.pieces(key, *ends))):
+        with pytest.raises(StoreError, match=r"bucket/set/x.*: no answer for \d+ s, in \d+ attempts; the last: "):
+            read("x", 0, 2 << 20)
+    assert not google.has_dripped
+    google.goes_on.set()
+    assert open_store(place.format(google.url)).get("x", 0, 2 << 20) == bytes(2 << 20)
 
 
 def test_the_size_of_an_object_is_not_that_of_a_page(google: GoogleStore) -> None:
