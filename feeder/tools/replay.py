@@ -147,7 +147,7 @@ def loader_of(
         path: The set, or a folder of images.
         state: The state.
         exif_orientation: As the dataset had it, for a state of an older version, which does not say it; None: "apply".
-        images: False gives a loader without images and with a recipe of no account, for ``samples_of``, also where
+        images: False gives a loader with a recipe and a backend of no account, for ``samples_of``, also where
             :func:`why_without_images` has a reason.
 
     Raises:
@@ -180,8 +180,10 @@ def loader_of(
     dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
-    decoding: dict[str, Any] = {"images": False}
-    if images:
+    decoding: dict[str, Any] = {"backend": "pillow", "fidelity": "fast"}
+    if not images:
+        state = {**state, **decoding}
+    else:
         mix = mix_from_json(state["mix"]) if "mix" in state else None
         decoding = {"backend": state.get("backend"), "fidelity": state.get("fidelity")}  # None is refused
         decoding |= {"mix": mix, "on_error": "skip"}

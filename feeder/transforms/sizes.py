@@ -38,8 +38,8 @@ class BucketSize(VariableSize):
         if bucket is None:
             raise ArgumentError(
                 "the recipe has T.BUCKET, which stands for the size of a batch's bucket, and there are no buckets: "
-                "give the dataset to feeder.DataLoader(..., buckets=feeder.Buckets(...)), and iterate over that loader "
-                "itself: one of torch's, made from it by prepare_data_loader() or the like, has no buckets"
+                "give feeder.DataLoader buckets=feeder.Buckets(...), and iterate over it itself, not over one of "
+                "torch's, made by prepare_data_loader() or the like"
             )
         return bucket
 
