@@ -37,9 +37,9 @@ class BucketSize(VariableSize):
     def at(self, bucket: tuple[int, int] | None, epoch: int) -> tuple[int, int]:
         if bucket is None:
             raise ArgumentError(
-                "the recipe has T.BUCKET, which stands for the size of a batch's bucket, and there are no buckets: "
-                "give feeder.DataLoader buckets=feeder.Buckets(...), and iterate over it itself, not over one of "
-                "torch's, made by prepare_data_loader() or the like"
+                "the recipe has T.BUCKET, the size of a batch's bucket, and there are no buckets: give "
+                "feeder.DataLoader buckets=feeder.Buckets(...), and iterate over it, not over one of torch's that a "
+                "framework made of it"
             )
         return bucket
 
