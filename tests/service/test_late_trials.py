@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import selectors
 from collections import Counter
 from collections.abc import Callable
@@ -112,11 +113,12 @@ class Simulation:
         self.made = self._makers.made
         self.after_tick: Callable[[], object] = lambda: None
 
-    def add(self, job: str, work: bytes = b"the trials'") -> Trial:
+    def add(self, job: str, work: str = "the trials'") -> Trial:
         """Adds a trial."""
         trial = Trial(job)
         self._scheduler.add(cast(Client, trial))
-        self._scheduler.take_work(cast(Client, trial), work)
+        data = json.dumps({"of": work, "recipe": [], "extras": {"targets": []}}).encode()
+        self._scheduler.take_work(cast(Client, trial), data)
         self._trials.append(trial)
         return trial
 
@@ -153,7 +155,7 @@ def test_late_trials_cost_little_more_than_what_was_made_before_they_began(monke
 def test_late_trials_leave_a_job_of_other_work_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share is a quarter, as there are four jobs at most, of every 40 parts in a row."""
     with closing(Simulation(monkeypatch)) as one:
-        other, shares = one.add("other", b"other"), list[tuple[int, int]]()
+        other, shares = one.add("other", "other"), list[tuple[int, int]]()
         one.after_tick = lambda: shares.append((other.got, sum(one.made.values())))
         run_late_trials(one)
         assert other.got == EPOCH
