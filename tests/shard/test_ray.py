@@ -224,10 +224,17 @@ def _site(folder: Path, code: str) -> dict[str, str]:
 
 
 def test_a_node_with_another_version_is_refused_by_name(
-    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str]
+    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
 ) -> None:
-    cluster.add_node(_site(tmp_path / "site", "import feeder; feeder.__version__ = '0.0.9'"), cores=2)
-    printed, _ = Driver(cluster, tree, tmp_path / "out", "--json").end()
+    with held(plan[0][2]) as file:  # or the first node may be done before the other one is asked
+        driver = Driver(cluster, tree, tmp_path / "out", "--json")
+        file.wait()
+        cluster.add_node(_site(tmp_path / "site", "import feeder; feeder.__version__ = '0.0.9'"), cores=2)
+        assert driver.process.stderr is not None
+        while "is refused" not in driver.process.stderr.readline():
+            assert driver.process.poll() is None
+        file.release()
+        printed, _ = driver.end()
     (note,) = json.loads(printed)["notes"]
     assert re.match(r"node \S+ is refused: it has feeder 0\.0\.9 \(the driver has \S+\); install the same", note)
     assert contents(tmp_path / "out") == expected
@@ -338,10 +345,16 @@ def test_a_shard_outlives_any_number_of_its_nodes(
     cluster.kill_node(cluster.nodes[0])
 
 
-def test_a_full_disk_of_a_node_ends_the_run(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
+def test_a_full_disk_of_a_node_ends_the_run(
+    cluster: RayCluster, tree: Path, tmp_path: Path, plan: list[list[Path]]
+) -> None:
     code = "import errno, os\ndef fsync(file): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))\nos.fsync = fsync"
-    cluster.add_node(_site(tmp_path / "site", code), cores=2)
-    _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
+    with held(plan[0][2]) as file:
+        driver = Driver(cluster, tree, tmp_path / "out")
+        file.wait()
+        cluster.add_node(_site(tmp_path / "site", code), cores=2)
+        _, errors = driver.end(1)
+        file.release()
     assert re.search(r"the disk is full \(No space left on device \(on node \S+\)\); nothing is lost", errors)
 
 
