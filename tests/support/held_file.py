@@ -23,7 +23,15 @@ class HeldFile:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDWR)
-        fcntl.fcntl(self._descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        wait_until(self._is_mine)
+
+    def _is_mine(self) -> bool:
+        """Takes the lease, unless somebody has the file open, such as a process that is just being killed."""
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return False
+        return True
 
     def wait(self) -> None:
         """Returns once somebody waits for the file."""
