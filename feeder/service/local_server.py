@@ -16,7 +16,7 @@ from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions, is_any_address
 from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 
-__all__ = ["serve_file"]
+__all__ = ["directory_of", "serve_file"]
 
 _MOST_BYTES = 1 << 20
 
@@ -82,6 +82,18 @@ def serve_file(
         with contextlib.suppress(OSError, ValueError):
             if _read(path)["token"] == token:  # else another server has taken its place
                 os.unlink(path)
+
+
+def directory_of(path: str) -> dict[str, Any]:
+    """Returns the servers and the token that a server's file names.
+
+    Raises:
+        ServiceError: if it names none.
+    """
+    try:
+        return _read(path)
+    except (OSError, ValueError) as error:
+        raise ServiceError(f"{path}: names no service: {error}") from None
 
 
 def _check_free(path: str) -> None:

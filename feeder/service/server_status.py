@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from feeder.errors import ServiceError
 from feeder.service.frames import SERVER_LIMITS, Kind, ProtocolError, Receiver, pack_frame, peer_versions
 
-__all__ = ["directory_of", "server_status", "service_status"]
+__all__ = ["server_status", "service_status"]
 
 _TIMEOUT_S = 3.0
 _SPAN_S = 1.0  # over which rates are taken
@@ -41,20 +40,6 @@ def server_status(address: tuple[str, int], token: str, timeout_s: float = _TIME
     except (OSError, ProtocolError) as error:
         raise ServiceError(f"does not answer: {error}") from None
     raise ServiceError("does not answer")
-
-
-def directory_of(file: str) -> dict[str, Any]:
-    """Returns the servers and the token that a file names.
-
-    Raises:
-        ServiceError: if it names none.
-    """
-    try:
-        with open(file, "rb") as opened:
-            known: dict[str, Any] = json.load(opened)
-    except (OSError, ValueError) as error:
-        raise ServiceError(f"{file}: names no service: {error}") from None
-    return known
 
 
 def service_status(known: dict[str, Any]) -> dict[str, Any]:

@@ -665,6 +665,15 @@ def test_the_state_of_a_server_and_its_jobs_is_shown(
     assert job == "  job test: 4 images, 0 parts under way, 0 wait, 0 failed"
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"servers": []}'])
+def test_the_state_by_a_file_of_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "other.json").write_text(text)
+    assert main(["serve", "--status", "--file", str(tmp_path / "other.json")]) != 0
+    assert "other.json: names no service: " in capsys.readouterr().err
+
+
 def test_work_that_ends_processes_does_not_end_the_server(root: Path, tmp_path: Path) -> None:
     module = "tests.support.ends_at_import"
     one = ServiceServer(tmp_path, root, "--allow-module", module)

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 __all__ = ["GoogleStore"]
 
-_DRIPS, _PACE_S = 500, 0.02
+_PACE_S = 0.02
 _DATE = "2026-01-01T00:00:00.000Z"
 
 
@@ -37,14 +37,13 @@ class GoogleStore(http.server.ThreadingHTTPServer):
         knows_conditions: False to answer as if there were no If-Match.
         pages: Number of requests from now on that a proxy answers by the page of a login.
         page_status: Status of such an answer; 206 comes with an ETag.
-        drips: Part of answers that comes byte by byte until ``goes_on`` is set, or for 500 bytes: "head" or "body".
+        drips: Part of answers that comes byte by byte until ``goes_on`` is set: "head" or "body".
         goes_on: Set to have answers come at once.
-        has_dripped: True once an answer has come to its end without that.
     """
 
     has_weak_tags, knows_conditions = False, True
     pages, page_status = 0, 200
-    drips, has_dripped = "", False
+    drips = ""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -94,21 +93,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
             return
-        if self.server.drips == "body":
-            self.end_headers()
-        else:
+        is_head = self.server.drips == "head"
+        if is_head:
             self.flush_headers()
-            body = b"X-Drips: " + b"." * _DRIPS + b"\r\n\r\n" + body
+            self.wfile.write(b"X-Drips: ")
+        else:
+            self.end_headers()
+        at = 0
         with contextlib.suppress(OSError):  # the client has gone
-            left = body
-            for at in range(_DRIPS):
-                if self.server.goes_on.wait(_PACE_S):
-                    break
-                self.wfile.write(body[at : at + 1])
-                left = body[at + 1 :]
-            else:
-                self.server.has_dripped = True
-            self.wfile.write(left)
+            while not self.server.goes_on.wait(_PACE_S):
+                self.wfile.write(b"." if is_head else body[at : at + 1])
+                at += 1
+            self.wfile.write(b"\r\n\r\n" + body if is_head else body[at:])
 
     def _refuse(self, status: int, code: str) -> None:
         body = (

@@ -160,7 +160,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _status(arguments: argparse.Namespace) -> int:
     from feeder.service.cluster import status
-    from feeder.service.server_status import directory_of, service_status
+    from feeder.service.local_server import directory_of
+    from feeder.service.server_status import service_status
 
     if arguments.file is None:
         found = status(arguments.name, address=arguments.address)
