@@ -42,6 +42,8 @@ _START = re.compile(
 UNPACKED_TIMES = 100
 # Formats that feeder does not decode, though such a file claims to be an image.
 _OTHER_IMAGE_EXTENSIONS = {"avif", "cr2", "dng", "heic", "heif", "ico", "j2k", "jp2", "jxl", "nef", "psd", "tga"}
+_ANY_IMAGE_EXTENSIONS = IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
+_FILE_EXTENSIONS = IMAGE_EXTENSIONS - {"fpk"}  # of files that are decoded as they are
 
 # Folders of systems, file servers and tools, which hold thumbnails, copies and deleted files.
 _SYSTEM_FOLDERS = frozenset(
@@ -127,7 +129,7 @@ def read_image(path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 def looks_like_image(path: str | bytes) -> bool:
     """Returns whether a file's name claims that it is an image."""
-    return os.fsdecode(path).rpartition(".")[2].lower() in IMAGE_EXTENSIONS | _OTHER_IMAGE_EXTENSIONS
+    return os.fsdecode(path).rpartition(".")[2].lower() in _ANY_IMAGE_EXTENSIONS
 
 
 def has_other_extension(path: str) -> bool:
@@ -141,7 +143,7 @@ def is_image_file(path: str) -> bool:
     Raises:
         OSError: for an error of the machine.
     """
-    if os.path.splitext(path)[1][1:].lower() in IMAGE_EXTENSIONS - {"fpk"}:
+    if os.path.splitext(path)[1][1:].lower() in _FILE_EXTENSIONS:
         return True
     if has_other_extension(path):
         return False
