@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.pairwise import pairwise
 from tests.support.remote import bucket, fault_proxy, google, read, real_bucket, s3_server, tls_proxy
 
@@ -115,6 +115,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setenv(name, os.path.join(_OWN_FOLDER, name.lower()))
             os.mkdir(os.environ[name], 0o711)
         patch.delenv("XDG_CACHE_HOME", raising=False)
+        patch.setenv("PYTHONPATH", PYTHON_PATH.partition(os.pathsep)[0], prepend=os.pathsep)
         patch.setattr(tempfile, "tempdir", None)
         yield
 
