@@ -98,6 +98,7 @@ class SampleDecoder:
         counts: DecodeCounts | None = getattr(_counting, "counts", None)
         values = [[_read(extra, reader, i) for i in ids.tolist()] for extra in self._extras]
         encoded = reader.read(ids)
+
         images = []
         for row, i in enumerate(ids.tolist()):
             problem = encoded.errors[row]
@@ -113,6 +114,7 @@ class SampleDecoder:
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
                 self._count(counts, i)
+
             if problem is not None:
                 raise reader.at(problem, i)
             for extra, found in zip(self._extras, values, strict=True):

@@ -82,6 +82,7 @@ def extras_from_json(
     """
     if not isinstance(value, Mapping) or set(value) != {"sizes", "targets", "fields"}:
         raise ArgumentError("these are no targets and fields of this version of feeder")
+
     try:
         targets = {name: _target_from_json(each, function_of) for name, each in _pairs(value["targets"])}
         kinds = {

@@ -50,9 +50,11 @@ def open_shards(
     """
     if image_field is not None and mirror is not None:  # the set may get another version while this one is read
         version = open_index(index, version, mirror).version
+
     made = None if image_field is None else index_of_field(index, image_field, version, mirror, writes=writes)
     if made is None or image_field is None:
         return ShardReader(index, exif=exif, version=version, mirror=mirror)
+
     reader = ShardReader(made, exif=exif, mirror=mirror, is_of_field=True)
     reader.field_of = index, version, image_field
     return reader
@@ -82,12 +84,14 @@ def index_of_field(
     if not numbers:
         known = ", ".join(map(repr, sorted(index.fields)))
         raise ArgumentError(f"image_field={image_field!r}: no sample of {path} has it; its fields are {known}")
+
     if index.image_of is not None:
         raise ArgumentError(f"{path}: was made for another image_field; name the folder of the set, or its own index")
     own = index.column("field")
     is_image = np.isin(own, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
     if is_image or (own == numbers[0]).all():
         return None
+
     name = "+".join(index.fields[number] for number in numbers)
     stem = os.path.splitext(path)[0] + (f"-{index.version:06d}" if index.version > 1 else "")
     to = f"{stem}.{name.replace(os.sep, '_')}.bin"
@@ -98,6 +102,7 @@ def index_of_field(
                 "once as a user who may write into its folder"
             )
         _make(index, numbers, to, image_field, mirror)
+
     made = ColumnIndex(to)
     left_out = 0 if made.image_of is None else made.image_of.left_out
     if left_out:
@@ -121,14 +126,17 @@ def _fits(path: str, index: Index) -> bool:
 def _make(index: Index, numbers: list[int], path: str, image_field: str, mirror: Mirror | None) -> None:
     index.check()
     samples = len(index)
+
     starts = index.column("member_start").astype(np.int64)
     sizes = np.diff(starts)
     if starts[0] != 0 or (sizes < 0).any():
         raise FormatError(f"{index.path}: damaged: column 'member_start' decreases; rebuild it with `feeder index`")
     owners = np.repeat(np.arange(samples), sizes)
+
     place = {name: np.array(index.column(name)) for name in ("field", "offset", "length", "width", "height")}
     place["orientation"] = np.array(index.column("orientation"))
     has_field = np.zeros(samples, bool)
+
     for number in reversed(numbers):  # the first field counts, so it is written last
         own = np.flatnonzero(index.column("field") == number)
         rows = np.flatnonzero(index.column("member_field") == number)
@@ -136,6 +144,7 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str, mirror:
             place[name][own] = index.column(name)[own]
             place[name][owners[rows]] = index.column(f"member_{name}")[rows]
         has_field[own] = has_field[owners[rows]] = True
+
     reader, reason = ShardReader(index.path, mirror=mirror), ""
     ids = np.flatnonzero(has_field)
     for k, i in enumerate(ids.tolist()):
@@ -151,15 +160,18 @@ def _make(index: Index, numbers: list[int], path: str, image_field: str, mirror:
         else:
             place["width"][i], place["height"][i] = info.width_px, info.height_px
             place["orientation"][i] = info.orientation
+
     kept = np.flatnonzero(has_field)
     if not kept.size:
         raise ArgumentError(
             f"image_field={image_field!r}: no sample of {index.path} has a readable image there{reason}"
         )
+
     columns = _columns(index, kept, place, has_field[owners], sizes)
     counts = {name: column.size for name, column in columns.items()}
     origin = ImageOf(index.identity.hex(), samples - len(kept))
     pieces = {name: [column] for name, column in columns.items()}
+
     try:
         labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes, "codebooks": index.codebooks}
         shards = [index.shard_entry(number) for number in range(index.shard_count)]

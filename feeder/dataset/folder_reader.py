@@ -410,6 +410,7 @@ def _files(
         folders: list[str] = []
         files: list[str] = []
         others: list[str] = []
+
         with scan_folder(os.path.join(root, relative)) as entries:
             for k, entry in enumerate(entries):
                 if k % _BEAT_ENTRIES == 0:
@@ -423,8 +424,10 @@ def _files(
                     folders.append(entry.name)
                 else:
                     (files if is_image and not entry.name.endswith(endings) else others).append(entry.name)
+
         members = member_names(files, others)
         images = found[relative] = [], set(members.values())
+
         for k, file in enumerate(sorted([*files, *(name for name in others if name not in members)])):
             if k % _BEAT_ENTRIES == 0:
                 beat()

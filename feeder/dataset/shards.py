@@ -126,14 +126,17 @@ class ShardDataset(FeederDataset):
         if not paths:
             raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
         wanted = None if classes == "merge" else classes
+
         exif = applies_exif(exif_orientation)
         remote = _Remote(cache_dir, cache_bytes, allow_http, timeout, fetch_crops)
         readers = [_opened(each, remote, exif, image_field, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
+
         if target_transform is not None:
             transform_labels(readers, target_transform)
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
+
         recipe = recipe_or_views(transform)
         super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
         self._check_extras()
@@ -181,6 +184,7 @@ def _opened(
 ) -> ShardReader:
     """Opens one set, with the requested labels."""
     folder, mirror = os.fspath(path), None
+
     if is_remote(folder):
         mirror = open_mirror(
             folder,
@@ -195,9 +199,11 @@ def _opened(
         folder = local_path(folder)
         index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
         refuse_mirror(os.path.dirname(index))
+
     reader = open_shards(index, exif=exif, image_field=image_field, version=version, mirror=mirror)
     names = reader.index.classes
     reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
+
     if labels is False:
         if classes is not None:
             raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")

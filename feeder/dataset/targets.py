@@ -228,8 +228,10 @@ def target_values(
     """
     if targets is None:
         targets = {}
+
     if not isinstance(targets, Mapping):
         raise ArgumentError(f"targets must be a mapping such as {{'seg.png': T.Mask()}}, got {targets!r}")
+
     names = check_fields(list(targets))
     for name, target in targets.items():
         if name in ("key", "path", *NUMBER_FIELDS):
@@ -245,8 +247,10 @@ def target_values(
             raise ArgumentError(
                 f"target {name!r} has canvas='upright', and exif_orientation='ignore' leaves images as they are stored"
             )
+
     for view in recipe.views:
         check_targets(view, tuple(target for target in targets.values() if not isinstance(target, Image)))
+
     values: list[TargetExtra] = []
     key_row = len(recipe.views)
     for name in names:
@@ -258,6 +262,7 @@ def target_values(
             continue
         views = tuple(_VALUES[type(target)](name, target, view) for view in recipe.views)
         values.append(ViewsTarget(name, target, views) if isinstance(recipe, Views) else views[0])
+
     return tuple(values)
 
 

@@ -206,9 +206,11 @@ class Agreement:
         """
         before, self._key = self._key, ""
         self._rank, self._is_silent, self._has_raised = rank, False, False
+
         connection = self._reach(rank)
         if connection is None:
             return
+
         life = connection.life
         if life not in self._number:
             self._number[life] = self._numbers.get((self._place, life), 0)
@@ -216,11 +218,13 @@ class Agreement:
         self._scope = f"feeder/agreement/{life}"
         self._key = f"{self._scope}/{self._place}/{self._number[life]}/{self._settings}/{self._epochs}"
         self._epochs += 1
+
         if before and left_after is not None:
             self._ask(lambda store: store.set(f"{before}/left", f"{left_after} {rank}"))
         mine = json.dumps({"rank": rank, **values})
         found = self._ask(lambda store: bytes(store.compare_set(self._key, "", mine)).decode())
         first = json.loads(mine if found is None else found)
+
         differences = [name for name in values if first.get(name) != values[name]]
         if differences:
             said = "; ".join(f"{name} is {first.get(name)!r} there and {values[name]!r} here" for name in differences)

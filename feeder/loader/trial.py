@@ -36,22 +36,26 @@ def run(loader: Any, seconds: float, step: Callable[[Any], Any] | None = None) -
     """
     memory_before = pss_bytes(os.getpid())
     started = time.perf_counter()
+
     try:
         batches = _forever(loader)
         _consume(next(batches), step)
         _synchronize()
+
         begun = time.perf_counter()
         cpu_before, stats_before = cpu_seconds_by_process(), loader.stats()
         images = count = 0
         while (elapsed := time.perf_counter() - begun) < seconds or (count < _BATCHES and elapsed < _LONGEST * seconds):
             images += _consume(next(batches), step)
             count += 1
+
         _synchronize()
         elapsed = time.perf_counter() - begun
         cpu_after, stats = cpu_seconds_by_process(), loader.stats()
         cpu_s = sum(cpu_after[pid] - cpu_before.get(pid, 0.0) for pid in cpu_after)
         workers = set(cpu_after) - {os.getpid()}
         memory = sum(map(pss_bytes, workers)) + max(0, pss_bytes(os.getpid()) - memory_before)
+
         return Trial(
             images_per_s=images / elapsed,
             cpu_ms=1000 * cpu_s / max(1, images),

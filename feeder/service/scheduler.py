@@ -158,17 +158,21 @@ class Scheduler:
             raise ProtocolError("a part that can't be made")
         if client.is_known(number) or client.owed >= self._most_owed():
             raise ProtocolError("more parts than it has credit for")
+
         size = _size(message.get("size"))
         if (size is None) != (work.size.pixel_bytes == 0):
             raise ProtocolError("a part with a size that is none of its work")
         size_bytes = work.size.part_bytes(len(numbers) // NUMBER_BYTES, size)
         task = Task(Kind.PART, client.job, client.digest, epoch, numbers, size, size_bytes)
+
         if size_bytes > self.memory.size_bytes:
             self._fail(task, [(client, number)], {"error": self._too_large(size_bytes)})
             return
+
         task = self._tasks.setdefault(task.key, task)
         if any(waiter is client for waiter, _ in task.waiters):
             raise ProtocolError("a part that it has asked for already")
+
         if not task.waiters and not task.started_s:
             found = self._window.get(task.key)
             if found is not None and self._may_hold(task):
@@ -176,6 +180,7 @@ class Scheduler:
                 self._answer(client, number, found)
                 return
             self._queue.add(task)
+
         task.waiters.append((client, number))
         client.parts[number] = task
 

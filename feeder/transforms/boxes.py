@@ -114,16 +114,19 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
     values, format, mode = boxes
     if not len(values):
         return values
+
     if isinstance(move, Window):
         by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
         cropped = _clamped(values - by, format, (move.height, move.width), mode)
         if move.keeps_centers:
             cropped[~_has_center(to_xyxy(values, format), move)] = 0
         return cropped
+
     if isinstance(move, Scaling):
         if (move.height, move.width) == canvas:
             return values
         return values * np.array([move.width / canvas[1], move.height / canvas[0]] * 2, np.float32)
+
     if isinstance(move, Mirror):
         return _mirrored(values, format, int(move.is_vertical), np.float32(canvas[0 if move.is_vertical else 1]))
     if isinstance(move, Swap):
@@ -132,11 +135,13 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
         by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
         size = canvas[0] + move.top + move.bottom, canvas[1] + move.left + move.right
         return _clamped(values + by, format, size, mode)
+
     corners = to_xyxy(values, format)[:, _CORNERS].reshape(-1, 2)
     if isinstance(move, Warp):
         corners, size = warped(corners, move, canvas), (move.height, move.width)
     else:
         corners, size = tilted(corners, move), canvas
+
     around = corners.reshape(-1, 4, 2)
     xyxy = np.concatenate([around.min(axis=1), around.max(axis=1)], axis=1)
     return _from_xyxy(_clamped(xyxy, "xyxy", size, mode), format)

@@ -156,6 +156,7 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
     elif "padding" in sample:
         left, top, right, bottom = sample["padding"].tolist()
         yield Border(left, top, right, bottom, getattr(op, "padding_mode", "constant"))
+
     marks = isinstance(op, RandomIoUCrop)
     if "top" in sample and (not marks or sample["crop"]):
         top, left, height, width = (int(sample[name]) for name in ("top", "left", "height", "width"))
@@ -164,6 +165,7 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
         # resized_crop_mask does not know of the op's interpolation.
         is_exact = not isinstance(op, RandomResizedCrop) and getattr(op, "interpolation", "") == "nearest-exact"
         yield Scaling(int(sample["resized_height"]), int(sample["resized_width"]), is_exact)
+
     if sample.get("flip"):
         yield Mirror()
     if sample.get("flip_vertically"):

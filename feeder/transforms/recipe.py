@@ -333,13 +333,16 @@ class Recipe:
         """
         if self._variable:
             return self.at(None, epoch).draw(seed, epoch, sample_ids, sizes, boxes)
+
         ids = np.asarray(sample_ids, np.int64)
         image_size = np.maximum(np.asarray(sizes, np.int64).reshape(-1, 2), 1)
         if len(ids) != len(image_size):
             raise ArgumentError(f"sample_ids and sizes must be of one length, got {len(ids)} and {len(image_size)}")
+
         base = _Base(image_size)
         current = image_size
         drawn: list[Params] = []
+
         for stream, op in enumerate(self.ops):
             uniforms = Uniforms(seed, epoch, ids, stream)
             if isinstance(op, RandomIoUCrop) and boxes is not None:
@@ -350,6 +353,7 @@ class Recipe:
             drawn.append(params)
             if stream < self.base_length:
                 base.apply(params)
+
         return Draws(
             image_size=image_size.astype(np.int32),
             source_box=base.source,

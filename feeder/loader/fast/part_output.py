@@ -265,6 +265,7 @@ def put_extras(
         for extra, of_extra, own in zip(extras, values, columns, strict=True):
             if errors[k] is not None:
                 break
+
             value = of_extra[k]
             if isinstance(value, DecodeError):
                 errors[k] = value
@@ -274,6 +275,7 @@ def put_extras(
             except DecodeError as error:
                 errors[k] = error
                 break
+
             if not own:
                 next(lists)[row] = value
                 continue

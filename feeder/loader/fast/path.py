@@ -76,20 +76,24 @@ class FastPath:
         self._worker_init: WorkerInit | None = None
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
+
         self.order = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
         further = tuple(further_recipes(images_in(source.extras)))
         rows = key_rows(source.recipe, source.extras)
         self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further, rows)
+
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:
             self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
         self.backend, self._fused = decoder.name, decoder.fused
         self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
+
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
         mix = check_mix(fixed.mix)
         self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
         self._ledger = Ledger()
+
         self._progress: EpochProgress | None = None
         self._next, self._spans = Place(), Spans()
         self._iterator: weakref.ref[FastIterator] | None = None
@@ -98,6 +102,7 @@ class FastPath:
         self._read_ahead: ReadAhead | DrawnAhead | None = None
         self._fingerprint: str | None = None
         self._has_warned = self._has_told = False
+
         self._agreement = Agreement()
         self._left_after: int | None = None
         self._gaps = EpochGaps()
@@ -178,22 +183,27 @@ class FastPath:
         options, replay = self._options, self._replay(place)
         if self._service is not None and self._service.only:
             options = dataclasses.replace(options, timeout_s=0.0)  # the relay's error says more
+
         progress = self._progress = EpochProgress(place, split, replay)
         if self._read_ahead is not None:
             self._read_ahead.close()
         reads_here = self._service is None or not self._service.only
+
         made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and reads_here and self.dataset.reader.is_remote:
             reader, takes_rows = self.dataset.reader, self._takes_rows
             self._read_ahead = ReadAhead(reader, self.order, split, progress, made, takes_rows=takes_rows)
+
         asked = requests(
             self.order,
             progress,
             functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
         )
+
         if split is None and reads_here and options.num_workers and self.dataset.reader.is_remote:
             self._read_ahead = DrawnAhead(self.dataset.reader, progress, made, takes_rows=self._takes_rows)
             asked = self._read_ahead.watched(asked)
+
         return Epoch(
             dataset=self._given_dataset,
             progress=progress,

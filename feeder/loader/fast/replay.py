@@ -88,14 +88,17 @@ class Replay:
         number, first, digest, size = 0, 0, _NOTHING, self._samples
         times = np.zeros(size, np.int64)
         saved = self._saved
+
         if saved is not None:
             self._restore(saved)
             if self._stateful is not None and saved.get("own") is not None:
                 self._stateful.load_state_dict(saved["own"])
                 number, first, digest = self._start, saved["samples"], bytes.fromhex(saved["digest"])
+
         self._own = self._own_state()
         self._generators = {path: get_state(source) for path, source in self._sources().items()}
         self._digest, self._first = digest, first
+
         batches = self._begin({} if saved is None else saved["global"])
         for batch in batches:
             ids = sample_numbers(batch)
@@ -103,12 +106,14 @@ class Replay:
                 raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
             if ids.min() < -size or ids.max() >= size:
                 raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {size}")
+
             if number == self._start:
                 self._arrive(digest)
             ids = ids % size
             repeats = _repeats(ids, times)
             drawn = (ids + repeats * size).tobytes()
             digest = hashlib.blake2b(digest + drawn, digest_size=_DIGEST_BYTES).digest()
+
             number += 1
             if number > self._start:
                 self._ahead.append((digest, first + len(ids), self._own_state()))
@@ -121,6 +126,7 @@ class Replay:
                         f"{count(saved['samples'], 'sample')} handed out"
                     )
             first += len(ids)
+
         if number < self._start:
             given = count(number, "batch", "batches")
             self._refuse(f"the sampler gave {given}, and {self._start} were handed out before")

@@ -216,6 +216,7 @@ class Work:
         """
         samples, report = view.samples, PartReport()
         report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
+
         recipes = self.recipes_at(view.image_size, epoch)
         runner, left = self._runner(recipes), None
         how = (epoch, view, report, self.meter, beat)
@@ -223,23 +224,28 @@ class Work:
             left = runner.run(*how)
             if left is not None and not left and not self.extras:
                 return report
+
         sinks = self._sinks(recipes, view.images)
         if self.stager is not None and runner is not None:
             assert isinstance(sinks[0], StagedSink)
             left = runner.plan(*how, sinks[0])
+
         part = _Part(epoch, recipes, view, sinks, report, beat)
         rows = np.arange(len(samples.ids)) if left is None else np.array(left, np.int64)
         errors: list[DecodeError | None] = [None] * len(samples.ids)
+
         if self.extras and len(rows) < len(errors):
             self._add_extras(part, np.setdiff1d(np.arange(len(errors)), rows), errors)
         if len(rows):
             made = self._make(part, rows, samples if left is None else samples.part(rows))
             for row, error in zip(rows.tolist(), made, strict=True):
                 errors[row] = error
+
         if any(errors):
             for row, error in enumerate(errors):
                 if error is not None:
                     self._replace(part, row, error)
+
         for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
             report.clipped, report.slow = report.clipped + sink.clipped, report.slow + sink.slow
             for place, data in sink.close().items():
@@ -358,15 +364,18 @@ class Work:
         """Makes samples for some rows of the part; returns an error or None for each."""
         sink, report, beat, ids = part.sinks[0], part.report, part.beat, samples.ids
         started, already_ns = time.perf_counter_ns(), report.read_ns
+
         # Before the images, which are valid until the reader's next call.
         extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
         beat()
+
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         sizes = encoded.sizes
         errors = _add(sink, encoded, rows, draws)
+
         if encoded.first_rows is not None:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
@@ -377,12 +386,14 @@ class Work:
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
+
         if len(part.sinks) > 1:
             self._add_images(part, rows, drawing, sizes, errors)
         if extras:
             both = zip(self.extras, extras, strict=True)
             values = [each for extra, each in both if not isinstance(extra, FurtherImage)]
             put_extras(self.values, values, part.view, report, rows, draws, errors)
+
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 

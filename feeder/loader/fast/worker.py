@@ -58,14 +58,17 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer has it too, and decides what it means
     channel.settimeout(None)  # whatever the script's default for sockets is
     end_with_trainer(channel)
+
     hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
     if not hello:
         return
     layout, sys.path[:], rows, slots, capacity, workers, meters, payload_bytes, relay, cpus = pickle.loads(hello)
     number = rows[0]
+
     if cpus is not None:
         with contextlib.suppress(OSError):  # they were taken from the job meanwhile
             os.sched_setaffinity(0, cpus)
+
     try:
         ring = Region(layout.slot_bytes * slots, descriptors[0])
         board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]), meters=meters)
@@ -79,12 +82,14 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     except BaseException:
         _send(channel, FAILED_START, traceback.format_exc())
         return
+
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
     view_of = _PartViews(layout, whole, work).of
     if relay is not None:
         waits.beat = lambda: board.beat(number)
         relay(channel, board, rows, view_of, work)
         return
+
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)
@@ -92,6 +97,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     waits.beat = lambda: board.beat(number)
     work.meter = board.meter(number)
     idle_from = time.perf_counter_ns()
+
     while True:
         ready = dict(poll.poll())
         if channel.fileno() in ready:
@@ -174,12 +180,14 @@ def make_part(
     started = time.perf_counter_ns()
     report = PartReport()
     message: Any = None
+
     try:
         report = work.run(part.epoch, view, beat or (lambda: board.beat(number)))
         if report.has_news:  # else a message would cost the trainer time
             message = report
     except Exception as error:
         message = _portable(error)
+
     report.count(board.sums(number), time.perf_counter_ns() - started)
     finish_part(channel, board, number, part, message)
 

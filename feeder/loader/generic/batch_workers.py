@@ -187,8 +187,10 @@ class BatchWorkers:
             cause = self.processes.cause(number)
         except WorkerError as error:
             self._give_up(str(error))
+
         if worker.beginning is not None and worker.beginning.state is not None:  # else the next one will fail likewise
             worker.take_beginning()
+
         lost = self.pending.lost_with(number)
         # It died at the first batch that it had not made.
         first = next((p for n in lost if not (p := self.pending.by_number[n]).was_made), None)
@@ -196,6 +198,7 @@ class BatchWorkers:
             first.failures += worker.has_begun
         has_begun = worker.state is not None  # in any epoch, or the worker that it replaced had
         worker.failed_starts += not worker.has_begun
+
         advice = self.processes.failed_start(number)
         if (
             (self._is_iterable and has_begun)
@@ -207,6 +210,7 @@ class BatchWorkers:
             what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
             what += "" if advice is None else f"; {advice}"
             self._give_up(cause + what)
+
         self._replacements.append({"worker": number, "pid": worker.process.pid(), "cause": cause})
         try:
             successor = self.processes.launch(number, self._job(number, worker.state))
@@ -214,9 +218,11 @@ class BatchWorkers:
             self.close()
             self.failure = _DeadWorkerError(f"{cause}; none could be started in its place")
             raise
+
         self._await_beginning(number, check)
         if self.processes.workers[number] is not successor:
             return  # it died as well, and the one after it has been asked
+
         for n in lost:
             self._ask(n, self.pending.by_number[n])
 

@@ -236,6 +236,7 @@ def _run(channel: Channel, job: Job) -> None:
     torch.set_num_threads(1)
     worker = _Worker(job)
     introduce(job.base_seed, job.worker, job.workers, worker.dataset)
+
     error: ExceptionWrapper | None = None
     state = None
     where = f"in DataLoader worker process {job.worker}"
@@ -246,17 +247,21 @@ def _run(channel: Channel, job: Job) -> None:
         state = worker.state()
     except Exception:
         error = _caught(where)
+
     channel.send(pack(Result(None, None if error is None else error, state), Slot(_NO_MEMORY)))
     slots: tuple[Region, Any] | None = None
     clock = time.perf_counter_ns
     idle_from = clock()
+
     while (received := channel.receive()) is not None:
         started = clock()
         task, descriptors = received
+
         if task.slots is not None:
             size, count = task.slots
             region = Region(size * count, descriptors[0])
             slots = region, region.array(np.uint8, (count, size))
+
         if task.begin is not None:
             try:
                 worker.seed(task.begin[0])
@@ -267,6 +272,7 @@ def _run(channel: Channel, job: Job) -> None:
             channel.send(pack(result, Slot(_NO_MEMORY)))
         if task.number is None:
             continue
+
         spent = _NOTHING
         worker.collate_ns = 0
         if error is not None:
@@ -276,6 +282,7 @@ def _run(channel: Channel, job: Job) -> None:
             memory = slots[1][task.slot] if slots is not None and task.slot is not None else _NO_MEMORY
             slot = Slot(memory)
             result = worker.make(task, slot, where)
+
         made, collated = clock(), slot.used
         try:
             packed = pack(result, slot)
@@ -284,6 +291,7 @@ def _run(channel: Channel, job: Job) -> None:
                 spent = Spent(*times, collated, packed.used - collated + len(packed.message))
         except Exception:  # a batch that can't be pickled
             packed = pack(Result(task.number, _caught(where), None), Slot(_NO_MEMORY))
+
         channel.send(packed, task.number, spent)
         del task, result, slot, packed  # so that no batch outlives its sending
         idle_from = clock()
