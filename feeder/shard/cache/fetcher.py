@@ -259,9 +259,11 @@ class Fetcher:
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a message asks for; returns None for one without an answer."""
         self._hits += message.get("hits", 0)
+
         if client.leased and "need" not in message:  # it has opened what it asked for
             with self.files.lock:
                 self._lease(client, set())
+
         if "need" in message:
             started = time.monotonic_ns()
             with self.files.lock:
@@ -272,6 +274,7 @@ class Fetcher:
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
             return {}
+
         if "plan" in message:
             return self._extend(client, **message["plan"])
         if "begin" in message:
@@ -282,6 +285,7 @@ class Fetcher:
             with self.files.lock:
                 self._end_plan(client)
             return {}
+
         if "refresh" in message:
             self.contents.forget()
             self.files.begin_job()
@@ -290,12 +294,14 @@ class Fetcher:
                 with contextlib.suppress(NotFoundError):
                     self._file(name)
             return {}
+
         if "stats" in message:
             return self.stats()
         if "hello" in message:
             return self._greet(client, **message["hello"])
         if "leave" in message:
             return self._leave()
+
         return None
 
     def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
@@ -418,14 +424,17 @@ def become_fetcher(
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
         threading.stack_size(_STACK_BYTES)
         _raise_file_limit()
+
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
+
         try:
             store, contents = opened()
             fetcher: Any = Fetcher(folder, store, contents, options["cache_bytes"], options["identity"])
         except FeederError as error:
             fetcher = error  # told to whoever asks first
+
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(socket_address(place))
             listener.listen(_BACKLOG)
@@ -433,10 +442,12 @@ def become_fetcher(
                 _refuse(listener, fetcher)
             else:
                 fetcher.serve(listener)
+
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
         if isinstance(fetcher, FeederError) or not fetcher.files.used_bytes:
             _remove_empty(folder)
+
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

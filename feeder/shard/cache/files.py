@@ -184,8 +184,10 @@ class CacheFiles:
         """
         start, left = first * BLOCK_BYTES, list(data)
         path, at = os.path.join(self.folder, file.name), start
+
         with self.lock:
             descriptor = self._open_own(file, path)
+
         try:
             inode = os.fstat(descriptor).st_ino
             while left:
@@ -197,6 +199,7 @@ class CacheFiles:
                     left[0] = left[0][done:]
         finally:
             os.close(descriptor)
+
         with self.lock:
             if inode != file.inode or self.files.get(file.name) is not file:
                 raise FileNotFoundError(errno.ENOENT, "was deleted meanwhile", path)
@@ -267,13 +270,16 @@ class CacheFiles:
             The bytes that came free.
         """
         freed, going = 0, list[CachedFile]()
+
         with self.lock:
             files: Iterable[CachedFile] = itertools.chain(self._passing[True].values(), self._passing[False].values())
+
             if pinned:
                 files = sorted(self.files.values(), key=lambda file: not file.is_done)
             if planned:
                 files = reversed(self.files.values())
             is_needed = self.is_read if planned else self.is_needed
+
             for file in files:
                 if freed >= size_bytes:
                     break
@@ -281,6 +287,7 @@ class CacheFiles:
                 if file is not besides and not file.busy and not is_kept and not is_needed(file.name):
                     freed += file.present_bytes
                     going.append(file)
+
             for file in going:
                 self._remove(file)
         return freed
@@ -299,9 +306,11 @@ class CacheFiles:
         if error.errno not in DISK_FULL:
             reason = limit_reached(error) or "name another place with cache_dir="
             raise StoreError(f"{self.folder}/{name}: can't be written: {error.strerror}; {reason}") from error
+
         if self._is_leaving(size_bytes):
             time.sleep(_PAUSE_S)
             return
+
         with self.lock:
             besides, most = self.files.get(name), max(size_bytes, self.used_bytes // 20)
             # What is planned is fetched again when it is needed.
@@ -311,6 +320,7 @@ class CacheFiles:
             self._waits_until = time.monotonic() + _LEAVE_S
             self.budget_bytes = min(self.budget_bytes, self.used_bytes + size_bytes)
             self._has_budget = True  # a disk with a quota looks free
+
         if not freed:
             raise StoreError(
                 f"{self.folder}: the disk of the cache is full, and all that is cached is in use; make room on it, or "
@@ -365,6 +375,7 @@ class CacheFiles:
         contents, doubtful, wrong = file.contents, file.record.doubtful(first, end), list[int]()
         if not doubtful or contents is None:
             return []
+
         path = os.path.join(self.folder, file.name)
         try:
             if contents.check is not None:
@@ -375,18 +386,21 @@ class CacheFiles:
                     wrong += file.wrong_blocks(block, [[memoryview(os.pread(stream.fileno(), stop - begin, begin))]])
         except (FormatError, OSError):
             wrong = doubtful
+
         with self.lock:
             still = {*doubtful} & {*file.record.doubtful(first, end)}  # it may have left
             right = sorted(still - {*wrong})
             for block in right:
                 file.record.mark(block, block + 1)
             self._forget(file, still & {*wrong})
+
             if len(right) < len(still) and file.name not in self.damaged:
                 self.damaged.add(file.name)
                 self.notes.append(
                     f"{path}: this cached file was damaged on the disk; its bytes are fetched again from "
                     "the store. If it comes again, check the disk, or name another cache_dir"
                 )
+
             return right
 
     def also_damaged(self, name: str) -> str:

@@ -164,10 +164,12 @@ class CacheMirror:
         """
         local = self._own()
         local.close_retired()
+
         missing = list(wants) if again else self._missing(local, wants)
         local.hits += len(wants) - len(missing)
         if not missing and local.tells and (local.hits >= _HITS_TOLD or time.monotonic() - local.told > _TELL_S):
             self._tell_hits(local)
+
         rounds = 0
         while missing:
             for start in range(0, len(missing), _WANTS_AT_ONCE):
@@ -175,6 +177,7 @@ class CacheMirror:
                 local.hits, again = 0, False
             for name in {name for name, _, _ in missing}:
                 local.files.pop(name, None)  # somebody may have deleted its record
+
             missing = self._missing(local, wants)
             rounds += 1
             if rounds == _ROUNDS:
@@ -183,6 +186,7 @@ class CacheMirror:
                     f"{self.place}: bytes {start:,} to {end:,} of {name} left the cache again and again before "
                     "they were read; give it more room with cache_bytes="
                 )
+
         self._close_old(local, len(wants))
 
     def open(self, name: str, expected: bytes = b"") -> int:
@@ -307,11 +311,13 @@ def open_mirror(
         StoreError: if the store can't be read.
     """
     place, index = Url.parse(url), FetchOptions.index
+
     path, _, query = url.partition("?")
     if place.prefix.endswith(".bin"):
         place, index = place.parent(), place.name
         path = path.rstrip("/").rpartition("/")[0]
     allows = allows_http(place, allow_http)
+
     for _ in range(_OPENINGS):
         folder = mirror_folder(place, index, cache_dir)
         who = identity(folder, allow_http=allows)
@@ -332,4 +338,5 @@ def open_mirror(
             mirror.close()
             if is_there:  # else a fetcher has just ended and removed it, as nothing was in it
                 raise
+
     raise StoreError(f"{folder}: is removed again and again while it is opened; name another cache_dir")

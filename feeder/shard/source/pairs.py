@@ -89,25 +89,31 @@ def paired(
     """
     rejected: dict[str, Rejection] = {}
     partners = {field: dict(_listed(source, tree, names, rejected)) for field, tree in others.items()}
+
     found: set[str] = set()
     used: set[str] = set()
+
     for key, image in _listed(source, images, names, rejected):
         own = {field: files[key] for field, files in partners.items() if key in files}
         if image.path in (file.path for file in own.values()):  # an XML without an image, in the folder of both
             continue
         found.add(key)
+
         lacking = next((field for field in partners if field not in own), None)
         if lacking is not None:
             reason = f"has no file of the same name in {lacking}={others[lacking].folder}"
             rejected[image.path] = Rejection(image.path, reason, looks_like_image(image.path))
             continue
+
         used.update((image.path, *(file.path for file in own.values())))
         yield key, image, own
+
     for files in partners.values():
         for key, file in files.items():
             if key not in found:
                 reason = f"has no image of the same name in {images.folder}"
                 rejected[file.path] = Rejection(file.path, reason, bad=True)
+
     source.rejected += [rejection for path, rejection in rejected.items() if path not in used]
     for name in sorted((names or set()) - found):
         source.reject(name, f"is wanted, but has no image in {images.folder}")

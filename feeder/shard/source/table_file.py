@@ -314,8 +314,10 @@ class _Listing:
             table.set_targets(columns.targets, numbers)
             if gaps := int(np.isnan(numbers).any(axis=1).sum()):
                 self._source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
+
         if self._labels is None or columns.label is None:
             return
+
         found = self._labels.finish()
         reject_samples(self._source, self._source.take_labels(found, columns.label))
         if found.targets is not None:
@@ -323,12 +325,14 @@ class _Listing:
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are not class "
                 "numbers (0, 1, 2, ...), so labels are float32 targets"
             )
+
         number = next((name for name in found.classes or () if as_number(name) is not None), None)
         if number is not None:
             self._source.notes.append(
                 f"{self._manifest}: labels are class names, as column {columns.label!r} holds {found.example!r} beside "
                 f"numbers such as {number}"
             )
+
         if found.missing:
             none = "NaN" if found.targets is not None else "-1"
             self._source.notes.append(
@@ -344,12 +348,15 @@ class _Listing:
         row: Row = {}
         for found in rows:
             row |= {name: value for name, value in found.items() if value is not None or name not in row}
+
         if not row:
             return
+
         names = list(row)
         for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets, *self._asked.lists):
             if asked is not None and asked not in row:
                 raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
+
         image, path = self._asked.image, self._asked.path
         if image is None and path is None:
             image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
@@ -357,6 +364,7 @@ class _Listing:
             path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
             if path is None and self._asked.suffix:
                 path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
+
         if path is None and image is None:
             stem = os.path.splitext(self._manifest)[0]
             beside = next((each for each in (f"{stem}.tar", stem) if os.path.exists(each)), None)
@@ -366,6 +374,7 @@ class _Listing:
             raise SourceError(
                 f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: {advice}"
             )
+
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
         if image is not None and self._asked.lists:
@@ -373,12 +382,14 @@ class _Listing:
                 f"{self._manifest}: rows with the image's bytes (column {image!r}) can't be joined; --list-column "
                 "needs a column of paths"
             )
+
         targets = self._asked.targets
         label = None
         if self._asked.has_labels and not targets:
             label = self._asked.label
             taken = (path, image, *self._asked.lists)
             label = label or next((name for name in _LABELS if name in row and name not in taken), None)
+
         self._columns = replace(self._asked, path=path, image=image, label=label)
         if label is not None:
             place = f"{self._manifest}: column {label!r}"
@@ -388,4 +399,5 @@ class _Listing:
             labels = f"targets from {', '.join(map(repr, targets))}"
         else:
             labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
+
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")

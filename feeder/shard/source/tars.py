@@ -187,6 +187,7 @@ def _listed(
     damaged: list[int] = []
     joined: list[int] = []
     several = 0
+
     for name, path in tars:
         try:
             group = list_tar(name, path, labels, asked)
@@ -199,12 +200,14 @@ def _listed(
         damaged += group.damaged
         joined += group.joined
         several += group.has_seam
+
     reasons = labels.finish()
     if several:
         source.notes.append(
             f"{pattern}: {count(several, 'tar')} with another archive after the first, as `cat` joins them; all are "
             "read. If they were not joined, samples have been overwritten with zeros: download the tars again"
         )
+
     if asked is None and _has_dots_in_keys(source):
         raise _dots_error(pattern, source)
     reject_samples(source, reasons | _incomplete(source, damaged, joined))
@@ -304,10 +307,12 @@ def _grouped(
     """Adds the samples of a tar's members; returns the group that collected them."""
     image_fields = None if image_field is None else split_fields(image_field)
     group = _Group(source, name, pread, labels, image_fields)
+
     for member in members:
         if isinstance(member, Seam):
             group.seam()
             continue
+
         split = _split_name(member.name)
         if isinstance(member, Member) and CODEBOOK_NAME.fullmatch(member.name.rpartition("/")[2]):
             _add_codebook(source, name, pread, member)
@@ -323,6 +328,7 @@ def _grouped(
             group.add(split[0], member.reason)
         else:
             group.add(split[0], StoredField(split[1], container, member.offset, member.size))
+
     group.finish()
     return group
 
