@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
         "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree. With "
         "--compare: shows the measures that got faster or slower between two results, beyond noise.",
     )
+
     command.add_argument(
         "dir", metavar="DIR", nargs="?", help="shard set, also as a URL, or folder with a subfolder for each class"
     )
@@ -35,6 +36,7 @@ def add(commands: Any) -> None:
     )
     add_work(command)
     add_cache(command)
+
     command.add_argument(
         "--workers",
         type=_numbers,
@@ -48,12 +50,14 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--backend", default="auto", help="feeder's decode backend (default: %(default)s)")
     command.add_argument("--no-peers", action="store_true", help="measure feeder only")
+
     command.add_argument("--json", metavar="FILE", help="also write the result and the machine to this file")
     command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
     command.add_argument(
         "--compare", nargs=2, metavar=("A.json", "B.json"), help="compare two results instead of measuring"
     )
     command.add_argument("-q", "--quiet", action="store_true", help="print only the tables, not each run")
+
     command.set_defaults(run=run)
 
 
