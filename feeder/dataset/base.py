@@ -21,7 +21,7 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
-from feeder.dataset.targets import targets_in
+from feeder.dataset.target_values import targets_in
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.text import count
 from feeder.system.warning import warn

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feeder.dataset.extras import Extra
 from feeder.dataset.further_images import FurtherImage, by_image, further_recipes, images_in
 from feeder.dataset.reader import Reader
-from feeder.dataset.targets import boxes_of
+from feeder.dataset.target_values import boxes_of
 from feeder.decoders.decoder import View
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder

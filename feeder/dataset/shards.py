@@ -24,9 +24,9 @@ from feeder.dataset.relabel import (
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import target_values, targets_in
+from feeder.dataset.target_values import target_values, targets_in
 from feeder.errors import ArgumentError
-from feeder.shard.cache.mirror import open_mirror
+from feeder.shard.cache.cache_mirror import open_mirror
 from feeder.shard.cache.places import refuse_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes

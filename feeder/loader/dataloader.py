@@ -21,17 +21,17 @@ from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
 from feeder.loader.collate_errors import ShownCollate, given_collate, without
 from feeder.loader.device.static_buffers import StaticBuffers
-from feeder.loader.fast.path import FastPath
+from feeder.loader.fast.fast_path import FastPath
+from feeder.loader.fast.history import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.fast.position import Place
-from feeder.loader.fast.rerun import BatchSamples, ReplayedBatch, replay, samples_of
-from feeder.loader.generic.path import GenericPath
-from feeder.loader.generic.position import SKIP_KEY
+from feeder.loader.generic.generic_path import GenericPath
 from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
+from feeder.loader.generic.torchdata_state import SKIP_KEY
 from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
-from feeder.loader.observe.remote import remote_counts
+from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,
@@ -851,7 +851,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             For remote sets also:
 
             - ``remote``: counts of their fetchers, for all ranks and jobs on this machine together, since they were
-              started; see :data:`feeder.loader.observe.remote.REMOTE_COUNTS`.
+              started; see :data:`feeder.loader.observe.remote_counts.REMOTE_COUNTS`.
 
             On the fast path also:
 

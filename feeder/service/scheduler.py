@@ -11,14 +11,14 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.loader.fast.work_json import check_work, size_from_json
-from feeder.service.client import Client
+from feeder.service.connection import Client
 from feeder.service.frames import Kind, ProtocolError
 from feeder.service.job_counts import JobCounts
 from feeder.service.makers import NUMBER_BYTES, Answer, KnownWork, Makers
-from feeder.service.part_memory import Memory, memory_bytes
+from feeder.service.part_memory import PartMemory, memory_bytes
 from feeder.service.part_queue import PartQueue, Task
 from feeder.service.server_options import ServerOptions
-from feeder.service.window import Result, Window
+from feeder.service.window import Result, ResultWindow
 from feeder.service.work_size import WorkSize
 
 __all__ = ["TURN_S", "Scheduler"]
@@ -43,8 +43,8 @@ class Scheduler:
     def __init__(self, options: ServerOptions, selector: selectors.BaseSelector) -> None:
         self._cores = options.cores
         self._job_cores = min(options.cores, options.job_cores or options.cores)
-        self.memory = Memory(memory_bytes(options.window_bytes, options.cores))
-        self._window = Window(options.window_bytes, self.memory)
+        self.memory = PartMemory(memory_bytes(options.window_bytes, options.cores))
+        self._window = ResultWindow(options.window_bytes, self.memory)
         self._works: OrderedDict[str, KnownWork] = OrderedDict()
         self._queue = PartQueue(options.job_cores)
         self._tasks: dict[Any, Task] = {}

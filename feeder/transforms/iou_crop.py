@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomIoUCrop"]
 
@@ -170,8 +170,8 @@ class RandomIoUCrop(Op):
         first = chosen[0]
         return int(top[first]), int(left[first]), int(new_height[first]), int(new_width[first]), 1
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent()
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds()
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return True

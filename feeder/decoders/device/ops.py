@@ -23,7 +23,7 @@ from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
 from feeder.transforms.matrices import Matrix, affine_matrix, perspective_matrix, rotation_matrix
-from feeder.transforms.op import Extent, Params, ProbabilityOp
+from feeder.transforms.op import Params, ProbabilityOp, SizeBounds
 from feeder.transforms.photometric import COLOR_STEPS
 
 __all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
@@ -37,7 +37,7 @@ def check_device_ops(recipe: T.Recipe, backend: str) -> None:
     Raises:
         BackendError: naming the op, why, and what to do.
     """
-    extent = Extent(recipe.base_size or (1, 1), recipe.base_size is not None)
+    extent = SizeBounds(recipe.base_size or (1, 1), recipe.base_size is not None)
     first_fused = fused_from(recipe.rest)
     for number, op in enumerate(recipe.rest):
         problem = _problem(op, extent, number < first_fused)
@@ -48,7 +48,7 @@ def check_device_ops(recipe: T.Recipe, backend: str) -> None:
         extent = op.extent(extent)
 
 
-def _problem(op: T.Op, extent: Extent, is_batched: bool) -> str | None:
+def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
     """Returns why an op can't run on images of this extent; None if it can."""
     if isinstance(op, T.Lambda):
         return "it is a function of one image, for a worker to call"

@@ -26,8 +26,8 @@ from feeder.loader.fast.position import EpochProgress
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split, ordered_batches
+from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
-from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.store.mirror import group_file
 

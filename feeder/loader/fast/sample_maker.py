@@ -527,7 +527,7 @@ class _Drawing:
     def _boxes(self, recipe: Recipe, sizes: npt.NDArray[np.int32]) -> SampleBoxes | None:
         if not recipe.draws_from_boxes:
             return None
-        from feeder.dataset.targets import boxes_of  # which few loaders need
+        from feeder.dataset.target_values import boxes_of  # which few loaders need
 
         return boxes_of(recipe, self.work.extras, self.extras, sizes)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 
 import feeder.dataset.shard_reader
-from feeder.loader.fast.worker import work_loop
+from feeder.loader.fast.fast_worker import work_loop
 
 with contextlib.suppress(ImportError):  # it was not built
     import feeder.decoders.native

@@ -19,7 +19,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
-from feeder.shard.cache.mirror import CacheMirror
+from feeder.shard.cache.cache_mirror import CacheMirror
 
 __all__ = ["SIZED_FILES", "Here", "SetPlace", "leaves", "set_from_json", "set_to_json"]
 

@@ -10,7 +10,7 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
-from feeder.dataset.targets import in_padded_batches
+from feeder.dataset.target_values import in_padded_batches
 from feeder.decoders.decoder import Decoder, TrainerDecoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
@@ -18,13 +18,13 @@ from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
+from feeder.loader.fast.bucket_table_file import shared_table
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
-from feeder.loader.fast.table_file import shared_table
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES

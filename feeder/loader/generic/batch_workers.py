@@ -14,10 +14,10 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import WorkerError
 from feeder.loader.generic.batch_slots import BatchSlots
+from feeder.loader.generic.generic_worker import BatchResult, BatchTask, Job
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import Pending, PendingBatches
-from feeder.loader.generic.position import worker_key
-from feeder.loader.generic.worker import Job, Result, Task
+from feeder.loader.generic.torchdata_state import worker_key
 from feeder.loader.generic.worker_processes import Message, Processes
 from feeder.loader.slots.batch_message import unpack
 
@@ -83,7 +83,7 @@ class BatchWorkers:
             pending.index = None
         for number, worker in enumerate(self.processes.workers):
             worker.has_begun = False
-            self.processes.tell(number, Task(begin=(shared_seed,)))
+            self.processes.tell(number, BatchTask(begin=(shared_seed,)))
         self.await_beginnings(check)
         for pending in self.pending.by_number.values():
             pending.drop_slot()
@@ -145,7 +145,7 @@ class BatchWorkers:
 
     def _ask(self, number: int, pending: Pending) -> None:
         pending.was_made = False
-        task = Task(number, pending.index, pending.slot, pending.snapshot)
+        task = BatchTask(number, pending.index, pending.slot, pending.snapshot)
         self.processes.tell(pending.worker, task, pending.slots)
 
     def _await_beginning(self, number: int, check: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ class BatchWorkers:
         try:
             with contextlib.ExitStack() as fetched:
                 fetching = functools.partial(self.processes.fetching_from, message.worker)
-                result: Result = unpack(data, memory, lambda: fetched.enter_context(fetching()))
+                result: BatchResult = unpack(data, memory, lambda: fetched.enter_context(fetching()))
         except (OSError, EOFError):
             # Tensors outside of slots are fetched from the worker, as torch does it: lost, if it is dead by now.
             if not self.processes.is_ending(message.worker):

@@ -27,19 +27,19 @@ from feeder.loader.collate_errors import raise_explained
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.batch_workers import BatchWorkers
+from feeder.loader.generic.generic_worker import Job
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import Pending, PendingBatches
-from feeder.loader.generic.position import (
+from feeder.loader.generic.resumable_samplers import IndexIterator
+from feeder.loader.generic.single_process import begin_torchs
+from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
+from feeder.loader.generic.torchdata_state import (
     GenericProgress,
     check_same_skip,
     counts_off,
     fitting_states,
     with_workers,
 )
-from feeder.loader.generic.resumable_samplers import IndexIterator
-from feeder.loader.generic.single_process import begin_torchs
-from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
-from feeder.loader.generic.worker import Job
 from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions

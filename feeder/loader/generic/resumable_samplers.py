@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
-from feeder.loader.generic.position import sampler_place
 from feeder.loader.generic.split_order import SplitEpoch
+from feeder.loader.generic.torchdata_state import sampler_place
 from feeder.loader.left_out import Kept
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 

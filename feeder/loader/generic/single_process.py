@@ -12,11 +12,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
 from feeder.loader.collate_errors import given_collate, raise_explained
+from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
-from feeder.loader.generic.position import without_workers
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
-from feeder.loader.generic.worker import never_ending, worker_state
+from feeder.loader.generic.torchdata_state import without_workers
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.stateful import load_if_stateful
 

@@ -2,7 +2,7 @@
 
 Note [Order on the generic path]
     The loader's samplers show the order of the whole job, and torch's iterators take a :class:`SplitOrder` in their
-    place. Each index that it gives is a :class:`Batch`, which carries epoch and position to the worker, so that
+    place. Each index that it gives is a :class:`SeededBatch`, which carries epoch and position to the worker, so that
     augmentation there follows from the seed as well.
 """
 
@@ -28,10 +28,10 @@ from feeder.order.shard_sizes import ShardSizes
 from feeder.order.skip import Skip
 from feeder.order.split import Split, ordered_batches
 
-__all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
+__all__ = ["SeededBatch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
 
 
-class Batch(list[int]):
+class SeededBatch(list[int]):
     """The sample ids of a batch, or of a single sample.
 
     Attributes:
@@ -63,20 +63,20 @@ class Seeding:
 
 @dataclass
 class _SeededSamples:
-    """Samples by :class:`Batch`. Those of a feeder dataset are drawn as on the fast path. Before the user's own code
-    makes them, the generators of Python, numpy and torch are seeded for the batch."""
+    """Samples by :class:`SeededBatch`. Those of a feeder dataset are drawn as on the fast path. Before the user's own
+    code makes them, the generators of Python, numpy and torch are seeded for the batch."""
 
     dataset: Any
     source: Any
     seed: int
 
-    def __getitem__(self, batch: Batch) -> Any:
+    def __getitem__(self, batch: SeededBatch) -> Any:
         if self.source is not None:
             return self.__getitems__(batch)[0]
         with seeded(self.seed, batch.epoch, batch.position):
             return self.dataset[batch[0]]
 
-    def __getitems__(self, batch: Batch) -> list[Any]:
+    def __getitems__(self, batch: SeededBatch) -> list[Any]:
         if self.source is not None:
             return drawn_samples(self.source, self.seed, batch.epoch, batch)
         with seeded(self.seed, batch.epoch, batch.position):
@@ -264,10 +264,10 @@ class SplitEpoch:
     def __iter__(self) -> SplitEpoch:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> SeededBatch:
         self.begun()
         positions, ids = next(self._batches)
-        batch = Batch(ids.tolist())
+        batch = SeededBatch(ids.tolist())
         batch.epoch, batch.position = self.epoch, int(positions[0])
         self._steps += 1
         return batch

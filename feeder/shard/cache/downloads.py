@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
+from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import Block, CachedFile
-from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 

@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from feeder.errors import FeederError, NotFoundError, StoreError
+from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.contents import SetContents
 from feeder.shard.cache.downloads import Downloads, Wait
-from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plan, Plans
@@ -390,7 +390,7 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
     Args:
         folder: The mirror's folder.
         lock: Descriptor of its lock, which this process has been given.
-        options: See :class:`feeder.shard.cache.mirror.FetchOptions`.
+        options: See :class:`feeder.shard.cache.cache_mirror.FetchOptions`.
     """
 
     def opened() -> tuple[Store, Callable[[Fetcher], SetContents]]:

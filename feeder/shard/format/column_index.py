@@ -17,7 +17,7 @@ import numpy.typing as npt
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import NUMBER_FIELDS, Extent, FieldPlaces, Index, Located
+from feeder.shard.format.index import NUMBER_FIELDS, FieldPlaces, Index, Located, SetSize
 from feeder.shard.format.index_file import (
     COLUMNS,
     OPTIONAL_COLUMNS,
@@ -154,9 +154,9 @@ class ColumnIndex(Index):
         """See :meth:`Index.steps_bytes`; the index has them itself."""
         return 0
 
-    def extent(self) -> Extent:
+    def extent(self) -> SetSize:
         """See :meth:`Index.extent`."""
-        return Extent(0, os.stat(self.path).st_size, max((shard.size_bytes for shard in self.shards), default=0))
+        return SetSize(0, os.stat(self.path).st_size, max((shard.size_bytes for shard in self.shards), default=0))
 
     def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
         """See :meth:`Index.shard_ids`."""

@@ -18,7 +18,7 @@ from feeder.shard.format.index_file import ImageOf, ShardEntry
 if TYPE_CHECKING:
     from feeder._native import HeldIndex
 
-__all__ = ["NUMBER_FIELDS", "Extent", "FieldPlaces", "Index", "Located", "Rows"]
+__all__ = ["NUMBER_FIELDS", "FieldPlaces", "Index", "Located", "Rows", "SetSize"]
 
 # Fields that are integers: "index" is the sample id; "width" and "height" are those of the image before the recipe, in
 # pixels, upright if orientation is applied; "orientation" is EXIF's, as stored, 1-8; "row" is the sample's row in its
@@ -98,7 +98,7 @@ class Located(NamedTuple):
     per_shard: int
 
 
-class Extent(NamedTuple):
+class SetSize(NamedTuple):
     """Sizes of a set's files, bytes, without the optional groups of indexes.
 
     Attributes:
@@ -171,7 +171,7 @@ class Index(ABC):
         """Size of the places of rows of a shard, where a mirror has them as a file of their own; else 0."""
 
     @abstractmethod
-    def extent(self) -> Extent:
+    def extent(self) -> SetSize:
         """Sizes of the set's files besides the shards; reads all of its header."""
 
     def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

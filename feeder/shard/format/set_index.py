@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import Extent, FieldPlaces, Index, Located
+from feeder.shard.format.index import FieldPlaces, Index, Located, SetSize
 from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
@@ -109,10 +109,10 @@ class SetIndex(Index):
         begin, end, _ = index.place("steps") if "steps" in index.groups() else (0, 0, "")
         return end - begin if end > self.header.shard(shard).index_bytes else 0
 
-    def extent(self) -> Extent:
+    def extent(self) -> SetSize:
         """See :meth:`Index.extent`."""
         indexes_bytes, largest_bytes = self.header.extent()
-        return Extent(indexes_bytes, self.header.file_bytes, largest_bytes)
+        return SetSize(indexes_bytes, self.header.file_bytes, largest_bytes)
 
     def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """See :meth:`Index.file_sizes`."""

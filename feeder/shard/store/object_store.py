@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError
 
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
 from feeder.shard.store.client import REQUEST_S, make_client
-from feeder.shard.store.fault import Fault, Kind, fault_of
+from feeder.shard.store.fault import Fault, FaultKind, fault_of
 from feeder.shard.store.signed_ranges import SignedRanges
 from feeder.shard.store.store import (
     PIECE_BYTES,
@@ -211,7 +211,7 @@ class ObjectStore:
         try:
             found = obstore.head(self._client(False), key)
         except (BaseError, OSError) as error:
-            if fault_of(error, self.url.scheme).kind is Kind.TRANSIENT:
+            if fault_of(error, self.url.scheme).kind is FaultKind.TRANSIENT:
                 raise
         # The answer to HEAD has no body, and so no reason; without an ETag it may be that of a page. GET tells more.
         if found is None or (found["size"] and not found["e_tag"]):
@@ -287,7 +287,7 @@ class ObjectStore:
         try:
             result = obstore.get(client, key, options=options)
         except BaseError as error:
-            if fault_of(error, self.url.scheme).kind is not Kind.PAGE:
+            if fault_of(error, self.url.scheme).kind is not FaultKind.PAGE:
                 raise
             whole = None
             with contextlib.suppress(BaseError):
@@ -350,17 +350,19 @@ class ObjectStore:
                 return result
             except (BaseError, OSError, ValueError) as error:
                 is_short = isinstance(error, ConnectionError)
-                fault = Fault(Kind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
+                fault = Fault(FaultKind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
                 if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
-                    fault = Fault(Kind.TRANSIENT if self._has_ranges else Kind.FINAL, str(error), _PAGE_ADVICE)
+                    fault = Fault(
+                        FaultKind.TRANSIENT if self._has_ranges else FaultKind.FINAL, str(error), _PAGE_ADVICE
+                    )
             attempt += 1
-            if fault.kind is Kind.EXPIRED and not is_refreshed:
+            if fault.kind is FaultKind.EXPIRED and not is_refreshed:
                 # Made anew, the clients read environment, files and roles again.
                 is_refreshed = True
                 with self._lock:
                     if self._clients is clients:
                         self._clients = {}
-            elif fault.kind is not Kind.TRANSIENT:
+            elif fault.kind is not FaultKind.TRANSIENT:
                 self.has_answered = True
                 raise self._error(key, fault)
             elif not is_wanted():
@@ -379,10 +381,10 @@ class ObjectStore:
                 self.retries += 1
 
     def _error(self, key: str, fault: Fault) -> StoreError:
-        if fault.kind is Kind.CONDITION:
+        if fault.kind is FaultKind.CONDITION:
             return self._changed(key)
         text = f"{self.url.object(key)}: {fault.reason}" + (f"; {fault.advice}" if fault.advice else "")
-        return NotFoundError(text) if fault.kind is Kind.MISSING else StoreError(text)
+        return NotFoundError(text) if fault.kind is FaultKind.MISSING else StoreError(text)
 
 
 class _PageError(OSError):

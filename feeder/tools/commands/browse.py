@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from feeder.loader.rank_agreement import set_version
     from feeder.tools.browse.hosts import Hosts
-    from feeder.tools.browse.server import make_app
+    from feeder.tools.browse.page_server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
     from feeder.tools.replay import naming, read_state, targets_of

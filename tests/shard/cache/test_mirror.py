@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 from feeder.errors import NotFoundError, StoreError
+from feeder.shard.cache.cache_mirror import CacheMirror, open_mirror
 from feeder.shard.cache.link import Link, lock_idle_mirror, socket_address
-from feeder.shard.cache.mirror import CacheMirror, open_mirror
 from feeder.shard.cache.presence import BLOCK_BYTES, RECORDS, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
 from tests.support.processes import all_ended, wait_until

@@ -19,7 +19,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
-from feeder.dataset.targets import targets_in
+from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests
@@ -32,8 +32,8 @@ from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
-from feeder.loader.fast.replay import Replay, check_replay_state
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.sampler_replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_service, make_work
 from feeder.loader.fast.spans import Span, Spans
 from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids

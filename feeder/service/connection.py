@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from feeder.service.frames import STRANGER_LIMITS, Kind, Receiver, Sender
 
 if TYPE_CHECKING:
-    from feeder.service.part_memory import Memory, MemoryPiece
+    from feeder.service.part_memory import MemoryPiece, PartMemory
     from feeder.service.part_queue import Task
     from feeder.service.window import Result
 
@@ -41,7 +41,7 @@ class Client:
         parts: The parts that it waits for, by its numbers.
     """
 
-    def __init__(self, connection: socket.socket, address: str, memory: Memory, *, is_local: bool = False) -> None:
+    def __init__(self, connection: socket.socket, address: str, memory: PartMemory, *, is_local: bool = False) -> None:
         connection.setblocking(False)
         if not is_local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -36,10 +36,10 @@ from feeder.shard.cache.waits import waits
 
 __all__ = [
     "HEAD",
+    "BatchResult",
+    "BatchTask",
     "Channel",
     "Job",
-    "Result",
-    "Task",
     "encode_task",
     "never_ending",
     "worker_main",
@@ -75,7 +75,7 @@ class Job:
 
 
 @dataclass
-class Task:
+class BatchTask:
     """A message of the trainer: a batch to make, slots to map, or an epoch to begin.
 
     Attributes:
@@ -96,7 +96,7 @@ class Task:
 
 
 @dataclass
-class Result:
+class BatchResult:
     """A worker's answer.
 
     Attributes:
@@ -170,7 +170,7 @@ class Channel:
         except (BrokenPipeError, ConnectionResetError):
             os._exit(0)
 
-    def receive(self) -> tuple[Task, list[int]] | None:
+    def receive(self) -> tuple[BatchTask, list[int]] | None:
         """Returns the next task and the descriptors that came with it; None when the trainer is gone."""
         try:
             head, descriptors, _, _ = socket.recv_fds(self.connection, _LENGTH_BYTES, 1)
@@ -248,7 +248,7 @@ def _run(channel: Channel, job: Job) -> None:
     except Exception:
         error = _caught(where)
 
-    channel.send(pack(Result(None, None if error is None else error, state), Slot(_NO_MEMORY)))
+    channel.send(pack(BatchResult(None, None if error is None else error, state), Slot(_NO_MEMORY)))
     slots: tuple[Region, Any] | None = None
     clock = time.perf_counter_ns
     idle_from = clock()
@@ -266,9 +266,9 @@ def _run(channel: Channel, job: Job) -> None:
             try:
                 worker.seed(task.begin[0])
                 worker.begin(None)
-                result = Result(None, None, worker.state())
+                result = BatchResult(None, None, worker.state())
             except Exception:
-                result = Result(None, _caught(where), None)
+                result = BatchResult(None, _caught(where), None)
             channel.send(pack(result, Slot(_NO_MEMORY)))
         if task.number is None:
             continue
@@ -276,7 +276,7 @@ def _run(channel: Channel, job: Job) -> None:
         spent = _NOTHING
         worker.collate_ns = 0
         if error is not None:
-            result, error = Result(task.number, error, None), None
+            result, error = BatchResult(task.number, error, None), None
             slot = Slot(_NO_MEMORY)
         else:
             memory = slots[1][task.slot] if slots is not None and task.slot is not None else _NO_MEMORY
@@ -290,7 +290,7 @@ def _run(channel: Channel, job: Job) -> None:
                 times = started - idle_from, made - started - worker.collate_ns, worker.collate_ns, clock() - made
                 spent = Spent(*times, collated, packed.used - collated + len(packed.message))
         except Exception:  # a batch that can't be pickled
-            packed = pack(Result(task.number, _caught(where), None), Slot(_NO_MEMORY))
+            packed = pack(BatchResult(task.number, _caught(where), None), Slot(_NO_MEMORY))
 
         channel.send(packed, task.number, spent)
         del task, result, slot, packed  # so that no batch outlives its sending
@@ -341,7 +341,7 @@ class _Worker:
     def state(self) -> dict[str, Any]:
         return worker_state(self.job.worker, self.job.kind, self.fetcher, self.dataset)
 
-    def make(self, task: Task, slot: Slot, where: str) -> Result:
+    def make(self, task: BatchTask, slot: Slot, where: str) -> BatchResult:
         state = None
         data: Any
         counts = DecodeCounts()
@@ -362,7 +362,7 @@ class _Worker:
             data = _caught(where)
         finally:
             self._slot = None
-        return Result(task.number, data, state, counts)
+        return BatchResult(task.number, data, state, counts)
 
     def _into_slot(self, batch: Any) -> Any:
         assert self._collate is not None
@@ -373,7 +373,7 @@ class _Worker:
         return collated
 
 
-def encode_task(task: Task) -> bytes:
+def encode_task(task: BatchTask) -> bytes:
     """Returns a task's message for :meth:`Channel.receive`."""
     data = bytes(ForkingPickler.dumps(task))
     return len(data).to_bytes(_LENGTH_BYTES, "little") + data

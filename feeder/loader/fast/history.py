@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.taken_down import stand_in, taken_down_of
-from feeder.loader.fast.path import FastPath
+from feeder.loader.fast.fast_path import FastPath
 from feeder.loader.fast.position import Place
 from feeder.loader.options import EpochOptions
 

@@ -13,10 +13,10 @@ from feeder.errors import ArgumentError
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
-from feeder.loader.generic.position import GenericProgress, epoch_is_over, sampler_place
 from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
+from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over, sampler_place
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
 

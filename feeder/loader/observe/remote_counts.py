@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import remote_readers
-from feeder.shard.cache.mirror import CacheMirror
+from feeder.shard.cache.cache_mirror import CacheMirror
 
 __all__ = ["REMOTE_COUNTS", "remote_counts"]
 

@@ -15,8 +15,8 @@ from feeder import transforms as T
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast import table_file
-from feeder.loader.fast.table_file import TableFile, shared_table
+from feeder.loader.fast import bucket_table_file
+from feeder.loader.fast.bucket_table_file import TableFile, shared_table
 from feeder.order.bucket_order import BucketTable
 from feeder.order.buckets import Buckets
 from tests.support.batches import copied_epoch, same_batches
@@ -29,7 +29,7 @@ BUCKETS = Buckets(sizes=[(8, 8), (8, 16)])
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of tables; all of them are large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(table_file, "LEAST_BYTES", 1)
+    monkeypatch.setattr(bucket_table_file, "LEAST_BYTES", 1)
     return tmp_path / "cache/feeder/buckets"
 
 
@@ -99,7 +99,7 @@ def test_small_tables_and_those_that_cant_be_written_stay_in_memory(
     table = table_of()
     assert shared_table(table) is table
     assert "each rank keeps a table" in caplog.text
-    monkeypatch.setattr(table_file, "LEAST_BYTES", 4001)
+    monkeypatch.setattr(bucket_table_file, "LEAST_BYTES", 4001)
     caplog.clear()
     assert shared_table(table) is table
     assert not caplog.text
@@ -127,5 +127,5 @@ def test_batches_are_those_without_a_file(cache: Path, tmp_path: Path, monkeypat
 
     shared = epoch()
     assert len(list(cache.iterdir())) == 1
-    monkeypatch.setattr(table_file, "LEAST_BYTES", 1 << 30)
+    monkeypatch.setattr(bucket_table_file, "LEAST_BYTES", 1 << 30)
     assert same_batches(shared, epoch())
