@@ -188,7 +188,9 @@ def test_a_loader_of_torchs_in_its_place_is_refused(shards: Path, named: str, ar
 
 def test_a_loader_of_torchs_in_place_of_one_with_buckets_is_refused(shards: Path) -> None:
     loader = DataLoader(ShardDataset(shards, RandomResizedCrop(BUCKET)), 8, buckets=Buckets([(8, 8), (8, 16)]))
-    with pytest.raises(ArgumentError, match=r"buckets=feeder.Buckets\(...\), and iterate over it, not over one of torch's"):
+    with pytest.raises(
+        ArgumentError, match=r"buckets=feeder.Buckets\(...\), and iterate over it, not over one of torch's"
+    ):
         _torchs(loader)
 
 

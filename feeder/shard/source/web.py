@@ -9,7 +9,6 @@ itself. Proxies of the environment are not used, as they would resolve names on 
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import os
 import re
 import socket
@@ -20,6 +19,7 @@ import urllib.parse
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.source.web_servers import PassingError, Servers, asked_pause_s
+from feeder.shard.store.addresses import addresses_of, connected, private_one
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.time_limit import TimeLimit
 from feeder.shard.store.url import may_be_userinfo
@@ -34,9 +34,6 @@ _OWN_FAULTS = 2
 _REDIRECTS = 5
 _HEADERS = {"User-Agent": "feeder", "Accept": "image/*,*/*", "Accept-Encoding": "identity", "Connection": "close"}
 _PLACE = re.compile(r"(\[[^\[\]@]*\]|[^\[\]:@]*)(:[0-9]*)?")  # a host, with a port if there is one
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# Site-local ones, those of a network's own translation to IPv4, and former ways to write IPv4's.
-_LOCAL = [ipaddress.ip_network(each) for each in ("fec0::/10", "64:ff9b:1::/48", "::/96", "::ffff:0:0:0/96")]
 
 
 def shown_url(url: str) -> str:
@@ -167,29 +164,18 @@ class WebReader:
     def _connected(self, host: str, port: int, shown: str) -> socket.socket:
         """Connects to one of a host's addresses, which are checked first; see Note [Addresses]."""
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
+            addresses = addresses_of(host, port)
+        except OSError:
             raise PassingError("its host is not known", is_reached=False) from None
-        addresses = [ipaddress.ip_address(str(place[0]).partition("%")[0]) for *_, place in found]
-        private = next((address for address in addresses if not _is_public(address)), None)
+        private = private_one(addresses)
         if private is not None and not self._allow_private:
             raise StoreError(
                 f"{shown}: leads to {private}, which is this machine or a private network; if that is meant, and the "
                 "manifest is yours, use --allow-private"
             )
-        error: OSError = OSError("no address")
-        for family, kind, protocol, _, place in found:
-            made = socket.socket(family, kind, protocol)
-            made.settimeout(_CONNECT_S)
-            try:
-                made.connect(place)
-            except OSError as caught:
-                made.close()
-                error = caught
-                continue
-            made.settimeout(_READ_S)
-            return made
-        raise error
+        made = connected(addresses, port, _CONNECT_S)
+        made.settimeout(_READ_S)
+        return made
 
 
 def _parsed(url: str, shown: str) -> tuple[str, int, str, bool]:
@@ -224,16 +210,3 @@ def _refusal(response: http.client.HTTPResponse, shown: str) -> Exception:
         pause_s = asked_pause_s(response.getheader("Retry-After") or "")
         return PassingError(reason, is_busy=response.status in (429, 503), pause_s=pause_s)
     return StoreError(f"{shown}: {reason}")
-
-
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Returns whether an address is one of the internet's, also where it stands for another one."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-        if address in _NAT64:
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if any(each is not None and not _is_public(each) for each in inner) or any(address in each for each in _LOCAL):
-            return False
-        if address.ipv4_mapped is not None:
-            return True
-    return address.is_global and not address.is_multicast
