@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import socket
 import ssl
 import struct
+import threading
 import urllib.parse
 
 from feeder.errors import StoreError
 from feeder.shard.store.addresses import addresses_of, connected, private_one
 from feeder.shard.store.client import CONNECT_S, STALL_S, proxy_of, tls_context
-from feeder.shard.store.time_limit import TimeLimit
 
 __all__ = ["Connection", "answer_of", "reason_of", "redirect_of"]
 
@@ -34,7 +35,7 @@ def answer_of(
         stall = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
         connection.request("GET", target, headers=headers)
-        with contextlib.closing(TimeLimit(channel, request_s)):  # of a head that drips
+        with contextlib.closing(_TimeLimit(channel, request_s)):  # of a head that drips
             return channel, connection.getresponse()
     except BaseException:
         connection.close()
@@ -113,3 +114,28 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, TimeoutError | BlockingIOError):
         return "no answer in time"
     return str(error) if type(error) is ConnectionError else getattr(error, "strerror", None) or "the connection broke"
+
+
+class _TimeLimit:
+    """Ends a connection after a time.
+
+    Args:
+        connected: Its socket.
+        seconds: The time.
+    """
+
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        self._socket = socket.socket(fileno=os.dup(connected.fileno()))  # an encrypted one has no dup()
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets the connection be."""
+        self._timer.cancel()
+        self._timer.join()
+        self._socket.close()
