@@ -85,6 +85,7 @@ class ShardDataset(FeederDataset):
         cache_bytes: Bytes that the cache of each remote set may take; None: what leaves 10 GiB of the disk free,
             or a tenth of a smaller one. Shards stay until the cache is full; the others come and go.
         allow_http: True to allow http without encryption; None: as ``AWS_ALLOW_HTTP`` says, else False.
+        allow_private: True to let a web server of the internet redirect to this machine and to private networks.
         timeout: Seconds that a store is waited for, also one whose answers drip, after which reading is an error.
         fetch_crops: True to fetch of each image in a store only the blocks of 256 KiB that the rows of its crop lie in,
             when it is read; False fetches all of a shard ahead, in ranges of 8 MiB. True saves traffic for small crops
@@ -118,6 +119,7 @@ class ShardDataset(FeederDataset):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         allow_http: bool | None = None,
+        allow_private: bool = False,
         timeout: float = TIMEOUT_S,
         version: int | None = None,
         fetch_crops: bool = False,
@@ -128,7 +130,7 @@ class ShardDataset(FeederDataset):
         wanted = None if classes == "merge" else classes
 
         exif = applies_exif(exif_orientation)
-        remote = _Remote(cache_dir, cache_bytes, allow_http, timeout, fetch_crops)
+        remote = _Remote(cache_dir, cache_bytes, allow_http, allow_private, timeout, fetch_crops)
         readers = [_opened(each, remote, exif, image_field, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
@@ -169,6 +171,7 @@ class _Remote(NamedTuple):
     cache_dir: str | os.PathLike[str] | None
     cache_bytes: int | None
     allow_http: bool | None
+    allow_private: bool
     timeout: float
     fetch_crops: bool
 
@@ -191,6 +194,7 @@ def _opened(
             cache_dir=remote.cache_dir,
             cache_bytes=remote.cache_bytes,
             allow_http=remote.allow_http,
+            allow_private=remote.allow_private,
             timeout_s=remote.timeout,
             reads_crops=remote.fetch_crops,
         )

@@ -46,6 +46,7 @@ class FetchOptions:
         cache_bytes: Bytes that the cache may take; None: what leaves 10 GiB of its disk free, or a tenth of a
             smaller one.
         allow_http: True to allow plain http; None: as the environment says.
+        allow_private: True to let a web server of the internet redirect to this machine and to private networks.
         timeout_s: Longest time without an answer of the store.
         reads_crops: True to fetch only the blocks that crops need, when they are needed.
         identity: See :func:`feeder.shard.cache.places.identity`; a run's workers have that of its trainer.
@@ -55,6 +56,7 @@ class FetchOptions:
     index: str = INDEX_NAME
     cache_bytes: int | None = None
     allow_http: bool | None = None
+    allow_private: bool = False
     timeout_s: float = TIMEOUT_S
     identity: str = ""
     reads_crops: bool = False
@@ -298,13 +300,14 @@ def open_mirror(
     allow_http: bool | None,
     timeout_s: float,
     reads_crops: bool = False,
+    allow_private: bool = False,
 ) -> CacheMirror:
     """Opens the mirror of a remote set, with the set's newest header.
 
     Args:
         url: The set's folder, or its header.
         cache_dir: The cache's folder; None: the user's.
-        cache_bytes, allow_http, timeout_s, reads_crops: See :class:`FetchOptions`.
+        cache_bytes, allow_http, timeout_s, reads_crops, allow_private: See :class:`FetchOptions`.
 
     Raises:
         ArgumentError: if the URL or the folder can't be used.
@@ -320,9 +323,9 @@ def open_mirror(
 
     for _ in range(_OPENINGS):
         folder = mirror_folder(place, index, cache_dir)
-        who = identity(folder, allow_http=allows)
+        who = identity(folder, allow_http=allows, allow_private=allow_private)
         url = f"{path}?{query}" if query else path
-        options = FetchOptions(url, index, cache_bytes, allows, timeout_s, who, reads_crops)
+        options = FetchOptions(url, index, cache_bytes, allows, allow_private, timeout_s, who, reads_crops)
         mirror = CacheMirror(folder, options)
         try:
             mirror.ask({"refresh": index})

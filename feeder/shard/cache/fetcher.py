@@ -312,8 +312,8 @@ class Fetcher:
                 if not answer["ended"]:
                     raise StoreError(
                         f"{self.store.url}: another job on this machine reads this set by other credentials or options "
-                        f"(variables of the environment, allow_http), through the same cache, {self.folder}: name "
-                        "another cache_dir, or wait until that job has ended"
+                        "(variables of the environment, allow_http, allow_private), through the same cache, "
+                        f"{self.folder}: name another cache_dir, or wait until that job has ended"
                     )
                 return answer
             client.options = cache_bytes, timeout_s
@@ -394,7 +394,12 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
     """
 
     def opened() -> tuple[Store, Callable[[Fetcher], SetContents]]:
-        store = open_store(options["url"], allow_http=options["allow_http"], timeout=options["timeout_s"])
+        store = open_store(
+            options["url"],
+            allow_http=options["allow_http"],
+            timeout=options["timeout_s"],
+            allow_private=options["allow_private"],
+        )
         return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher, fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)

@@ -28,6 +28,7 @@ _CERTIFICATE = re.compile(r"certificate[^\n\"]*|UnknownIssuer|NotValidForName|Ce
 _PAGE = re.compile(
     r"NotPartial|RangeNotSupported|(No|Parse|Invalid)ContentRange|UnexpectedRange|Missing(Last|Etag|Conte)"
 )
+_GUARD = re.compile(rf"\b{re.escape(GUARD_ADDRESS)}\b")
 _SYSTEM = re.compile(r"message: \"([^\"]{1,200})\"")
 
 
@@ -39,6 +40,7 @@ class FaultKind(enum.Enum):
     MISSING = enum.auto()
     CONDITION = enum.auto()  # If-Match or If-None-Match does not hold
     PAGE = enum.auto()  # a whole page or object came in place of what was asked for
+    REDIRECT = enum.auto()  # to another host
     FINAL = enum.auto()
 
 
@@ -79,8 +81,10 @@ def fault_of(error: Exception, scheme: str) -> Fault:
         return Fault(FaultKind.MISSING, "there is no such object")
     if "redirect without LOCATION" in text:
         return Fault(FaultKind.FINAL, "the bucket lies in another region", "set AWS_REGION, or ?region= in the URL")
-    if GUARD_ADDRESS in debug:
-        return Fault(FaultKind.FINAL, "the store redirects to another host, which must not get the credentials")
+    if _GUARD.search(debug):
+        return Fault(FaultKind.REDIRECT, "the store redirects to another host, which must not get the credentials")
+    if "TooManyRedirects" in debug:
+        return Fault(FaultKind.FINAL, "the store redirects without end")
     if "BadScheme" in debug:
         return Fault(
             FaultKind.FINAL, "the store or a redirect is without encryption (http)", "set allow_http=True to allow it"

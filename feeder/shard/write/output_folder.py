@@ -30,7 +30,6 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
-from feeder.shard.source.spool import KEPT_IMAGES
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.run_plan import first_difference, load_inputs, plan_of, save_inputs
 from feeder.shard.write.set_writer import index_path
@@ -91,7 +90,7 @@ class OutputFolder:
             try:
                 yield folder
             finally:
-                if not any(map(os.path.exists, (folder._plan_path, folder.part(KEPT_IMAGES)))):  # nothing to resume
+                if not os.path.exists(folder._plan_path):  # nothing to resume
                     folder.finish()
                     if not os.path.exists(folder.file(MANIFEST_NAME)):
                         with contextlib.suppress(OSError):

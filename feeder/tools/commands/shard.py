@@ -131,11 +131,6 @@ def add_source(command: Any) -> None:
     command.add_argument(
         "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
     )
-    command.add_argument(
-        "--allow-private",
-        action="store_true",
-        help="let URLs in a manifest lead to this machine and to private networks; only for manifests that you trust",
-    )
     command.add_argument("--suffix", default="", metavar="EXT", help="appended to each path, such as .jpg to ids")
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
     add_labels(command, "manifest column, or json key in tars,")
@@ -194,7 +189,6 @@ def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         not arguments.no_labels,
         arguments.image_root,
         arguments.suffix,
-        arguments.allow_private,
         tuple(arguments.list_column),
     )
     targets = TargetSources(
