@@ -15,7 +15,7 @@ import feeder
 from feeder.errors import FeederError
 from feeder.shard.source.source import Source
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.shard_job import ShardJob, write_shard
+from feeder.shard.write.shard_writer import ShardJob, write_shard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.versions import pillow_info
 

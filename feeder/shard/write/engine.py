@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Protocol
 
@@ -13,8 +13,9 @@ from feeder.errors import ArgumentError
 from feeder.shard.source.source import Source
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.plan import ordered_ids
 from feeder.shard.write.set_writer import index_path
-from feeder.shard.write.shard_job import ShardJob, WrittenShard, record_name, write_shard
+from feeder.shard.write.shard_writer import ShardJob, WrittenShard, record_name, write_shard
 from feeder.system.cores import cores
 from feeder.system.progress import Progress
 from feeder.system.quiet_ray import quiet_ray
@@ -25,15 +26,10 @@ _REMOTE_WORKERS = 16
 
 
 class Engine(Protocol):
-    """Writes shards. All engines write the same bytes."""
+    """Writes the shards of a run. All engines write the same bytes."""
 
     def write(
-        self,
-        folder: OutputFolder,
-        source: Source,
-        jobs: Mapping[int, ShardJob],
-        ids: Callable[[range], Iterator[int]],
-        progress: Progress,
+        self, folder: OutputFolder, source: Source, jobs: Mapping[int, ShardJob], progress: Progress
     ) -> dict[int, WrittenShard]:
         """Writes shards, and returns their records by the jobs' numbers.
 
@@ -43,7 +39,6 @@ class Engine(Protocol):
             folder: The folder.
             source: The source.
             jobs: The shards.
-            ids: Yields the samples at positions of the shuffled order.
             progress: Is told of each sample; the caller begins and ends it.
         """
 
@@ -57,7 +52,7 @@ def open_engine(options: ShardOptions) -> Iterator[Engine]:
         ShardError: if its cluster can't be reached.
     """
     if options.engine == "local":
-        yield LocalEngine(options.workers)
+        yield LocalEngine(options)
         return
     try:
         with quiet_ray():
@@ -66,7 +61,7 @@ def open_engine(options: ShardOptions) -> Iterator[Engine]:
         if error.name != "ray":
             raise
         raise ArgumentError("engine 'ray' needs the package ray: pip install 'feeder-data[ray]'") from None
-    with open_ray(options.address or "auto", options.workers) as engine:
+    with open_ray(options) as engine:
         yield engine
 
 
@@ -78,19 +73,14 @@ class LocalEngine:
     """Threads of this process, each of which writes one shard.
 
     Args:
-        workers: Their number; None for one more than cores, as at any time one of them waits for the disk.
+        options: Options for sharding.
     """
 
-    def __init__(self, workers: int | None) -> None:
-        self._workers = workers
+    def __init__(self, options: ShardOptions) -> None:
+        self._options = options
 
     def write(
-        self,
-        folder: OutputFolder,
-        source: Source,
-        jobs: Mapping[int, ShardJob],
-        ids: Callable[[range], Iterator[int]],
-        progress: Progress,
+        self, folder: OutputFolder, source: Source, jobs: Mapping[int, ShardJob], progress: Progress
     ) -> dict[int, WrittenShard]:
         stop = threading.Event()
         advanced: collections.deque[int] = collections.deque()
@@ -101,7 +91,8 @@ class LocalEngine:
             advanced.append(size_bytes)
 
         def write_one(job: ShardJob) -> WrittenShard:
-            written = write_shard(job, source, ids(job.positions), folder.path, folder.work, advance)
+            ids = ordered_ids(job.positions, len(source.table), self._options)
+            written = write_shard(job, source, ids, folder.path, folder.work, advance)
             # The record first: what a killed run leaves in a store is known by it.
             record = folder.part(record_name(job.name))
             folder.publish(record, index_path(folder.path, job.name), folder.file(job.name))
@@ -112,8 +103,8 @@ class LocalEngine:
                 progress.advance(1, advanced.popleft())
 
         written: dict[int, WrittenShard] = {}
-        # More for a store, which answers later.
-        workers = self._workers or max(cores().usable + 1, _REMOTE_WORKERS * source.is_remote)
+        # One of them waits for the disk at any time; a store answers later.
+        workers = self._options.workers or max(cores().usable + 1, _REMOTE_WORKERS * source.is_remote)
         pool = ThreadPoolExecutor(workers, thread_name_prefix="feeder-shard")
         try:
             todo = {pool.submit(write_one, job): number for number, job in jobs.items()}

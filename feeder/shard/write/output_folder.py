@@ -29,12 +29,12 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.spool import KEPT_IMAGES
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
-from feeder.shard.write.run_plan import first_difference, load_inputs, plan_of, save_inputs
+from feeder.shard.write.plan import first_difference, load_inputs, plan_of, save_inputs
 from feeder.shard.write.set_writer import index_path
-from feeder.shard.write.shard_job import record_name
+from feeder.shard.write.shard_writer import record_name
 from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
 from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, open_regular
 
@@ -284,14 +284,14 @@ class OutputFolder:
             with contextlib.suppress(ShardError):
                 if self._compare_plan(plan, source).get("version") == version:
                     return True
-        self.remove_after(shards)
+        self._remove_after(shards)
         self._record(plan | {"version": version}, source)
         return False
 
-    def remove_after(self, shards: int) -> None:
+    def _remove_after(self, shards: int) -> None:
         """Removes shards that are none of the set's first ones, with their records."""
         for folder in (self.work, self.path):
-            for name in sorted(os.listdir(folder)):
+            for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
                 found = _SHARD.match(name)
                 if found is not None and int(found[1]) >= shards:
                     self.remove(os.path.join(folder, name))
@@ -303,9 +303,9 @@ class OutputFolder:
             file.write(json.dumps(plan).encode())
         self.publish(self._inputs_path, self._plan_path)
 
-    def discard(self) -> None:
-        """Removes all files that the run has written."""
-        self._remove_all_but(_LOCK, _WORK)
+    def discard(self, shards: int) -> None:
+        """Removes all that a run has written beside the set's first shards."""
+        self._remove_after(shards)
         self.finish()
 
     def finish(self) -> None:
@@ -314,35 +314,29 @@ class OutputFolder:
 
     def _compare_plan(self, plan: dict[str, Any], source: Source) -> dict[str, Any]:
         """Returns the plan of the unfinished run; raises ShardError unless it is this one."""
-        try:
-            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
-                recorded = json.load(file)
-            with open(self._inputs_path, "rb", opener=open_regular) as inputs:
-                before = load_inputs(inputs)
-        except (ValueError, EOFError, FileNotFoundError) as error:
-            raise ShardError(
-                f"{self.shown}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
-                "again with --force, or remove the folder"
-            ) from None
-        self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
-        if source.kind == "samples":
+        if source.kind is SourceKind.SAMPLES:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
                 "can't be compared; remove the folder and run again"
             )
-        if "image_field" not in recorded and source.other_images:
+        try:
+            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
+                recorded: dict[str, Any] = json.load(file)
+            with open(self._inputs_path, "rb", opener=open_regular) as inputs:
+                before = load_inputs(inputs)
+            self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
+            changed = first_difference(recorded, plan, before, source.table.columns())
+        except (AttributeError, EOFError, FileNotFoundError, LookupError, TypeError, ValueError) as error:
             raise ShardError(
-                f"{self.shown}: holds an unfinished run of an older feeder, which chose the image field for each "
-                "sample separately, so it can't be resumed; start again with --force"
-            )
-        changed = first_difference(recorded, plan, before, source.table.columns())
+                f"{self.shown}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
+                "again with --force, or remove the folder"
+            ) from None
         if changed:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
                 "restore the source, or start again with --force"
             )
-        found: dict[str, Any] = recorded
-        return found
+        return recorded
 
     def _remove_all_but(self, *kept: str) -> None:
         """Removes the set's files, and the records of finished shards."""

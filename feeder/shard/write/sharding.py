@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 import time
@@ -59,19 +60,7 @@ def shard(
     """
     options = options or ShardOptions()
     path, out = local_path(path), local_path(out or default_out(path))
-    columns, skip_unreadable, targets = options.columns, options.skip_unreadable, options.targets
-
-    def open_it(work: str, image_field: str | None) -> Source:
-        return open_source(
-            path, columns, work, skip_unreadable=skip_unreadable, image_field=image_field, targets=targets
-        )
-
-    if not targets:
-        source_kind(path)  # raises before anything is made for it
-    if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
-        raise ShardError(
-            f"{shown_place(out)}: lies inside the source {shown_place(path)}, or is it; choose another --out"
-        )
+    open_it = source_opener(path, out, options)
     return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
 
 
@@ -142,6 +131,37 @@ def write_shards(
     return summary
 
 
+def source_opener(path: str, out: str, options: ShardOptions) -> Callable[[str, str | None], Source]:
+    """Returns what opens a source, given a folder for scratch files and the image field.
+
+    Args:
+        path: The source, see :func:`shard`.
+        out: The place of the set.
+        options: Options for sharding.
+
+    Raises:
+        ShardError: if the set's place is in the source.
+        SourceError: if the source is of no kind that feeder knows.
+    """
+    targets = options.targets
+    if not targets:
+        source_kind(path)
+    if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
+        raise ShardError(f"{shown_place(out)}: lies inside the source {shown_place(path)}, or is it; name another one")
+
+    def open_it(work: str, image_field: str | None) -> Source:
+        return open_source(
+            path,
+            options.columns,
+            work,
+            skip_unreadable=options.skip_unreadable,
+            image_field=image_field,
+            targets=targets,
+        )
+
+    return open_it
+
+
 def default_out(path: str) -> str:
     """Returns the output folder for a source: its name with ``-shards`` appended; for a remote one, here."""
     if is_remote(path):
@@ -163,13 +183,12 @@ def _run(
     dry_run: bool = False,
     force: bool = False,
 ) -> ShardSummary:
-    started = time.monotonic()
+    started_s = time.monotonic()
     if dry_run:
         with tempfile.TemporaryDirectory() as scratch, previewed_output(out, force=force) as folder:
             folder.preview(options.settings())
-            source = open_it(scratch, options.image_field or folder.image_field())
-            plan = plan_shards(source, options)
-            source.close()
+            with contextlib.closing(open_it(scratch, options.image_field or folder.image_field())) as source:
+                plan = plan_shards(source, options)
         return ShardSummary(
             out=out,
             kind=source.kind,
@@ -184,18 +203,18 @@ def _run(
             classes=len(source.classes or ()),
             written_shards=0,
             written_samples=0,
-            seconds=time.monotonic() - started,
+            seconds=time.monotonic() - started_s,
             max_bad=options.max_bad,
             notes=source.notes,
         )
     check_encoder(options.encode)
     try:
-        with open_engine(options) as engine, locked_output(out, force=force) as folder:
-            source = open_it(folder.work, options.image_field or folder.image_field())
-            try:
-                return Run(folder, source, options, progress, started, engine=engine).run()
-            finally:
-                source.close()
+        with (
+            open_engine(options) as engine,
+            locked_output(out, force=force) as folder,
+            contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source,
+        ):
+            return Run(folder, source, options, progress, started_s, engine=engine).run()
     except OSError as error:
         if error.errno not in DISK_FULL:
             raise ShardError(

@@ -266,10 +266,9 @@ class _Takedown:
 
     def _write_dali_indexes(self, plan: Collection[int]) -> None:
         for number in plan:
-            path = index_path(self._copy.path, self._header.shard_name(number), DALI_SUFFIX)
-            if self._copy.fetch(os.path.basename(path)):
-                write_dali_index(path, self._opened(number))
-                self._copy.publish(path)
+            shard = self._header.shard_name(number)
+            if self._copy.fetch(index_path("", shard, DALI_SUFFIX)):
+                self._copy.publish(write_dali_index(self._copy.path, shard, self._opened(number)))
 
     def _earlier_headers(self) -> list[str]:
         paths = [version_path(self._path, version) for version in range(1, self._header.info.version)]
