@@ -228,7 +228,7 @@ def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Pat
         plan = plan_shards(source, options)
         table_bytes = tracemalloc.get_traced_memory()[0]
         assert table_bytes < 100 * samples
-        folder: Any = SimpleNamespace(is_shared=True, path=str(tmp_path))
+        folder: Any = SimpleNamespace(is_copy=False, path=str(tmp_path))
         tracemalloc.reset_peak()
         for number, positions in enumerate(plan[:8]):
             job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)

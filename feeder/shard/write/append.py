@@ -104,7 +104,7 @@ def _append(
             "would be in the set twice; if its images are others, or that is meant, rename one of its files"
         )
 
-    is_resumed = folder.begin_append(options.settings(), source, index.version, shards)
+    is_resumed = folder.begin(options.settings(), source, version=index.version, shards=shards)
     try:
         written, new = run.write(is_resumed=is_resumed)
     except (FormatError, SourceError):  # it would fail again

@@ -66,7 +66,7 @@ def pickled_order(
         raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
     """
     rows = source.rows(np.fromiter(ids, np.int64, len(job.positions)))
-    contents = {} if folder.is_shared else rows.take_out(folder.path)
+    contents = rows.take_out(folder.path) if folder.is_copy else {}
     return pickle.dumps(_Order(job, rows, contents, output, raises_unreadable), pickle.HIGHEST_PROTOCOL)
 
 

@@ -15,7 +15,7 @@ from feeder.fields.npy import npy_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Source
-from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.set_copy import SetCopy
 
 __all__ = ["refuse_other_types"]
 
@@ -25,7 +25,7 @@ _JSON = {bool: "true or false", int: "a number", float: "a number", str: "text",
 _Fields = list[tuple[str, bytes]]
 
 
-def refuse_other_types(folder: OutputFolder, index: SetIndex, source: Source) -> None:
+def refuse_other_types(folder: SetCopy, index: SetIndex, source: Source) -> None:
     """Returns if the columns of a source have the types that those of the same names have in a set.
 
     Raises:
@@ -60,22 +60,23 @@ def _of_source(source: Source) -> Iterator[_Fields]:
             continue
 
 
-def _of_set(folder: OutputFolder, index: SetIndex) -> Iterator[_Fields]:
+def _of_set(folder: SetCopy, index: SetIndex) -> Iterator[_Fields]:
     """Yields the fields of some samples of a set that have a type."""
     numbers = range(index.shard_count)
     number = next((n for n in numbers if index.header.shard(n).samples), None)
     if number is None:
         return
     shard = index.header.shard(number)
-    with folder.borrowed(index.header.index_name(number), shard.index_bytes) as path:
-        own = ShardIndex(path, shard=shard)
-        for row in range(min(own.samples, _SAMPLES)):
-            members = ((own.fields[field], offset, length) for field, offset, length in own.members(row))
-            yield [
-                (name, folder.read(shard.name, offset, offset + length))
-                for name, offset, length in members
-                if _has_type(name)
-            ]
+    name = index.header.index_name(number)
+    folder.fetch(name)
+    own = ShardIndex(folder.file(name), shard=shard)
+    for row in range(min(own.samples, _SAMPLES)):
+        members = ((own.fields[field], offset, length) for field, offset, length in own.members(row))
+        yield [
+            (name, folder.read(shard.name, offset, offset + length))
+            for name, offset, length in members
+            if _has_type(name)
+        ]
 
 
 def _types(samples: Iterable[_Fields]) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def index_tars(
             if below is None:
                 raise ShardError(f"{place}: must lie in {stored.root}, or above it, as shards are named relative to it")
             names = [f"{below}{entry.key}" for entry in stored.objects()]
-            with SetCopy.locked(place.parent()) as copy:
+            with SetCopy.to_change(place.parent()) as copy:
                 for name in (MANIFEST_NAME, place.name):
                     copy.fetch(name)
                 found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)

@@ -73,10 +73,17 @@ def shard_name(number: int) -> str:
     return f"shard-{number:06d}.tar"
 
 
-def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
-    """Returns all that a run's result depends on, but for the columns of :func:`save_inputs`."""
+def plan_of(settings: dict[str, Any], source: Source, version: int) -> dict[str, Any]:
+    """Returns all that a run's result depends on, but for the columns of :func:`save_inputs`.
+
+    Args:
+        settings: The settings of the run.
+        source: The samples.
+        version: Number of the version of the set that they are added to; 0 for a new set.
+    """
     return {
         "settings": settings,
+        "version": version,
         "kind": source.kind,
         "root": source.root if is_remote(source.root) else os.path.abspath(source.root),
         "image_field": ";".join(source.image_fields) or None,
@@ -90,7 +97,7 @@ def plan_of(settings: dict[str, Any], source: Source) -> dict[str, Any]:
 
 def plan_digest(settings: dict[str, Any], source: Source) -> str:
     """Returns a digest that only runs over the same inputs have, unchanged since: the SHA-256, hexadecimal."""
-    plan = [plan_of(settings, source), source.digest()]
+    plan = [plan_of(settings, source, 0), source.digest()]
     digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode())
     digest.update(np.ascontiguousarray(source.table.columns()["mtimes"]).data)
     return digest.hexdigest()
@@ -117,6 +124,7 @@ def load_inputs(file: BinaryIO) -> dict[str, npt.NDArray[Any]]:
 def first_difference(old_plan: dict[str, Any], new_plan: dict[str, Any], old: _Inputs, new: _Inputs) -> str | None:
     """Returns what differs first between two plans and their inputs; None if nothing does."""
     for name, text in (
+        ("version", "the set had version {}, has {}"),
         ("kind", "the source was {}, is {}"),
         ("root", "the source was {}, is {}"),
         ("targets", "the targets were {}, are {}"),

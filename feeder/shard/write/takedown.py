@@ -97,7 +97,7 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
     if not is_remote(place) and not os.path.isfile(os.path.join(shown, INDEX_NAME)):
         raise FormatError(f"{shown}: no {INDEX_NAME} in this folder, so it is not a shard set; name one")
     try:
-        with SetCopy.locked(place) as copy:
+        with SetCopy.to_change(place) as copy:
             return _Takedown(copy, progress or Progress()).run(keys)
     except OSError as error:
         raise ShardError(
@@ -108,8 +108,8 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
 class _Takedown:
     def __init__(self, copy: SetCopy, progress: Progress) -> None:
         self._copy, self._progress = copy, progress
-        self._path = os.path.join(copy.path, INDEX_NAME)
-        self._record = os.path.join(copy.path, TAKEDOWN_NAME)
+        self._path = copy.file(INDEX_NAME)
+        self._record = copy.file(TAKEDOWN_NAME)
 
     def run(self, keys: Collection[str]) -> TakedownSummary:
         copy = self._copy
@@ -200,7 +200,7 @@ class _Takedown:
 
     def _each(self) -> Any:
         for number in range(self._header.shards):
-            path = os.path.join(self._copy.path, self._header.index_name(number))
+            path = self._copy.file(self._header.index_name(number))
             yield number, ShardIndex(path, shard=self._header.shard(number))
 
     def _write_plan(self, plan: dict[int, dict[int, str]]) -> None:
@@ -241,12 +241,12 @@ class _Takedown:
             self._write_header(path, indexes, erased, gone)
         self._write_manifest(erased)
         self._remove_other_indexes()
-        copy.remove(TAKEDOWN_NAME)
+        copy.remove(self._record)
 
     def _erase(self, number: int, rows: Sequence[int], is_resumed: bool) -> ErasedShard:
         name, size_bytes = self._header.shard_name(number), self._header.shard(number).size_bytes
         own = self._opened(number)
-        path = os.path.join(self._copy.path, name)
+        path = self._copy.file(name)
         with self._copy.shard(name):
             # Where their rows are those of others by now, their bytes are gone, and where they were is not known.
             left = [] if {*rows} <= own.taken_down().keys() else rows
@@ -260,7 +260,7 @@ class _Takedown:
 
     def _opened(self, number: int) -> ShardIndex:
         """Opens the index of a shard as it is now, which the header may not mean any more."""
-        index = ShardIndex(os.path.join(self._copy.path, self._header.index_name(number)))
+        index = ShardIndex(self._copy.file(self._header.index_name(number)))
         index.check()
         return index
 
@@ -300,14 +300,14 @@ class _Takedown:
             shards[number] = dataclasses.replace(shards[number], sha256=each.sha256)
         index = {"size_bytes": os.stat(self._path).st_size, "sha256": file_sha256(self._path)}
         dataclasses.replace(manifest, shards=shards, index=index).write(copy.path)
-        copy.publish(os.path.join(copy.path, MANIFEST_NAME))
+        copy.publish(copy.file(MANIFEST_NAME))
 
     def _remove_other_indexes(self) -> None:
         """Removes indexes for other image fields, which are made again when they are needed."""
         stem, extension = os.path.splitext(INDEX_NAME)
         for path in glob.glob(os.path.join(glob.escape(self._copy.path), f"{stem}.*{extension}")):
             if re.fullmatch(rf"{stem}\..+{re.escape(extension)}", os.path.basename(path)):
-                self._copy.remove(os.path.basename(path))
+                self._copy.remove(path)
 
 
 def _short(key: str) -> str:

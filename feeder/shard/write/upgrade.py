@@ -43,7 +43,7 @@ def upgrade_index(place: str, progress: Progress | None = None) -> bool:
         StoreError: if the store can't be read or written.
     """
     try:
-        with SetCopy.locked(place) as copy:
+        with SetCopy.to_change(place) as copy:
             copy.fetch(INDEX_NAME)
             index = open_index(os.path.join(copy.path, INDEX_NAME))
             if not isinstance(index, ColumnIndex):
