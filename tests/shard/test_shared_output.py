@@ -29,12 +29,12 @@ from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.store.store import open_store
 from feeder.shard.write.attempt import attempt_shard, pickled_order, writer_versions
-from feeder.shard.write.engine import Engine, open_engine
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids, plan_shards
+from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.sharding import open_engine, shard, write_shards
 from feeder.shard.write.shared_output import SharedFolder, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.progress import Progress
@@ -97,9 +97,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> _Elsewhere:
     """Has runs with the engine "ray" use this one."""
     engine = _Elsewhere()
 
-    def opened(options: ShardOptions) -> AbstractContextManager[Engine]:
+    def opened(options: ShardOptions) -> AbstractContextManager[ShardEngine]:
         engine.options = options
-        return nullcontext(engine) if options.engine == "ray" else open_engine(options)
+        return nullcontext(engine.write) if options.engine == "ray" else open_engine(options)
 
     monkeypatch.setattr("feeder.shard.write.sharding.open_engine", opened)
     return engine

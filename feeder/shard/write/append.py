@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -26,6 +27,7 @@ from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_digest
 from feeder.shard.write.run import Run, write_dali_indexes
 from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.shard_engine import write_in_threads
 from feeder.shard.write.sharding import source_opener
 from feeder.shard.write.store_output import locked_output
 from feeder.system.files import atomic_file, file_sha256, open_regular
@@ -63,6 +65,7 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
     started_s = time.monotonic()
     path, more = local_path(path), local_path(more)
     open_it = source_opener(more, path, options)
+
     try:
         with locked_output(path, appends=True) as folder:
             manifest, index = _opened(folder)
@@ -87,7 +90,8 @@ def _append(
     started_s: float,
 ) -> ShardSummary:
     """Adds the samples of an open source to an open set; see :func:`append`."""
-    run = Run(folder, source, options, progress, started_s, before=before, codebooks=index.codebooks)
+    engine = functools.partial(write_in_threads, options)
+    run = Run(folder, source, options, progress, started_s, engine, before=before, codebooks=index.codebooks)
     run.start()
     shards = len(before.shards)
     first_digest = source.digest()  # before its labels are the set's

@@ -15,7 +15,7 @@ import feeder
 from feeder.errors import FeederError
 from feeder.shard.source.source import Source
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.shard_writer import ShardJob, write_shard
+from feeder.shard.write.shard_writer import ShardJob, Stopped, write_shard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.versions import pillow_info
 
@@ -40,10 +40,6 @@ class _Order(NamedTuple):
     contents: Mapping[int, bytes]
     output: SharedOutput
     raises_unreadable: bool
-
-
-class _Stopped(Exception):
-    """The attempt was cancelled."""
 
 
 def pickled_order(
@@ -118,7 +114,7 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> Iterator[tuple
 
     def advance(size_bytes: int) -> None:
         if stop.is_set():
-            raise _Stopped
+            raise Stopped
         done[0] += 1
         done[1] += size_bytes
 

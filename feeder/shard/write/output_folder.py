@@ -178,19 +178,15 @@ class OutputFolder(SetCopy):
 
     def refuse_foreign(self) -> None:
         """Raises ShardError if the folder holds foreign files, or with ``force`` any beside a shard set."""
-        path, force = self.path, self.force
-        if not os.path.isdir(path):
+        names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
+        if not self.force and (MANIFEST_NAME in names or os.path.isfile(self._plan_path)):
             return
-        names = sorted(os.listdir(path))
-        is_set = is_shard_set(path) if force else MANIFEST_NAME in names or os.path.isfile(self._plan_path)
-        if is_set:
-            foreign = next((name for name in names if force and not is_ours(name)), None)
-        else:
-            foreign = next((name for name in names if name not in (_LOCK, _WORK)), None)
-        if foreign is not None:
+        is_set = self.force and is_shard_set(self.path)
+        foreign = [name for name in names if not (is_ours(name) if is_set else name in (_LOCK, _WORK))]
+        if foreign:
             raise ShardError(
-                f"{self.shown}: holds {foreign!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing is "
-                "overwritten: choose another --out, or empty the folder"
+                f"{self.shown}: holds {foreign[0]!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing "
+                "is overwritten: choose another --out, or empty the folder"
             )
 
     def begin(self, settings: dict[str, Any], source: Source, *, version: int = 0, shards: int = 0) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import statistics
 import time
@@ -27,13 +28,14 @@ from feeder.shard.write.attempt import pickled_order, writer_versions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids
+from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.ray_address import cant_join, check_ray_address
 
-__all__ = ["RayEngine", "open_ray"]
+__all__ = ["open_ray"]
 
 _TURN_S = 0.1
 _NODES_S = 1.0  # between two looks at the cluster
@@ -48,7 +50,7 @@ _MOST_SENT_BYTES = 1 << 30  # in tasks that have not ended
 
 
 @contextlib.contextmanager
-def open_ray(options: ShardOptions) -> Iterator[RayEngine]:
+def open_ray(options: ShardOptions) -> Iterator[ShardEngine]:
     """Joins a cluster, unless this process has done so, and leaves it in the end.
 
     Args:
@@ -59,8 +61,9 @@ def open_ray(options: ShardOptions) -> Iterator[RayEngine]:
         ShardError: if the cluster can't be joined.
     """
     if ray.is_initialized():
-        yield RayEngine(options)
+        yield functools.partial(_write_on_nodes, options)
         return
+
     address = options.address or "auto"
     if address.startswith("ray://"):
         raise ArgumentError(
@@ -75,36 +78,25 @@ def open_ray(options: ShardOptions) -> Iterator[RayEngine]:
             f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
         ) from None
     try:
-        yield RayEngine(options)
+        yield functools.partial(_write_on_nodes, options)
     finally:
         ray.shutdown()
 
 
-class RayEngine:
-    """The nodes of a Ray cluster.
-
-    Args:
-        options: Options for sharding.
-    """
-
-    def __init__(self, options: ShardOptions) -> None:
-        self._options = options
-
-    def write(
-        self, folder: OutputFolder, source: Source, jobs: Mapping[int, ShardJob], progress: Progress
-    ) -> dict[int, WrittenShard]:
-        with folder.shared() as output:
-            run = _Run(folder, output, source, jobs, progress, self._options)
-            try:
-                return run.run()
-            except RayTaskError:  # a mistake of feeder's own, with the node's traceback
-                raise
-            except RayError as error:
-                raise ShardError(
-                    f"the Ray cluster failed: {error}; nothing is lost: run the same command again"
-                ) from error
-            finally:
-                run.cancel()
+def _write_on_nodes(
+    options: ShardOptions, folder: OutputFolder, source: Source, jobs: Mapping[int, ShardJob], progress: Progress
+) -> dict[int, WrittenShard]:
+    """Writes shards on the nodes of the cluster; see :data:`ShardEngine`."""
+    with folder.shared() as output:
+        run = _Run(folder, output, source, jobs, progress, options)
+        try:
+            return run.run()
+        except RayTaskError:  # a mistake of feeder's own, with the node's traceback
+            raise
+        except RayError as error:
+            raise ShardError(f"the Ray cluster failed: {error}; nothing is lost: run the same command again") from error
+        finally:
+            run.cancel()
 
 
 @dataclass
@@ -114,14 +106,12 @@ class _Shard:
     Attributes:
         number, job: The shard.
         shown: Samples and bytes, as told to the progress.
-        attempts: Number of attempts that run.
         crashed_nodes, failed_nodes: Ids of the nodes where attempts have ended.
     """
 
     number: int
     job: ShardJob
     shown: tuple[int, int] = (0, 0)
-    attempts: int = 0
     crashed_nodes: list[str] = field(default_factory=list)
     failed_nodes: list[str] = field(default_factory=list)
 
@@ -259,7 +249,6 @@ class _Run:
         task = self._task.options(label_selector=selector) if selector else self._task
         generator = task.remote(self._expected, order)
         self._running[generator] = _Attempt(shard, len(order), excluded)
-        shard.attempts += 1
 
     def _double_stragglers(self) -> None:
         """Has other nodes try the last shards, too, if they take much longer than the others did."""
@@ -268,9 +257,10 @@ class _Run:
         limit_s = _STRAGGLER * statistics.median(self._seconds)
         now = time.monotonic()
         for attempt in list(self._running.values()):
-            is_late = attempt.started_s and now - attempt.started_s > limit_s and attempt.shard.attempts == 1
+            is_late = attempt.started_s and now - attempt.started_s > limit_s
+            is_alone = len(self._attempts(attempt.shard)) == 1
             others = self._nodes.keys() - {*self._refused, *attempt.shard.failed_nodes, attempt.node}
-            if is_late and others and self._has_room(1):
+            if is_late and is_alone and others and self._has_room(1):
                 self._start(attempt.shard, without=attempt.node)
 
     def _take(self, generator: Any) -> None:
@@ -286,7 +276,8 @@ class _Run:
             return
         if kind == "started":
             attempt.node, attempt.address = content
-            attempt.started_s, self._began_s = time.monotonic(), None
+            attempt.started_s = time.monotonic()
+            self._began_s = None
         elif kind == "advanced":
             self._show(shard, *content)
         elif kind == "written":
@@ -308,7 +299,7 @@ class _Run:
         self._seconds.append(time.monotonic() - attempt.started_s)
         self._folder.adopt(finished)
         self._written[shard.number] = finished.written
-        for other in [each for each, its in self._running.items() if its.shard is shard]:
+        for other in self._attempts(shard):
             self._end(other)
 
     def _lose(self, generator: Any, error: Exception) -> None:
@@ -346,9 +337,12 @@ class _Run:
     def _drop(self, generator: Any) -> None:
         """Forgets a task that has ended, and starts its shard again unless another one writes it."""
         shard = self._running.pop(generator).shard
-        shard.attempts -= 1
-        if not shard.attempts:
+        if not self._attempts(shard):
             self._todo.appendleft(shard)
+
+    def _attempts(self, shard: _Shard) -> list[Any]:
+        """Returns the tasks that write a shard."""
+        return [generator for generator, attempt in self._running.items() if attempt.shard is shard]
 
     def _end(self, generator: Any) -> None:
         """Cancels a task, once it runs: Ray 2.60 ends the driver ("Tried to complete task that was not pending") if one

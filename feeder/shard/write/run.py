@@ -19,11 +19,11 @@ from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.codebook import chosen_codebook
 from feeder.shard.write.dali_index import write_dali_index
-from feeder.shard.write.engine import Engine, LocalEngine
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards, shard_name
 from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard, record_name
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
@@ -45,7 +45,7 @@ class Run:
         options: Options for sharding.
         progress: Shows the run's progress.
         started_s: Time at which the run began, by the monotonic clock.
-        engine: Writes the shards; None for threads of this process.
+        engine: Writes the shards.
         before: Manifest of the set that the shards are added to; None for a new set.
         codebooks: For packed images: those that the set has already.
     """
@@ -57,8 +57,8 @@ class Run:
         options: ShardOptions,
         progress: Progress,
         started_s: float,
+        engine: ShardEngine,
         *,
-        engine: Engine | None = None,
         before: Manifest | None = None,
         codebooks: Sequence[bytes] = (),
     ) -> None:
@@ -67,7 +67,7 @@ class Run:
         self._options = options
         self._progress = progress
         self._started_s = started_s
-        self._engine = engine or LocalEngine(options)
+        self._engine = engine
         self._before = before or Manifest(options.settings(), {}, 0, 0, 0, 0, {}, {}, None, {}, [])
         self._codebooks = codebooks
         source.max_file_bytes = options.max_file_bytes
@@ -151,7 +151,7 @@ class Run:
         done_samples = sum(len(plan[number]) for number in done)
         done_bytes = sum(each.record.size_bytes for each in done.values())
         with self._progress.running(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes)):
-            new = self._engine.write(folder, source, jobs, self._progress)
+            new = self._engine(folder, source, jobs, self._progress)
         written = [(done | new)[number] for number in range(len(plan))]
         try:
             self._refuse_empty(written)
@@ -198,6 +198,7 @@ class Run:
         """
         source, before = self._source, self._before
         rejected = [*source.rejected, *_rejected(written)]
+
         manifest = dataclasses.replace(
             before,
             source=record,

@@ -236,7 +236,10 @@ class _StoreMirror:
 
     def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor, *, whole: bool) -> None:
         self.place = str(store.url)
-        self._store, self._folder, self._pool, self._whole = store, folder, pool, whole
+        self._store = store
+        self._folder = folder
+        self._pool = pool
+        self._whole = whole
         self._local = threading.local()
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:

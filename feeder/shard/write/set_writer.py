@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from feeder.errors import FormatError, ShardError
 from feeder.shard.format.manifest import ShardRecord
@@ -15,12 +17,24 @@ from feeder.shard.format.sealed_head import HASH_BYTES
 from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 
-__all__ = ["index_path", "write_set"]
+__all__ = ["header_row", "index_path", "write_set"]
 
 
 def index_path(folder: str, shard: str, suffix: str = INDEX_SUFFIX) -> str:
     """Path of the index of a shard, by the shard's name."""
     return os.path.join(folder, os.path.splitext(shard)[0] + suffix)
+
+
+def header_row(index: ShardIndex, size_bytes: int, sha256: str) -> npt.NDArray[Any]:
+    """Returns what a set's header says of a shard, :data:`ROW` [1].
+
+    Args:
+        index: The shard's index.
+        size_bytes: Size of the shard.
+        sha256: Its SHA-256, hexadecimal.
+    """
+    shard_hash = np.void(bytes.fromhex(sha256)[:HASH_BYTES])
+    return np.array([(index.samples, index.core_bytes, size_bytes, shard_hash, np.void(index.hash))], ROW)
 
 
 def write_set(
@@ -66,9 +80,7 @@ def write_set(
             raise FormatError(f"{index.path}: has the targets {index.targets}, the shards before it {targets}")
         if index.size_bytes >= 1 << 32:
             raise ShardError(f"{index.path}: {index.size_bytes:,} bytes; an index has less than 4 GiB: use more shards")
-        shard_hash = bytes.fromhex(shard.sha256)[:HASH_BYTES]
-        row = (index.samples, index.core_bytes, shard.size_bytes, np.void(shard_hash), np.void(index.hash))
-        rows.append(np.array([row], ROW))
+        rows.append(header_row(index, shard.size_bytes, shard.sha256))
         names.append(shard.name)
 
         targets = index.targets
@@ -76,7 +88,7 @@ def write_set(
         codebooks |= dict.fromkeys(index.codebooks())
         groups = index.groups()
         is_numbered = is_numbered and "source_row" in groups
-        digest.update(shard_hash)
+        digest.update(rows[-1]["shard_hash"].tobytes())
         for name in ("records", "target"):
             if name in groups:
                 digest.update(bytes.fromhex(groups[name][2]))

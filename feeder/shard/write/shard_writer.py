@@ -8,7 +8,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from feeder.shard.write.encode import EncodedImage, EncodeOptions, Encoder
 from feeder.shard.write.set_writer import index_path
 from feeder.system.files import atomic_file
 
-__all__ = ["ShardJob", "WrittenShard", "read_sample", "record_name", "write_shard"]
+__all__ = ["ShardJob", "Stopped", "WrittenShard", "read_sample", "record_name", "write_shard"]
 
 # Any file may lie in a folder; in other sources each input claims to be an image.
 _FOLDERS = (SourceKind.CLASS_FOLDERS, SourceKind.FLAT_FOLDER)
@@ -114,7 +114,7 @@ def write_shard(
         ids: The samples, in the order of the job's positions.
         folder: The folder for the shard and its index.
         records: The folder for its record.
-        advance: Is called after each sample with the sample's size in the source, bytes.
+        advance: Is called after each sample with the sample's size in the source, bytes. Raises :class:`Stopped`.
         raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
 
     Raises:
@@ -139,6 +139,10 @@ def write_shard(
         with atomic_file(os.path.join(records, record_name(job.name))) as part:
             part.write(written.to_json())
     return written
+
+
+class Stopped(Exception):
+    """The run has ended, so that an unfinished shard is dropped."""
 
 
 class _Misnamed(ValueError):
@@ -276,10 +280,7 @@ class _ShardWriter:
 
     def _renamed(self, extension: str) -> str:
         """Returns the field name of an image in a new format: its extension, unless another field has that name."""
-        others = self._source.table.fields.keys() - set(self._source.image_fields)
-        while extension in others:
-            extension = f"image.{extension}"
-        return extension
+        return _free_name(extension, self._source.table.fields.keys() - set(self._source.image_fields))
 
 
 def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
@@ -296,6 +297,7 @@ def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[
     image_name = None if len(names) < len(fields) else next(name for name in source.image_fields if name in names)
     image: tuple[str | None, bytes] | None = None
     others = []
+
     for name, data in fields:
         is_image = name == image_name
         if is_packed(data) and (is_image or name is None or is_packed_field(name)):
@@ -304,12 +306,13 @@ def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[
             except DecodeError as error:
                 raise ValueError(error.reason) from None
             if name is not None and is_packed_field(name):
-                name = _jpeg_name(name, names)
+                name = _free_name(f"{name.removesuffix('fpk')}jpg", names)
                 names.append(name)
         if is_image:
             image = image or (name, data)
         elif name is not None:
             others.append((name, data))
+
     assert image is not None
     return image, others
 
@@ -326,9 +329,8 @@ def _odd_masks(fields: Sequence[tuple[str, bytes]], info: ImageInfo) -> dict[str
     return odd
 
 
-def _jpeg_name(name: str, taken: Sequence[str]) -> str:
-    """Returns the name of a packed image's field for its JPEG, which none of the sample's fields has."""
-    name = f"{name[: -len('fpk')]}jpg"
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Returns a name for an image's field, with a prefix if another field has it."""
     while name in taken:
         name = f"image.{name}"
     return name

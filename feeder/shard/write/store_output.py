@@ -30,8 +30,6 @@ from feeder.system.files import DISK_FULL
 
 __all__ = ["StoreOutput", "locked_output", "previewed_output"]
 
-_MAX_LISTED = 10_000_000  # objects; more are no shard set
-
 
 @contextlib.contextmanager
 def locked_output(out: str, *, force: bool = False, appends: bool = False) -> Iterator[OutputFolder]:
@@ -48,9 +46,9 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(open_store(out, writes=True), scratch, force=force)
-        if appends:
-            output.refuse_unfinished()
-        else:
+        if appends and not output.has(MANIFEST_NAME):
+            raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+        if not appends:
             output.fetch_all(with_parts=False)
             output.refuse_foreign()
         with StoreLock.held(output.store) as output.lock:
@@ -87,11 +85,6 @@ class StoreOutput(OutputFolder):
     def __init__(self, store: Store, path: str, *, force: bool = False) -> None:
         super().__init__(path, force=force, store=store)
 
-    def refuse_unfinished(self) -> None:
-        """Raises ShardError if there is no finished set."""
-        if not self.has(MANIFEST_NAME):
-            raise ShardError(f"{self.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
-
     def fetch_newest(self) -> None:
         """Brings to the folder the header and the manifest of a finished set, and what an unfinished run that adds
         shards to it has left."""
@@ -112,12 +105,7 @@ class StoreOutput(OutputFolder):
             with_parts: True to fetch the index and the parts of an unfinished run, too.
         """
         self._clear()
-        entries = []
-        for entry in self.store.list():
-            if entry.key != LOCK_NAME:
-                entries.append(entry)
-            if len(entries) > _MAX_LISTED:
-                raise ShardError(f"{self.shown}: holds more than {_MAX_LISTED:,} objects; choose another --out")
+        entries = [entry for entry in self.store.list() if entry.key != LOCK_NAME]
         with ThreadPoolExecutor(REQUESTS) as pool:
             for _ in pool.map(lambda entry: self._take(entry, with_parts=with_parts), entries):
                 pass

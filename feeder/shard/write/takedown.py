@@ -14,7 +14,6 @@ import dataclasses
 import glob
 import json
 import os
-import re
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,15 +27,14 @@ from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.sealed_head import HASH_BYTES
 from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.options import TAKEDOWN_NAME
-from feeder.shard.write.set_copy import SetCopy
-from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.set_copy import REQUESTS, SetCopy
+from feeder.shard.write.set_writer import header_row, index_path
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
@@ -44,8 +42,8 @@ from feeder.system.text import count
 
 __all__ = ["TakedownSummary", "takedown"]
 
-_SHOWN, _SHOWN_CHARS = 2, 40
-_REQUESTS = 16  # at once
+_SHOWN = 2
+_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True)
@@ -96,6 +94,7 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
     shown = place if is_remote(place) else local_path(place)
     if not is_remote(place) and not os.path.isfile(os.path.join(shown, INDEX_NAME)):
         raise FormatError(f"{shown}: no {INDEX_NAME} in this folder, so it is not a shard set; name one")
+
     try:
         with SetCopy.to_change(place) as copy:
             return _Takedown(copy, progress or Progress()).run(keys)
@@ -107,7 +106,8 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
 
 class _Takedown:
     def __init__(self, copy: SetCopy, progress: Progress) -> None:
-        self._copy, self._progress = copy, progress
+        self._copy = copy
+        self._progress = progress
         self._path = copy.file(INDEX_NAME)
         self._record = copy.file(TAKEDOWN_NAME)
 
@@ -124,10 +124,10 @@ class _Takedown:
         if not isinstance(index, SetIndex):
             raise FormatError(f"{copy.shown}: has a flat index; convert it with `feeder index --upgrade`")
         self._header = index.header
-        if copy.is_copy:
-            with ThreadPoolExecutor(_REQUESTS) as pool:
-                for _ in pool.map(copy.fetch, map(self._header.index_name, range(self._header.shards))):
-                    pass
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            for _ in pool.map(copy.fetch, map(self._header.index_name, range(self._header.shards))):
+                pass
+
         done: dict[int, dict[int, str]] = {}
         if copy.fetch(TAKEDOWN_NAME):
             done = self._read_plan()
@@ -139,6 +139,7 @@ class _Takedown:
                 f"{copy.shown}: no keys were given, and there is no interrupted takedown to finish; name keys, or a "
                 "file of them with --from"
             )
+
         plan, already, twins = self._find(keys)
         if plan:
             self._write_plan(plan)
@@ -161,6 +162,7 @@ class _Takedown:
         plan: dict[int, dict[int, str]] = {}
         found, gone = set[bytes](), set[bytes]()
         sums: dict[tuple[int, int], None] = {}
+
         for number, own in self._each() if wanted else ():
             dead = own.taken_down()
             gone |= {hashes[each] for each in dead.values() if each in hashes}
@@ -178,6 +180,7 @@ class _Takedown:
                         f"{self._header.shard_name(number)}: all {own.samples} samples of this shard would go, and "
                         "substitutes are of the same shard: leave one, or shard the dataset again without them"
                     )
+
         missing = [key for text, key in wanted.items() if text not in found | gone]
         if missing:
             named = ", ".join(map(_short, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
@@ -229,12 +232,14 @@ class _Takedown:
         samples, size_bytes = (sum(getattr(header.shard(n), name) for n in plan) for name in ("samples", "size_bytes"))
         with self._progress.running(samples, size_bytes):
             erased = {number: self._erase(number, [*rows], is_resumed) for number, rows in plan.items()}
+
         for number, rows in plan.items():
             own = self._opened(number)
             if not rows.keys() <= own.taken_down().keys():
                 write_tombstones(own, number, rows, erased[number])
             copy.publish(own.path)
         self._write_dali_indexes(plan)
+
         indexes = {number: self._opened(number) for number in plan}
         gone = [len(self._opened(number).taken_down()) for number in range(header.shards)]
         for path in [*self._earlier_headers(), self._path]:
@@ -281,9 +286,7 @@ class _Takedown:
         rows = header.rows().copy()
         for number, own in indexes.items():
             if number < header.shards:
-                shard_hash = bytes.fromhex(erased[number].sha256)[:HASH_BYTES]
-                size_bytes = header.shard(number).size_bytes
-                rows[number] = (own.samples, own.core_bytes, size_bytes, np.void(shard_hash), np.void(own.hash))
+                rows[number] = header_row(own, header.shard(number).size_bytes, erased[number].sha256)[0]
         names = [header.shard_name(number) for number in range(header.shards)]
         info = dataclasses.replace(header.info, taken_down=sum(gone[: header.shards]))
         write_header(path, info, rows, names, page_shards=header.page_shards)
@@ -304,10 +307,8 @@ class _Takedown:
 
     def _remove_other_indexes(self) -> None:
         """Removes indexes for other image fields, which are made again when they are needed."""
-        stem, extension = os.path.splitext(INDEX_NAME)
-        for path in glob.glob(os.path.join(glob.escape(self._copy.path), f"{stem}.*{extension}")):
-            if re.fullmatch(rf"{stem}\..+{re.escape(extension)}", os.path.basename(path)):
-                self._copy.remove(path)
+        pattern = INDEX_NAME.replace(".", ".?*.")
+        self._copy.remove(*map(self._copy.file, glob.glob(pattern, root_dir=self._copy.path)))
 
 
 def _short(key: str) -> str:
