@@ -6,9 +6,10 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from feeder.errors import ChangedError, FormatError, NotFoundError
 from feeder.shard.format.index import Index
@@ -22,12 +23,15 @@ from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock, open_regular
 
-__all__ = ["REQUESTS", "SetCopy", "entry_of"]
+__all__ = ["SetCopy", "at_once", "entry_of"]
 
-REQUESTS = 16  # at once
+_REQUESTS = 16  # at once
 # The most of an index's whole size beside its core, which has 26 bytes a sample or more: the steps of an image of
 # 65,535 rows take 16 KiB.
 _WHOLE_TIMES = 1024
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class SetCopy:
@@ -72,7 +76,7 @@ class SetCopy:
             yield cls(local_path(place), place)
             return
         store = open_store(place)
-        with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, ThreadPoolExecutor(REQUESTS) as pool:
+        with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, ThreadPoolExecutor(_REQUESTS) as pool:
             copy = cls(folder, str(store.url), store, mirror=_StoreMirror(store, folder, pool, whole=whole))
             with copy._shown_in_errors():
                 if not copy.fetch(INDEX_NAME):
@@ -162,10 +166,7 @@ class SetCopy:
     def remove(self, *paths: str) -> None:
         """Removes files of the set, those that are there."""
         if self.store is not None and paths:
-            store = self._locked_store()
-            with ThreadPoolExecutor(REQUESTS) as pool:
-                for _ in pool.map(store.delete, map(self._key, paths)):
-                    pass
+            at_once(self._locked_store().delete, map(self._key, paths))
         for path in paths:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
@@ -211,6 +212,12 @@ class SetCopy:
         path = self.file(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         download(store, entry, path)
+
+
+def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """Calls a function that waits for a store with each item, several at a time; returns the results in order."""
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(call, items))
 
 
 def entry_of(store: Store, name: str) -> Entry | None:

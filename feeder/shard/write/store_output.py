@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from feeder.errors import NotFoundError, ShardError
@@ -22,7 +21,7 @@ from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.output_folder import OutputFolder, is_ours
-from feeder.shard.write.set_copy import REQUESTS, entry_of
+from feeder.shard.write.set_copy import at_once, entry_of
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
@@ -93,10 +92,8 @@ class StoreOutput(OutputFolder):
         records = [os.path.basename(part.key) for part in parts]
         added = [record.removesuffix(".json") for record in records if record.endswith(".tar.json")]
         names = [INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME, *added, *(index_path("", n) for n in added)]
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            found = [entry for entry in pool.map(partial(entry_of, self.store), names) if entry is not None]
-            for _ in pool.map(lambda entry: self._take(entry, with_parts=True), [*parts, *found]):
-                pass
+        found = [entry for entry in at_once(partial(entry_of, self.store), names) if entry is not None]
+        at_once(partial(self._take, with_parts=True), [*parts, *found])
 
     def fetch_all(self, *, with_parts: bool) -> None:
         """Brings the folder to the state of the store.
@@ -106,9 +103,7 @@ class StoreOutput(OutputFolder):
         """
         self._clear()
         entries = [entry for entry in self.store.list() if entry.key != LOCK_NAME]
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            for _ in pool.map(lambda entry: self._take(entry, with_parts=with_parts), entries):
-                pass
+        at_once(partial(self._take, with_parts=with_parts), entries)
 
     def publish(self, *paths: str) -> None:
         for path in paths:

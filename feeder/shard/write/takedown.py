@@ -15,7 +15,6 @@ import glob
 import json
 import os
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +32,7 @@ from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.options import TAKEDOWN_NAME
-from feeder.shard.write.set_copy import REQUESTS, SetCopy
+from feeder.shard.write.set_copy import SetCopy, at_once
 from feeder.shard.write.set_writer import header_row, index_path
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
@@ -124,9 +123,7 @@ class _Takedown:
         if not isinstance(index, SetIndex):
             raise FormatError(f"{copy.shown}: has a flat index; convert it with `feeder index --upgrade`")
         self._header = index.header
-        with ThreadPoolExecutor(REQUESTS) as pool:
-            for _ in pool.map(copy.fetch, map(self._header.index_name, range(self._header.shards))):
-                pass
+        at_once(copy.fetch, map(self._header.index_name, range(self._header.shards)))
 
         done: dict[int, dict[int, str]] = {}
         if copy.fetch(TAKEDOWN_NAME):
