@@ -146,23 +146,6 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_unfinished_run_of_an_older_feeder_is_not_mixed_with_another_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, fields in (("one", ("jpg",)), ("two", ("mask.png", "image.jpg"))):
-        source, out = tar(tmp_path / f"{name}.tar", fields), tmp_path / name
-        with monkeypatch.context() as patch:
-            patch.setattr("feeder.shard.write.run.write_set", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                shard(str(source), str(out), kept())
-        plan = json.loads((out / ".work" / "plan.json").read_text())
-        del plan["image_field"]
-        (out / ".work" / "plan.json").write_text(json.dumps(plan))
-    assert shard(str(tmp_path / "one.tar"), str(tmp_path / "one"), kept()).samples == 1
-    with pytest.raises(ShardError, match="chose the image field for each sample separately"):
-        shard(str(source), str(out), kept())
-
-
 def test_an_image_whose_format_changes_takes_no_other_fields_name(tmp_path: Path) -> None:
     samples = [{"__key__": str(i), "png": image("png", i), "jpg": image("jpg", i), "cls": i} for i in range(3)]
     out = tmp_path / "out"

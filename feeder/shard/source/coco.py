@@ -20,7 +20,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.json_field import without_nan
 from feeder.shard.source.pairs import read_names
-from feeder.shard.source.source import Source, drop_duplicates
+from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
@@ -64,7 +64,7 @@ def open_coco(
     if not os.path.isdir(images):
         raise SourceError(f"{images}: no such folder; the folder of the images is given beside {annotations}")
     data = _read(annotations)
-    source = Source("annotated images", images)
+    source = Source(SourceKind.ANNOTATED_IMAGES, images)
     source.add_container(os.path.abspath(annotations))
     are_captions = _are_captions(data)
     shown = os.path.basename(annotations)

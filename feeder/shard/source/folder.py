@@ -22,7 +22,7 @@ from feeder.shard.source.class_folders import (
 )
 from feeder.shard.source.image_file import LARGE_BYTES, left_out, left_out_notes, looks_like_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
 __all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
@@ -54,7 +54,7 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
     """
     try:
         classes = class_names(root, skip_unreadable=skip_unreadable)
-        tree = Source("class folders", root, skip_unreadable=skip_unreadable)
+        tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
         tree.classes = classes
         if (shards := next((name for name in classes if is_shard_set(os.path.join(root, name))), None)) is not None:
             raise SourceError(
@@ -78,8 +78,7 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
             _list_files(tree, "", -1, "is outside the class folders")
             note_members(tree, members)
             return tree
-
-        flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
+        flat = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
         flat.left_out = tree.left_out
         _list_files(flat, "", -1, None, members)

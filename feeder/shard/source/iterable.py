@@ -14,7 +14,7 @@ from feeder.shard.source.image_field import choose_image, lacks_image, split_fie
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, label_text
 from feeder.shard.source.sample_table import NO_FILE
-from feeder.shard.source.source import Source, drop_duplicates
+from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.text import count
 
@@ -39,7 +39,7 @@ def open_samples(
     Raises:
         SourceError: for a sample that is not such a dict, or a value that can't be encoded.
     """
-    source = Source("samples", os.path.dirname(spool_path))
+    source = Source(SourceKind.SAMPLES, os.path.dirname(spool_path))
     labels = LabelColumn("the field 'cls'", "give the field another name")
 
     with Spool(source, spool_path) as spool:

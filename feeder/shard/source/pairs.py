@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feeder.errors import SourceError
 from feeder.shard.source.folder import list_tree
 from feeder.shard.source.image_file import left_out_notes, looks_like_image
-from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.system.files import open_regular
 
 __all__ = ["PairedFile", "Tree", "open_pairs", "paired", "read_names"]
@@ -134,7 +134,7 @@ def open_pairs(
         SourceError: if a folder can't be listed.
     """
     tree = Tree.of(images)
-    source = Source("paired files", tree.folder, skip_unreadable=skip_unreadable)
+    source = Source(SourceKind.PAIRED_FILES, tree.folder, skip_unreadable=skip_unreadable)
     others = {field: Tree.of(place) for field, place in pairs}
     for _, image, files in paired(source, tree, others, read_names(names)):
         parts = []
@@ -167,7 +167,7 @@ def _listed(
 ) -> list[tuple[str, PairedFile]]:
     """Returns the files of a tree by the name that they share with their partners. Of files of one name images come
     first, and the others are added to ``rejected``, by path."""
-    listing = Source("files", tree.folder, skip_unreadable=source.skip_unreadable)
+    listing = Source(source.kind, tree.folder, skip_unreadable=source.skip_unreadable)
     list_tree(listing)
     source.unreadable_folders += listing.unreadable_folders
     source.notes += [note for note in left_out_notes(tree.folder, listing.left_out) if note not in source.notes]

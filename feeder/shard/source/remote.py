@@ -17,7 +17,7 @@ from feeder.shard.source.class_folders import splits_advice
 from feeder.shard.source.folder import add_files, members_of_photos, note_members
 from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
-from feeder.shard.source.source import Container, Source
+from feeder.shard.source.source import Container, Source, SourceKind
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import Url
 
@@ -34,7 +34,7 @@ class RemoteSource(Source):
         store: The store; the table's paths are keys in it.
     """
 
-    def __init__(self, kind: str, store: Store) -> None:
+    def __init__(self, kind: SourceKind, store: Store) -> None:
         super().__init__(kind, str(store.url))
         self.store = store
         self._entries: dict[str, Entry] = {}  # by the path of the container
@@ -235,7 +235,7 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
             del folders[parent][name]
 
     classes = sorted({folder.partition("/")[0] for folder in folders if folder})
-    source = RemoteSource("class folders" if classes else "flat folder", store)
+    source = RemoteSource(SourceKind.CLASS_FOLDERS if classes else SourceKind.FLAT_FOLDER, store)
     source.classes = classes or None
     for path, kind in skipped.items():
         source.leave_out(path, kind)

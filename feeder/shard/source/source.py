@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import functools
 import hashlib
 import json
@@ -27,6 +28,7 @@ __all__ = [
     "Container",
     "Rejection",
     "Source",
+    "SourceKind",
     "drop_duplicates",
     "keep_samples",
     "reject_samples",
@@ -63,11 +65,25 @@ class Container(NamedTuple):
     is_scratch: bool = False
 
 
+class SourceKind(str, enum.Enum):
+    """The kind of a source; manifests and summaries name it."""
+
+    CLASS_FOLDERS = "class folders"
+    FLAT_FOLDER = "flat folder"
+    PAIRED_FILES = "paired files"
+    ANNOTATED_IMAGES = "annotated images"
+    MANIFEST = "manifest"
+    TARS = "tars"
+    SAMPLES = "samples"
+
+    __str__ = str.__str__
+
+
 class Source:
     """A dataset to be sharded: a table of its samples, and the bytes of each.
 
     Attributes:
-        kind: "class folders", "flat folder", "paired files", "annotated images", "manifest", "tars" or "samples".
+        kind: The kind.
         root: Folder that the table's paths are relative to.
         classes: Class names by label; None where labels are plain numbers or missing.
         table: The samples.
@@ -79,14 +95,13 @@ class Source:
         codebooks: Codebooks of the packed JPEGs in the containers.
         replaces_cls: True if the labels replace those in the ``cls`` fields.
         image_fields: Fields that hold the image, of which each sample has one; empty where images are files.
-        other_images: Fields that are named like images, but were not chosen.
         left_out: Paths of files and folders that are left out because of their names, by kind; also among the rejected.
         likely_members: Images of a folder that look like masks or second images of others, by their field.
         max_file_bytes: Larger images and other fields are not read.
         content_digest: SHA-256 of the spooled fields, hexadecimal; empty if nothing was spooled.
     """
 
-    def __init__(self, kind: str, root: str, *, skip_unreadable: bool = False) -> None:
+    def __init__(self, kind: SourceKind, root: str, *, skip_unreadable: bool = False) -> None:
         self.kind = kind
         self.root = root
         self.skip_unreadable = skip_unreadable
@@ -99,7 +114,6 @@ class Source:
         self.codebooks: list[bytes] = []
         self.replaces_cls = False
         self.image_fields: tuple[str, ...] = ()
-        self.other_images: tuple[str, ...] = ()
         self.left_out: dict[str, list[str]] = {}
         self.likely_members: dict[str, list[str]] = {}
         self.max_file_bytes = MAX_FILE_BYTES

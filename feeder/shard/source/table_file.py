@@ -24,7 +24,7 @@ from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.row_images import looked_up
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Container, Source, drop_duplicates, reject_samples
+from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
 from feeder.shard.source.table_rows import Row, json_bytes, table_rows
 from feeder.shard.store.store import Entry, download, open_store
@@ -115,14 +115,14 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     there = None
     if root_url is not None:
         there = open_store(columns.root or store.url)
-        source = RemoteSource("manifest", there)
+        source = RemoteSource(SourceKind.MANIFEST, there)
     else:
         root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
         if not os.path.isdir(root):
             raise SourceError(
                 f"{root}: no such folder; --image-root is the folder that the manifest's paths start from"
             )
-        source = Source("manifest", root)
+        source = Source(SourceKind.MANIFEST, root)
     if url is not None:
         source.containers.append(Container(store.url.object(entry.key), entry.size_bytes, entry.modified_ns))
     else:

@@ -26,7 +26,7 @@ from feeder.shard.source.image_field import choose_image, lacks_image, split_fie
 from feeder.shard.source.image_file import left_out, left_out_notes, unpacked_limit
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Source, drop_duplicates, reject_samples
+from feeder.shard.source.source import Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
 from feeder.shard.store.store import Entry, Store, download
@@ -103,7 +103,7 @@ def open_tars(
     if is_remote(pattern):
         return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, work, image_field, columns)
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
-    source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
+    source = Source(SourceKind.TARS, os.path.commonpath([os.path.dirname(path) for path in paths]))
     tars = [(os.path.relpath(path, source.root), path) for path in paths]
     for name in sorted(os.listdir(pattern)) if os.path.isdir(pattern) else ():
         if kind := left_out(name, is_folder=os.path.isdir(os.path.join(pattern, name))):
@@ -138,7 +138,7 @@ def open_stored_tars(
     Raises:
         SourceError, StoreError: if a tar can't be read.
     """
-    source = RemoteSource("tars", store)
+    source = RemoteSource(SourceKind.TARS, store)
     pattern = split_url(pattern)[0]
     fetched = fetched_tars(store, entries, work, copies or work)
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from feeder.errors import SourceError
 from feeder.shard.source.coco import BOXES, as_json
 from feeder.shard.source.pairs import Tree, paired, read_names
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
@@ -41,7 +41,7 @@ def open_voc(
         SourceError: if a folder can't be listed.
     """
     tree = Tree.of(images)
-    source = Source("annotated images", tree.folder, skip_unreadable=skip_unreadable)
+    source = Source(SourceKind.ANNOTATED_IMAGES, tree.folder, skip_unreadable=skip_unreadable)
     found = []
     early = 0
     classes: set[str] = set()

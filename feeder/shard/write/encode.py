@@ -82,26 +82,19 @@ class EncodeOptions:
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> EncodeOptions:
         """Returns the options of a set, see :meth:`settings`."""
-        return cls(
-            settings["encode"],
-            settings["max_side"],
-            90 if settings["quality"] is None else settings["quality"],
-            settings["keep_metadata"] is not False,
-            bool(settings.get("reject_deep")),
-            settings.get("progressive") or "keep",
-        )
+        names = ("max_side", "quality", "keep_metadata", "reject_deep", "progressive")
+        return cls(settings["encode"], **{name: settings[name] for name in names if settings[name] is not None})
 
     def settings(self) -> dict[str, object]:
         """Options that the result depends on."""
-        settings: dict[str, object] = {
+        return {
             "encode": self.mode,
             "max_side": self.max_side,
             "quality": self.quality if self.mode == "jpeg" else None,
-            "keep_metadata": self.keep_metadata if self.mode in ("seekable", "jpeg") else None,
+            "keep_metadata": self.keep_metadata,
+            "reject_deep": self.reject_deep,
+            "progressive": self.progressive,
         }
-        # Named only where they are given, as sets of earlier versions have none of them.
-        settings |= {"reject_deep": True} if self.reject_deep else {}
-        return settings | ({"progressive": self.progressive} if self.progressive != "keep" else {})
 
 
 class EncodedImage(NamedTuple):

@@ -13,12 +13,12 @@ from feeder.errors import FormatError, ShardError
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.column_index import ColumnIndex
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, OPTIONAL_COLUMNS, STARTS
-from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.shard_index import write_shard_index
 from feeder.shard.store.url import local_path
 from feeder.shard.write.set_copy import SetCopy
-from feeder.shard.write.set_writer import HashedShard, index_path, write_set
+from feeder.shard.write.set_writer import index_path, write_set
 from feeder.system.files import file_sha256
 from feeder.system.progress import Progress
 
@@ -43,7 +43,7 @@ def upgrade_index(place: str, progress: Progress | None = None) -> bool:
         StoreError: if the store can't be read or written.
     """
     try:
-        with SetCopy.locked(place) as copy:
+        with SetCopy.to_change(place) as copy:
             copy.fetch(INDEX_NAME)
             index = open_index(os.path.join(copy.path, INDEX_NAME))
             if not isinstance(index, ColumnIndex):
@@ -85,7 +85,7 @@ def _upgrade(index: ColumnIndex, copy: SetCopy, progress: Progress) -> None:
                 path, _columns(index, rows), index.fields, index.targets, blocks, size_bytes, index.codebooks
             )
             copy.publish(path)
-            shards.append(HashedShard(name, size_bytes, sha256))
+            shards.append(ShardRecord(name, len(rows), size_bytes, sha256))
             progress.advance(len(rows), size_bytes)
     write_set(index.path, shards, classes, fingerprint=index.fingerprint())
     copy.publish(index.path)
