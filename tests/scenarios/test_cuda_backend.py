@@ -150,13 +150,13 @@ def test_usual_samples_are_planned_without_a_step_in_python(
     sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step_by_step: list[int] = []
-    stage_views = PlanStager.stage_views
+    stage = PlanStager.stage
 
     def counting(stager: PlanStager, buffers: Any, *rest: Any) -> Any:
         step_by_step.append(len(buffers))
-        return stage_views(stager, buffers, *rest)
+        return stage(stager, buffers, *rest)
 
-    monkeypatch.setattr(PlanStager, "stage_views", counting)
+    monkeypatch.setattr(PlanStager, "stage", counting)
     for fields in ((), ("index",)):
         step_by_step.clear()
         epochs(sets["seekable"], CROP, fields)

@@ -11,24 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import as_tensor, to_device
+from feeder._gpu.tensors import to_device
 from feeder.decoders.cuda.batch import PlannedImages, upload
 from feeder.decoders.cuda.driver import load_kernels
 from feeder.decoders.cuda.stager import PlanStager
-from feeder.decoders.decoder import (
-    MAX_PIXELS,
-    Buffer,
-    LeftToCpu,
-    StagedView,
-    TrainerDecoder,
-    check_batch,
-    check_options,
-    check_output_size,
-)
+from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.device.finisher import Finisher, finish_padded
 from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.transforms import Draws, Recipe
+from feeder.transforms import Recipe
 
 if TYPE_CHECKING:
     from feeder.transforms.values import Affine
@@ -128,37 +120,6 @@ class CudaDecoder(TrainerDecoder):
         if outlier_pixels is not None:
             self.stager.outlier_pixels = outlier_pixels
 
-    def decode(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        out: npt.NDArray[np.generic],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        check_batch(buffers, orientations, recipe, draws, out)
-        if len(buffers) == 0:
-            return []
-        check_output_size(out, draws.output_size)
-        target, rest = as_tensor(out, recipe.output_dtype), draws.ops[recipe.base_length :]
-        size = (out.shape[2], out.shape[3])
-        staged, errors = self.stager.stage(buffers, orientations, recipe, draws, first_rows)
-        (images,), late = self._finish(staged, [StagedView(recipe, rest)], size)
-        target.copy_(images)
-        again = np.flatnonzero([isinstance(error, LeftToCpu) for error in late])
-        if len(again):
-            taken = draws.take(again)
-            some = [buffers[row] for row in again.tolist()]
-            rows = None if first_rows is None else first_rows[again]
-            staged, found = self.stager.on_cpu().stage(some, orientations[again], recipe, taken, rows)
-            (images,), _ = self._finish(staged, [StagedView(recipe, taken.ops[recipe.base_length :])], size)
-            target[torch.from_numpy(again)] = images.to(target.device)
-            for row, error in zip(again.tolist(), found, strict=True):
-                errors[row] = error
-        return errors
-
     def start(self, staged: Staged) -> bool:
         """Starts to decode a batch; :meth:`finish` then waits for the planes and makes the images.
 
@@ -206,16 +167,6 @@ class CudaDecoder(TrainerDecoder):
         Returns:
             For each view [N, 3, H, W], and for each sample None or :class:`LeftToCpu`.
         """
-        return self._finish(staged, views, None, channels_last)
-
-    def _finish(
-        self,
-        staged: Staged,
-        views: Sequence[StagedView],
-        size: tuple[int, int] | None,
-        channels_last: bool = False,
-    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
-        """See :meth:`finish`; the (H, W) of the outputs is given where that of a recipe depends on the image."""
         finishers = [self._finisher(view.recipe) for view in views]
         started = self._taken(staged)
         planned = self._begin(staged) if started is None else started.planned
@@ -235,7 +186,7 @@ class CudaDecoder(TrainerDecoder):
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == Kind.PIXELS))
         is_whole, done = not any(errors), []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
-            done.append(self._view(_View(staged, planned, number), view, finisher, size, is_whole, channels_last))
+            done.append(self._view(_View(staged, planned, number), view, finisher, is_whole, channels_last))
         return done, errors
 
     def _view(
@@ -243,12 +194,11 @@ class CudaDecoder(TrainerDecoder):
         made: _View,
         view: StagedView,
         finisher: Finisher,
-        size: tuple[int, int] | None,
         is_whole: bool,
         channels_last: bool,
     ) -> torch.Tensor:
         """Returns one view of a batch; only if it is whole it is mixed."""
-        recipe, rest, mix, padding = view
+        recipe, rest, mix, padding, size = view
         if padding is not None:
             images = self._pixels(made, 3 * int(made.staged.rows["size"].prod(axis=1).max()))
             return finish_padded(finisher, images, recipe, rest, padding, channels_last=channels_last)

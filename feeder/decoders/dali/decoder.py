@@ -11,25 +11,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import as_tensor, to_device
+from feeder._gpu.tensors import to_device
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
-from feeder.decoders.decoder import (
-    MAX_PIXELS,
-    Buffer,
-    StagedView,
-    TrainerDecoder,
-    View,
-    check_batch,
-    check_options,
-    check_output_size,
-)
+from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.device.finisher import Finisher, finish_padded
 from feeder.decoders.staged.redo import decode_on_cpu
 from feeder.decoders.staged.staged import Kind, Staged
 from feeder.decoders.staged.stager import Stager
+from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.transforms import Draws, Recipe
+from feeder.transforms import Recipe
 
 __all__ = ["DaliDecoder"]
 
@@ -144,49 +136,6 @@ class DaliDecoder(TrainerDecoder):
             if self.memory_limit_bytes is not None:
                 self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
 
-    def decode(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        out: npt.NDArray[np.generic],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
-
-    def decode_views(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Makes several views of each of N images; see :class:`feeder.decoders.decoder.Decoder`."""
-        for view in views:
-            check_batch(buffers, orientations, *view)
-        if len(buffers) == 0:
-            return []
-        for view in views:
-            check_output_size(view.out, view.draws.output_size)
-        recipes, draws = [view.recipe for view in views], [view.draws for view in views]
-        staged, errors = self.stager.stage_views(buffers, orientations, recipes, draws, first_rows)
-        sizes = [view.recipe.base_size or view.out.shape[2:] for view in views]
-        pixels, failed = self._decode(staged, [3 * height * width for height, width in sizes])
-        for number, (recipe, drawn, out) in enumerate(views):
-            target = as_tensor(out, recipe.output_dtype)
-            images = self._finisher(recipe)(
-                pixels[number],
-                (out.shape[2], out.shape[3]),
-                drawn.ops[recipe.base_length :],
-                turn=staged.rows["turn"][number :: staged.views],
-                out=target if self.device.type == "cpu" else None,
-            )
-            if self.device.type != "cpu":
-                target.copy_(images)
-        return [error or late for error, late in zip(errors, failed, strict=True)]
-
     def start(self, staged: Staged) -> bool:
         """Starts to decode a batch if there is memory for it; :meth:`finish` then waits for the remaining work.
 
@@ -224,8 +173,10 @@ class DaliDecoder(TrainerDecoder):
         """
         finishers = [self._finisher(view.recipe) for view in views]
         lengths = []
-        for recipe, _, _, padding in views:
-            sizes = np.array([recipe.base_size]) if padding is None or recipe.base_size is not None else padding.sizes
+        for recipe, _, _, padding, size in views:
+            # Ops on images of any size keep it.
+            size = recipe.base_size or size
+            sizes = np.array([size]) if padding is None or size is not None else padding.sizes
             lengths.append(3 * int(sizes.prod(axis=1).max()))
         pixels, errors = self._decode(staged, lengths)
         done = []
@@ -235,7 +186,8 @@ class DaliDecoder(TrainerDecoder):
                 some = finisher, pixels[number], view.recipe, view.rest, view.padding
                 done.append(finish_padded(*some, turn=turn, channels_last=channels_last))
                 continue
-            size, mix = view.recipe.output_size, None if any(errors) else view.mix
+            size = view.size or view.recipe.output_size
+            mix = None if any(errors) else view.mix
             assert size is not None
             done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last, mix=mix))
         return done, errors

@@ -14,10 +14,10 @@ import torch
 
 from feeder import _gpu
 from feeder._gpu.tensors import to_device
-from feeder.decoders.decoder import Padding
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
 from feeder.decoders.device.ops import run_on_device
+from feeder.decoders.staged.trainer_decoder import Padding
 from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
