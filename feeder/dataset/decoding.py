@@ -129,7 +129,7 @@ class SampleDecoder:
     ) -> Any:
         """Decodes a further image of one sample to a tensor [C, H, W], or a list of views; see
         :class:`FurtherImage`."""
-        from feeder._gpu.tensors import as_tensor
+        from feeder.decoders.tensors import as_tensor
 
         encoded = image.encoded([data], size)
         problem = encoded.errors[0]

@@ -91,7 +91,7 @@ def decode_named(
 ) -> torch.Tensor:
     """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error, and
     ``name`` says it by itself."""
-    from feeder._gpu.tensors import as_tensor
+    from feeder.decoders.tensors import as_tensor
 
     recipe = Recipe.of(transform).at(None, epoch)
     check_recipe(recipe)

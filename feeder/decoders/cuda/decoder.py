@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import to_device
 from feeder.decoders.cuda.batch import PlannedImages, upload
 from feeder.decoders.cuda.driver import load_kernels
 from feeder.decoders.cuda.stager import PlanStager
@@ -19,6 +18,7 @@ from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.device.finisher import Finisher, finish_padded
 from feeder.decoders.staged.staged import Kind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
+from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Recipe
 

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
-from feeder._gpu.tensors import to_device
+from feeder.decoders import gpu
 from feeder.decoders.dali.pipeline import PipelineError
 from feeder.decoders.staged.staged import by_size
+from feeder.decoders.tensors import to_device
 
 __all__ = ["resize_crops"]
 
@@ -57,9 +57,9 @@ def resize_crops(
     resized = []
     for size, here in by_size(rows):
         places = torch.from_numpy(addresses[here]), torch.from_numpy(sizes[here])
-        crops = _gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
+        crops = gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
         boxes = torch.from_numpy(source[here]), torch.from_numpy(support[here])
-        done = _gpu.crop_resize(crops, *boxes, size, dtype=torch.uint8, channels_last=True)
+        done = gpu.crop_resize(crops, *boxes, size, dtype=torch.uint8, channels_last=True)
         resized.append((here, done.permute(0, 2, 3, 1).reshape(len(here), -1)))
     if len(resized) == 1:
         return resized[0][1]

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import to_device
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
 from feeder.decoders.decoder import MAX_PIXELS, check_options
@@ -20,6 +19,7 @@ from feeder.decoders.staged.redo import decode_on_cpu
 from feeder.decoders.staged.staged import Kind, Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
+from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Recipe
 
@@ -35,13 +35,13 @@ class DaliDecoder(TrainerDecoder):
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
-    :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
-    :func:`feeder._gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run before it as
-    batched torch ops (:mod:`feeder.decoders.device.ops`), and noise is written after it. Images that DALI does not
-    decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged header or markers are
-    decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the CPU, and the pipeline is
-    rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too. Damage inside the compressed
-    data that DALI conceals is not noticed.
+    :func:`feeder.decoders.gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
+    :func:`feeder.decoders.gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run
+    before it as batched torch ops (:mod:`feeder.decoders.device.ops`), and noise is written after it. Images that DALI
+    does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged header or markers
+    are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the CPU, and the pipeline
+    is rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too. Damage inside the
+    compressed data that DALI conceals is not noticed.
 
     Args:
         max_pixels: Larger images are refused.

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
-from feeder._gpu.tensors import to_device
+from feeder.decoders import gpu
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
 from feeder.decoders.device.ops import run_on_device
 from feeder.decoders.staged.trainer_decoder import Padding
+from feeder.decoders.tensors import to_device
 from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
@@ -47,18 +47,18 @@ class Finisher:
         layout: str = "nhwc",
         turn: npt.NDArray[np.uint8] | None = None,
         channels_last: bool = False,
-        mix: _gpu.Mix | None = None,
+        mix: gpu.Mix | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Queues the work on the current stream.
 
         Args:
-            images: uint8, contiguous, N images of the size after the base path, as :func:`feeder._gpu.normalize` takes
-                them; not written to.
+            images: uint8, contiguous, N images of the size after the base path, as
+                :func:`feeder.decoders.gpu.normalize` takes them; not written to.
             size: (H, W) of the output.
             rest: Drawn parameters of the ops after the base path; None if these have been done.
             layout: Order of the images' bytes, "nhwc" or "nchw".
-            turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder._gpu.parameters``.
+            turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder.decoders.gpu.parameters``.
             channels_last: Memory format of the output.
             mix: The partner of each sample; needs a float output.
             out: [N, 3, H, W] of the recipe's output dtype, filled; None makes one.
@@ -85,7 +85,7 @@ class Finisher:
             # Copied once, with a wait: a later call may be on another stream.
             scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
-        result = _gpu.normalize(
+        result = gpu.normalize(
             images,
             size,
             scale=self._affine[0],
@@ -114,7 +114,7 @@ class Finisher:
     ) -> torch.Tensor:
         """Runs the ops before kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
         turn = to_device(codes, self._device) if codes.any() else None
-        pixels = _gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
+        pixels = gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
         for op, params in zip(self._recipe.rest, rest, strict=False):
             pixels = run_on_device(pixels, op, params)
         return pixels.contiguous()
@@ -163,7 +163,7 @@ def finish_padded(
     return whole
 
 
-def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
+def _mix(images: torch.Tensor, mix: gpu.Mix) -> None:
     """Mixes in place, for kernel 1, where erasing comes between."""
     top, left, bottom, right = mix.box or (0, 0, *images.shape[2:])
     own = images[:, :, top:bottom, left:right]
@@ -171,6 +171,6 @@ def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
     own.copy_(mix.lam * own.float() + (1.0 - mix.lam) * partner.float())
 
 
-def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:
+def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> gpu.Mix:
     """Returns kernel 1's form of a mixing of ``count`` samples: the partner of each is the one before it."""
-    return _gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)
+    return gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import to_device
+from feeder.decoders.tensors import to_device
 
 __all__ = ["change_rows", "per_image"]
 

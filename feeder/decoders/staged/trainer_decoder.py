@@ -17,7 +17,7 @@ from feeder.errors import DecodeError
 if TYPE_CHECKING:
     import torch
 
-    from feeder._gpu import Mix
+    from feeder.decoders.gpu import Mix
     from feeder.transforms import Recipe
     from feeder.transforms.op import Params
 
@@ -105,7 +105,7 @@ class TrainerDecoder(Decoder, Protocol):
         views: Sequence[View],
         first_rows: npt.NDArray[np.int32] | None,
     ) -> DecodeResult:
-        from feeder._gpu.tensors import as_tensor
+        from feeder.decoders.tensors import as_tensor
 
         recipes, draws = [view.recipe for view in views], [view.draws for view in views]
         staged, result = stager.stage(buffers, orientations, recipes, draws, first_rows)

@@ -25,8 +25,8 @@ from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
-    from feeder._gpu import Mix
     from feeder.decoders.decoder import Buffer
+    from feeder.decoders.gpu import Mix
     from feeder.decoders.staged.trainer_decoder import TrainerDecoder
     from feeder.transforms import Recipe
     from feeder.transforms.mixing import Mixing

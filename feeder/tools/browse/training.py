@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder._gpu.tensors import as_tensor
 from feeder.dataset.base import FeederDataset
 from feeder.decoders.decoder import View
 from feeder.decoders.registry import get_decoder
+from feeder.decoders.tensors import as_tensor
 from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView

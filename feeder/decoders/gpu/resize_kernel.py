@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from feeder._gpu.normalize_kernel import (
+from feeder.decoders.gpu.normalize_kernel import (
     COMPILE,
     affine_of,
     finish_value,
@@ -16,8 +16,7 @@ from feeder._gpu.normalize_kernel import (
     store_pixel,
     turned,
 )
-from feeder._gpu.parameters import Erase
-from feeder._gpu.resize import Ragged
+from feeder.decoders.gpu.parameters import Erase, Ragged
 
 __all__ = ["launch"]
 

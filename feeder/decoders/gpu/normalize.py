@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from feeder._gpu.dispatch import launching_on, runs_triton
-from feeder._gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
+from feeder.decoders.gpu.dispatch import launching_on, runs_triton
+from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
 from feeder.errors import ArgumentError
 
-__all__ = ["finish_reference", "gray_mean", "mean_level", "normalize", "normalize_reference", "stored_reference"]
+__all__ = ["finish_reference", "gray_mean", "normalize", "normalize_reference", "stored_reference"]
 
 _LAYOUTS = ("nhwc", "nchw")
 
@@ -75,7 +75,7 @@ def normalize(
     if color is not None and color.has_contrast:
         mean = gray_mean(images, size, color, layout=layout, using=using)
     if runs_triton(images.device, using):
-        from feeder._gpu.normalize_kernel import launch
+        from feeder.decoders.gpu.normalize_kernel import launch
 
         with launching_on(images.device):
             launch(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
@@ -100,22 +100,22 @@ def gray_mean(
         using: As in :func:`normalize`.
     """
     if runs_triton(images.device, using):
-        from feeder._gpu.normalize_kernel import launch_gray_mean
+        from feeder.decoders.gpu.normalize_kernel import launch_gray_sum
 
         with launching_on(images.device):
-            return launch_gray_mean(images, size, color, layout)
+            return _mean_level(launch_gray_sum(images, size, color, layout), math.prod(size))
     # A turn moves pixels and does not change the mean.
     pixels = stored_reference(images, size, layout)
     mean = torch.zeros(len(pixels), device=images.device)
     for column in range(color.steps.shape[1]):
         here = color.steps[:, column] == CONTRAST
         if bool(here.any()):
-            mean = torch.where(here, mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
+            mean = torch.where(here, _mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
         pixels = _step(pixels, color, column, mean)
     return mean
 
 
-def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
+def _mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the mean of ``count`` whole numbers with these sums (int64), rounded half up, float32.
 
     Computed in whole numbers: on a GPU torch multiplies by the reciprocal, so that some halves would be rounded down.

@@ -8,8 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from feeder._gpu.normalize import mean_level
-from feeder._gpu.parameters import Color, Erase, Mix
+from feeder.decoders.gpu.parameters import Color, Erase, Mix
 
 __all__ = [
     "COMPILE",
@@ -17,7 +16,7 @@ __all__ = [
     "finish_value",
     "inside_box",
     "launch",
-    "launch_gray_mean",
+    "launch_gray_sum",
     "on_device",
     "or_nothing",
     "store_pixel",
@@ -319,8 +318,11 @@ def launch(
     )  # fmt: skip
 
 
-def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, layout: str) -> torch.Tensor:
-    """Launches the reduction before a contrast step. Sums are whole numbers, so their order does not matter."""
+def launch_gray_sum(images: torch.Tensor, size: tuple[int, int], color: Color, layout: str) -> torch.Tensor:
+    """Launches the reduction before a contrast step: the sum of each image's gray levels, int64 [N].
+
+    Sums are whole numbers, so their order does not matter.
+    """
     pixels = size[0] * size[1]
     sums = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     _gray_sum_kernel[(triton.cdiv(pixels, _BLOCK), len(images))](
@@ -328,4 +330,4 @@ def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, 
         on_device(color.factors, torch.float32, images), NCHW=layout == "nchw", STEPS=color.steps.shape[1],
         BLOCK=_BLOCK, **COMPILE,
     )  # fmt: skip
-    return mean_level(sums, pixels)
+    return sums
