@@ -5,6 +5,7 @@ Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.de
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +16,16 @@ import torch
 from feeder.decoders import gpu
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
-from feeder.decoders.device.ops import run_on_device
+from feeder.decoders.device.ops import check_device_ops, run_on_device
 from feeder.decoders.staged.trainer_decoder import Padding
 from feeder.decoders.tensors import to_device
 from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher", "finish_padded", "mixing_partner"]
+__all__ = ["Finisher", "Finishers", "mixing_partner"]
+
+_FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 
 
 class Finisher:
@@ -48,7 +51,6 @@ class Finisher:
         turn: npt.NDArray[np.uint8] | None = None,
         channels_last: bool = False,
         mix: gpu.Mix | None = None,
-        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Queues the work on the current stream.
 
@@ -61,7 +63,6 @@ class Finisher:
             turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder.decoders.gpu.parameters``.
             channels_last: Memory format of the output.
             mix: The partner of each sample; needs a float output.
-            out: [N, 3, H, W] of the recipe's output dtype, filled; None makes one.
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype.
@@ -95,7 +96,6 @@ class Finisher:
             channels_last=channels_last,
             turn=to_device(codes, self._device) if codes.any() else None,
             mix=None if later else mix,
-            out=out,
             **further,
         )
         for erasing in later:
@@ -119,48 +119,73 @@ class Finisher:
             pixels = run_on_device(pixels, op, params)
         return pixels.contiguous()
 
+    def padded(
+        self,
+        images: torch.Tensor,
+        rest: Sequence[Params],
+        padding: Padding,
+        *,
+        turn: npt.NDArray[np.uint8] | None = None,
+        channels_last: bool = False,
+    ) -> torch.Tensor:
+        """Finishes images of several sizes, those of each size together, and pads them to one.
 
-def finish_padded(
-    finisher: Finisher,
-    images: torch.Tensor,
-    recipe: Recipe,
-    rest: Sequence[Params],
-    padding: Padding,
-    *,
-    turn: npt.NDArray[np.uint8] | None = None,
-    channels_last: bool = False,
-) -> torch.Tensor:
-    """Finishes images of several sizes, those of each size together, and pads them to one.
+        Args:
+            images: uint8 [N, bytes], [H, W, 3] after the base path; a smaller image has the first bytes of its row.
+            rest: Drawn parameters of the ops after the base path, N rows each.
+            padding: The sizes.
+            turn: uint8 [N], each image's turn.
+            channels_last: Memory format of the output.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype.
+        """
+        recipe = self._recipe
+        whole = torch.empty(
+            (len(images), 3, *padding.size),
+            dtype=getattr(torch, recipe.output_dtype),
+            device=images.device,
+            memory_format=torch.channels_last if channels_last else torch.contiguous_format,
+        ).fill_(padding.value)
+
+        for height, width in np.unique(padding.sizes, axis=0).tolist():
+            rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
+            base_height, base_width = recipe.base_size or (height, width)
+            here = to_device(rows, images.device)
+            some = images[here, : 3 * base_height * base_width].contiguous()
+            drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
+            turns = None if turn is None else turn[rows]
+            finished = self(some, (height, width), drawn, turn=turns, channels_last=channels_last)
+            whole[here, :, :height, :width] = finished
+        return whole
+
+
+class Finishers:
+    """The finishers of the recipes in use, each made once.
 
     Args:
-        finisher: Of the recipe.
-        images: uint8 [N, bytes], [H, W, 3] after the base path; a smaller image has the first bytes of its row.
-        recipe: The ops for every image.
-        rest: Drawn parameters of the ops after the base path, N rows each.
-        padding: The sizes.
-        turn: uint8 [N], each image's turn.
-        channels_last: Memory format of the output.
-
-    Returns:
-        [N, 3, H, W] of the recipe's output dtype.
+        backend: Name of the backend that they are for.
+        device: The images' device.
     """
-    whole = torch.empty(
-        (len(images), 3, *padding.size),
-        dtype=getattr(torch, recipe.output_dtype),
-        device=images.device,
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
-    ).fill_(padding.value)
-    for height, width in np.unique(padding.sizes, axis=0).tolist():
-        rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
-        base_height, base_width = recipe.base_size or (height, width)
-        here = to_device(rows, images.device)
-        some = images[here, : 3 * base_height * base_width].contiguous()
-        drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
-        turns = None if turn is None else turn[rows]
-        whole[here, :, :height, :width] = finisher(
-            some, (height, width), drawn, turn=turns, channels_last=channels_last
-        )
-    return whole
+
+    def __init__(self, backend: str, device: torch.device) -> None:
+        self._backend = backend
+        self._device = device
+        self._known: collections.deque[tuple[Recipe, Finisher]] = collections.deque(maxlen=_FINISHERS)
+
+    def of(self, recipe: Recipe) -> Finisher:
+        """Returns the finisher of a recipe; a new recipe is checked.
+
+        Raises:
+            BackendError: for an op that can't run on a device.
+        """
+        for known, finisher in self._known:
+            if known is recipe:
+                return finisher
+        check_device_ops(recipe, self._backend)
+        finisher = Finisher(recipe, self._device)
+        self._known.append((recipe, finisher))
+        return finisher
 
 
 def _mix(images: torch.Tensor, mix: gpu.Mix) -> None:
