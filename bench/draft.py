@@ -28,10 +28,10 @@ from PIL import Image
 
 from bench.smoke import arguments
 from feeder import _native
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.decoder import View
-from feeder.decoders.native import CpuDecoder
 from feeder.decoders.packed import add_codebooks, codebook_id
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.parity.differences import Differences, crop_ratio
 from feeder.tools.terminal import table

@@ -38,10 +38,12 @@ class BuiltIn(NamedTuple):
 
 
 BUILT_IN = {
-    "cpu": BuiltIn("feeder.decoders.native:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "cuda": BuiltIn("feeder.decoders.cuda.decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "dali": BuiltIn("feeder.decoders.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
-    "pillow": BuiltIn("feeder.decoders.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
+    "cpu": BuiltIn("feeder.decoders.cpu_decoder:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "cuda": BuiltIn("feeder.decoders.cuda.cuda_decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "dali": BuiltIn(
+        "feeder.decoders.dali.dali_decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"
+    ),
+    "pillow": BuiltIn("feeder.decoders.pillow.pillow_decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
 # "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages and the

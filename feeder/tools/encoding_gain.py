@@ -59,7 +59,7 @@ def encoding_gains(
         JPEGs or can't be encoded so.
     """
     try:
-        from feeder.decoders.native import CpuDecoder
+        from feeder.decoders.cpu_decoder import CpuDecoder
     except ImportError:
         return []
     reader = dataset.reader

@@ -25,7 +25,7 @@ from feeder.dataset.decoding import counted
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index

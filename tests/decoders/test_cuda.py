@@ -14,13 +14,13 @@ import torch
 
 from feeder import _native as native
 from feeder import transforms as T
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.cuda import driver
 from feeder.decoders.cuda.batch import PlannedImages, Uploaded, upload
-from feeder.decoders.cuda.decoder import CudaDecoder, checked_device
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder, checked_device
 from feeder.decoders.decoder import Decoder, View
-from feeder.decoders.native import CpuDecoder
 from feeder.decoders.registry import available_decoders, get_decoder
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import ArgumentError, BackendError
 from tests.support import conformance, cuda_driver, jpegs
@@ -176,7 +176,7 @@ def test_a_batch_that_the_gpu_has_no_memory_for_names_the_remedy(monkeypatch: py
 
     recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
     batch = staged(decoder, [jpeg()], recipe)
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.PlannedImages", full)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.PlannedImages", full)
     with pytest.raises(torch.OutOfMemoryError, match=r"no memory for 1 images, .* use a smaller batch_size"):
         decoder.start(batch)
 
@@ -197,7 +197,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[Uploaded]:
         found.append(upload(device, plans))
         return found[-1]
 
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.upload", noted)
     return found
 
 
@@ -217,7 +217,7 @@ def test_plans_of_all_views_and_parts_are_copied_once_as_they_lie_in_slots(
         batch, _ = decoder.stager.stage(some, ones, recipes, [each.take(rows) for each in draws])
         parts.append(in_slots(batch, missing))
     whole, copied = Staged.join(parts), uploads(monkeypatch)
-    assert whole.rows["kind"][::2].tolist() == [Kind.PIXELS, Kind.PLAN, Kind.FAILED, *[Kind.PLAN] * 3]
+    assert whole.rows["kind"][::2].tolist() == [RowKind.PIXELS, RowKind.PLAN, RowKind.FAILED, *[RowKind.PLAN] * 3]
     assert any(np.frombuffer(payload, np.uint8).ctypes.data % 4 for payload in whole.payloads if len(payload))
     images, errors = decoder.finish(whole, [StagedView(recipe, ()) for recipe in recipes])
     assert errors == [None] * count

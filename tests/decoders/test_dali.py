@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -209,7 +209,9 @@ def test_auto_takes_dali_for_a_cuda_device_only(
     assert "dali" not in caplog.text
     assert get_decoder("auto", BASE, device="cuda").name != "dali"
     assert "finds none" in caplog.text  # it says why not dali
-    monkeypatch.setattr("feeder.decoders.dali.decoder.DaliDecoder", lambda *, device, **options: DaliDecoder(**options))
+    monkeypatch.setattr(
+        "feeder.decoders.dali.dali_decoder.DaliDecoder", lambda *, device, **options: DaliDecoder(**options)
+    )
     assert get_decoder("auto", BASE, device="cuda").name == "dali"
     function = T.Recipe.of([*BASE.ops, T.Lambda(abs)])
     assert get_decoder("auto", function, device="cuda").name != "dali"

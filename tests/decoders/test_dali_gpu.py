@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.decoder import Decoder, View
 from tests.support import conformance
 from tests.support.conformance import MEAN, STD

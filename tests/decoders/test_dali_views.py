@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import View
 from feeder.decoders.registry import get_decoder
@@ -72,7 +72,7 @@ class WholeImages(PipelineOptions):
 def test_views_are_decoded_once_with_the_pixels_of_each_alone(
     seekable: bool, options: type[PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.decoders.dali.decoder.PipelineOptions", options)
+    monkeypatch.setattr("feeder.decoders.dali.dali_decoder.PipelineOptions", options)
     decoder = DaliDecoder()
     buffers = images(seekable)
     together = made(decoder, buffers, VIEWS)

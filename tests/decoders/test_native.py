@@ -16,8 +16,8 @@ from feeder.errors import ArgumentError, BackendError, DecodeError
 from tests.support.images import encode, pixels
 
 pytest.importorskip("feeder._native")
-from feeder.decoders.native import CpuDecoder
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 
 
 def draw(recipe: T.Recipe, count: int, size: tuple[int, int] = (60, 80)) -> T.Draws:

@@ -17,8 +17,8 @@ from feeder import transforms
 from feeder.decoders import registry
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.op_math import bfloat16_bits
-from feeder.decoders.pillow.decoder import PillowDecoder
-from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS
+from feeder.decoders.pillow.image_ops import ARRAY_OPS, IMAGE_OPS
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import (
     CenterCrop,

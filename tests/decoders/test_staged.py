@@ -7,7 +7,7 @@ import pytest
 
 from feeder import transforms as T
 from feeder.decoders.registry import available_decoders
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.errors import ArgumentError
 from tests.support.conformance import encode, natural_image
@@ -23,7 +23,7 @@ def test_packed_and_unpacked_is_the_same() -> None:
     buffers = [encode(natural_image(1, 60, 80)), encode(natural_image(2, 60, 80), "png"), b"junk"]
     staged, result = Stager().stage(buffers, np.array([1, 6, 1], np.uint8), [RECIPE], [draw(3, 60, 80)])
     assert [error is None for error in result.errors] == [True, False, False]  # orientation 6 turns it to 80x60
-    assert staged.rows["kind"].tolist() == [Kind.JPEG, Kind.FAILED, Kind.FAILED]
+    assert staged.rows["kind"].tolist() == [RowKind.JPEG, RowKind.FAILED, RowKind.FAILED]
     memory = np.full(staged.packed_bytes + 8, 9, np.uint8)
     assert staged.pack(memory) == {}
     assert (memory[staged.packed_bytes :] == 9).all()
@@ -88,11 +88,11 @@ def test_what_jpeg_decoders_disagree_on_is_decoded_here() -> None:
     stager, ones, draws = Stager(), np.ones(6, np.uint8), draw(6)
     staged, result = stager.stage(buffers, ones, [RECIPE], [draws])
     assert result.errors == [None] * 6
-    assert staged.rows["kind"].tolist() == [Kind.JPEG] * 2 + [Kind.PIXELS] * 4
+    assert staged.rows["kind"].tolist() == [RowKind.JPEG] * 2 + [RowKind.PIXELS] * 4
     assert [len(payload) for payload in staged.payloads[2:]] == [32 * 32 * 3] * 4
     assert staged.rows["turn"][2:].tolist() == [0] * 4
     staged, _ = Stager(outlier_pixels=60 * 80 - 1).stage(buffers, ones, [RECIPE], [draws])
-    assert staged.rows["kind"].tolist() == [Kind.PIXELS] * 6
+    assert staged.rows["kind"].tolist() == [RowKind.PIXELS] * 6
 
 
 def test_seekable_images_are_cut_to_their_window() -> None:

@@ -14,10 +14,10 @@ import torch
 from feeder import DataLoader, ShardDataset
 from feeder import _native as native
 from feeder import transforms as T
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.cuda.batch import Uploaded, upload
-from feeder.decoders.cuda.decoder import CudaDecoder
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder
 from feeder.decoders.decoder import View
-from feeder.decoders.native import CpuDecoder
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.trainer_decoder import StagedView
 from feeder.shard.write.options import ShardOptions
@@ -175,7 +175,7 @@ def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(
         pinned.extend(torch.from_numpy(run).is_pinned() for run, _ in native.upload_runs(plans)[1])
         return upload(device, plans)
 
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.upload", noted)
     for i in range(96):
         path = tmp_path / "images" / f"{i % 3}" / f"{i}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)

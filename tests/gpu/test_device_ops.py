@@ -18,12 +18,12 @@ from feeder.decoders import gpu, tensors
 from feeder.decoders.device import color as device_color
 from feeder.decoders.device import erase as device_erase
 from feeder.decoders.device import finisher as finish
-from feeder.decoders.device import geometry as device_geometry
+from feeder.decoders.device import geometry_ops as device_geometry
 from feeder.decoders.device import rows as device_rows
+from feeder.decoders.device.device_ops import check_device_ops, run_on_device
 from feeder.decoders.device.finisher import Finisher
-from feeder.decoders.device.ops import check_device_ops, run_on_device
-from feeder.decoders.pillow.decoder import PillowDecoder
-from feeder.decoders.pillow.ops import IMAGE_OPS
+from feeder.decoders.pillow.image_ops import IMAGE_OPS
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.tensors import as_tensor
 from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS

@@ -148,7 +148,7 @@ def test_dalis_images_are_resized_where_dali_has_them(
     using: str, hide_native: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of them lying on their side; by the kernel itself, which on a GPU is what the backend runs."""
-    from feeder.decoders.dali.decoder import DaliDecoder
+    from feeder.decoders.dali.dali_decoder import DaliDecoder
 
     recipe = T.Recipe.of([T.RandomResizedCrop((10, 14)), T.RandomHorizontalFlip()])
     orientations = np.array([1, 6, 3, 8], np.uint8)

@@ -10,8 +10,8 @@ import torch
 
 from feeder import DataLoader, ShardDataset, _native
 from feeder.decoders.cuda.batch import PlannedImages, upload
-from feeder.decoders.cuda.decoder import CudaDecoder
-from feeder.decoders.cuda.stager import PlanStager
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder
+from feeder.decoders.cuda.plan_stager import PlanStager
 from feeder.errors import DecodeError
 from feeder.loader.fast.batch_queue import BatchQueue
 from feeder.order.buckets import Buckets
@@ -141,7 +141,7 @@ def test_plans_of_small_whole_images_find_room_in_the_slot(
         runs.append(len(_native.upload_runs(plans)[1]))
         return upload(device, plans)
 
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.upload", noted)
     epochs(tmp_path / "set", (Resize((32, 32)),), batch_size=16, num_workers=1)
     assert runs == [1, 1, 1]  # those of a part lie back to back
 

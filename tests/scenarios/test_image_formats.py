@@ -12,7 +12,7 @@ from PIL import Image, UnidentifiedImageError
 
 from feeder.decoders.decoder import View
 from feeder.decoders.image_header import ImageInfo, check_complete, image_info
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import DecodeError
 from feeder.tools.bench.options import BenchOptions

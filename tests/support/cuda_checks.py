@@ -9,9 +9,9 @@ import pytest
 
 from feeder import _native as native
 from feeder import transforms as T
-from feeder.decoders.cuda.decoder import CudaDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder
 from feeder.decoders.decoder import View
-from feeder.decoders.native import CpuDecoder
 from feeder.errors import BackendError
 from tests.support import jpeg_corpus, jpegs
 from tests.support.packed import packed

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
 from tests.support.conformance import decode, encode, natural_image
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import feeder
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.decoder import DecodeResult
-from feeder.decoders.native import CpuDecoder
 from feeder.tools.encoding_gain import EncodingGain, encoding_gains
 from feeder.transforms import RandomResizedCrop
 from tests.support import jpegs

@@ -212,7 +212,7 @@ def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_op
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from feeder import _native
-    from feeder.decoders.native import CpuDecoder
+    from feeder.decoders.cpu_decoder import CpuDecoder
 
     recipe = Compose([RandomResizedCrop(8), Normalize([0.5] * 3, [0.25] * 3)])
     dataset = ShardDataset(write_shards(tmp_path, 8, jpegs=True), recipe)

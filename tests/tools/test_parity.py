@@ -15,7 +15,7 @@ from PIL import Image
 from feeder import transforms as T
 from feeder.decoders import registry
 from feeder.decoders.decoder import DecodeResult
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions

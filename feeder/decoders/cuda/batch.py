@@ -48,7 +48,7 @@ def upload(device: torch.device, plans: list[Buffer]) -> Uploaded:
     return Uploaded(plans, places, memory)
 
 
-class Part(NamedTuple):
+class ViewPart(NamedTuple):
     """Images of one view that have one output size.
 
     Attributes:
@@ -82,13 +82,13 @@ class PlannedImages:
         from feeder import _native
 
         samples, of_view = np.divmod(planned, staged.views)
-        self.parts: list[Part] = []
+        self.parts: list[ViewPart] = []
         order = list[npt.NDArray[np.int64]]()
         for view in range(staged.views):
             here = np.flatnonzero(of_view == view)
             for size, some in by_size(staged.rows[planned[here]]) if len(here) else ():
                 order.append(here[some])
-                self.parts.append(Part(view, samples[here[some]], size))
+                self.parts.append(ViewPart(view, samples[here[some]], size))
         self._bounds = np.cumsum([0, *map(len, order)])
         here = np.concatenate(order)
         number = np.zeros(len(staged.rows), np.int64)

@@ -15,7 +15,7 @@ from feeder.decoders.dali.crops import resize_crops
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import Buffer
 from feeder.decoders.image_header import ImageInfo, image_info
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.staged import RowKind, Staged
 
 __all__ = ["PIXEL_BYTES", "Borrowed", "DaliQueue", "PipelineRows"]
 
@@ -149,7 +149,7 @@ class DaliQueue:
 
     def parts(self, staged: Staged) -> list[PipelineRows]:
         """Divides a batch's JPEGs into runs within the limit."""
-        rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
+        rows = np.flatnonzero(staged.rows["kind"] == RowKind.JPEG)
         if len(rows) == 0:
             return []
         sources = staged.owners[rows]

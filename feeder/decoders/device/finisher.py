@@ -1,6 +1,7 @@
 """The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1.
 
-Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.ops`), further erasing after it.
+Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.device_ops`). Further erasing runs
+after it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from feeder.decoders import gpu
+from feeder.decoders.device.device_ops import check_device_ops, run_on_device
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
-from feeder.decoders.device.ops import check_device_ops, run_on_device
 from feeder.decoders.staged.trainer_decoder import Padding
 from feeder.decoders.tensors import to_device
 from feeder.transforms import Recipe

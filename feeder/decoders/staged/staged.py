@@ -12,13 +12,13 @@ import numpy.typing as npt
 from feeder.decoders.decoder import Buffer
 from feeder.errors import ArgumentError
 
-__all__ = ["ROW", "Kind", "Staged", "by_size"]
+__all__ = ["ROW", "RowKind", "Staged", "by_size"]
 
 # The offset of a payload that did not fit.
 _ELSEWHERE = -1
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """Content of a staged row."""
 
     JPEG = 0
@@ -83,7 +83,7 @@ class Staged:
     def pixels(self, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
         """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, length]: a smaller image
         takes the first bytes of its row."""
-        here = np.flatnonzero(self.rows["kind"] == Kind.PIXELS)
+        here = np.flatnonzero(self.rows["kind"] == RowKind.PIXELS)
         pixels = np.zeros((len(here), length), np.uint8)
         for row, out in zip(here.tolist(), pixels, strict=True):
             payload = np.frombuffer(self.payloads[row], np.uint8)

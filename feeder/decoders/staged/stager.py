@@ -17,7 +17,7 @@ from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, V
 from feeder.decoders.image_header import image_info, is_plain_jpeg, jpeg_has_end
 from feeder.decoders.packed import is_packed, packed_head, unpack
 from feeder.decoders.registry import get_decoder
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
@@ -145,21 +145,21 @@ class Stager:
         draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None,
         rows: npt.NDArray[np.void],
-    ) -> tuple[Kind, list[Buffer], DecodeResult]:
+    ) -> tuple[RowKind, list[Buffer], DecodeResult]:
         data, first_row = _image(row, buffers, first_rows)
         is_small = all(drawn.base_size[row].prod() <= self.max_pixels for drawn in draws)
         if is_small and self._is_for_the_decoder(data, first_row, int(orientations[row]), draws[0].image_size[row]):
             try:
                 jpegs = self._cut(data, first_row, rows)
             except DecodeError as error:
-                return Kind.FAILED, [b""] * len(rows), DecodeResult([error])
+                return RowKind.FAILED, [b""] * len(rows), DecodeResult([error])
             if jpegs is not None:
-                return Kind.JPEG, jpegs, DecodeResult([None])
+                return RowKind.JPEG, jpegs, DecodeResult([None])
 
         pixels, result = self._pixels(row, buffers, orientations, recipes, draws, first_rows)
         rows["turn"] = rows["back"] = 0
         rows["size"] = [drawn.base_size[row] for drawn in draws]
-        return Kind.FAILED if result.errors[0] else Kind.PIXELS, pixels, result
+        return RowKind.FAILED if result.errors[0] else RowKind.PIXELS, pixels, result
 
     def _pixels(
         self,

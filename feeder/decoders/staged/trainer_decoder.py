@@ -78,7 +78,7 @@ class TrainerDecoder(Decoder, Protocol):
         Raises:
             BackendError: naming the op and the backend that can run it.
         """
-        from feeder.decoders.device.ops import check_device_ops
+        from feeder.decoders.device.device_ops import check_device_ops
 
         check_device_ops(recipe, self.name)
 

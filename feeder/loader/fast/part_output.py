@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from feeder.decoders.decoder import DecodeResult, View
 from feeder.decoders.op_math import bfloat16_bits
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.errors import DecodeError
 from feeder.loader.observe.meter import Meter
 
@@ -173,7 +173,7 @@ class StagedSink:
     ) -> None:
         self._stager, self._recipes, self._memory, self._meter = stager, recipes, memory, meter
         rows = np.zeros(len(memory) * len(recipes), ROW)
-        rows["kind"] = Kind.FAILED
+        rows["kind"] = RowKind.FAILED
         self._staged = Staged(rows, [b""] * len(rows), len(recipes))
         self.takes_rows = stager.takes_rows
 
@@ -200,7 +200,7 @@ class StagedSink:
             size: (height, width) of the outputs.
             time_ns: Time of planning.
         """
-        self._staged.rows["kind"], self._staged.rows["size"] = Kind.PLAN, size
+        self._staged.rows["kind"], self._staged.rows["size"] = RowKind.PLAN, size
         memory = plans.data
         self._staged.payloads[:] = [memory[a:b] for a, b in itertools.pairwise(places.tolist())]
         self._meter.add("cut", time_ns, len(plans))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.decoder import Buffer, DecodeResult
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.transforms import Draws, Recipe
 
@@ -44,7 +44,7 @@ class PlanStager(Stager):
 
         count, sizes = len(recipes), np.stack([drawn.base_size for drawn in draws], axis=1)
         rows = np.zeros((len(buffers), count), ROW)
-        rows["kind"], rows["size"] = Kind.PLAN, sizes
+        rows["kind"], rows["size"] = RowKind.PLAN, sizes
         plans, places, rows["back"] = _native.plan_images(
             buffers,
             np.stack([drawn.source_box for drawn in draws], axis=1, dtype=np.float64),
@@ -65,10 +65,10 @@ class PlanStager(Stager):
             here = np.flatnonzero(left[row]).tolist()
             some = [recipes[view] for view in here], [draws[view] for view in here]
             pixels, results[row] = self._pixels(row, buffers, orientations, *some, first_rows)
-            rows["kind"][row, here] = Kind.PIXELS
+            rows["kind"][row, here] = RowKind.PIXELS
             if results[row].errors[0]:
                 here, pixels = list(range(count)), [b""] * count
-                rows["kind"][row] = Kind.FAILED
+                rows["kind"][row] = RowKind.FAILED
                 rows["back"][row] = 0
             for view, payload in zip(here, pixels, strict=True):
                 payloads[count * row + view] = payload

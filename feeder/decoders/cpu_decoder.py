@@ -25,7 +25,7 @@ from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
 
 if TYPE_CHECKING:
-    from feeder.decoders.pillow.decoder import PillowDecoder
+    from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 
 __all__ = ["CpuDecoder"]
 
@@ -69,7 +69,7 @@ class CpuDecoder(Decoder):
 
     @cached_property
     def _pillow(self) -> PillowDecoder:
-        from feeder.decoders.pillow.decoder import PillowDecoder  # many loaders never need it
+        from feeder.decoders.pillow.pillow_decoder import PillowDecoder  # many loaders never need it
 
         return PillowDecoder(max_pixels=self.max_pixels)
 

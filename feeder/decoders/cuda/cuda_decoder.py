@@ -12,11 +12,11 @@ import torch
 
 from feeder.decoders.cuda.batch import PlannedImages, upload
 from feeder.decoders.cuda.driver import load_kernels
-from feeder.decoders.cuda.stager import PlanStager
+from feeder.decoders.cuda.plan_stager import PlanStager
 from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.device.finisher import Finisher, Finishers
 from feeder.decoders.device.rows import join_rows
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
 from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
@@ -161,7 +161,7 @@ class CudaDecoder(TrainerDecoder):
                     errors[row] = LeftToCpu("a kernel left it to the CPU backend")
                 self.redone_images += len(left)
                 self.cuda_images += len(part.rows) - len(left)
-        self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == Kind.PIXELS))
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == RowKind.PIXELS))
         is_whole, done = not any(errors), []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
             done.append(self._view(staged.view(number), planned, number, view, finisher, is_whole, channels_last))
@@ -224,7 +224,7 @@ class CudaDecoder(TrainerDecoder):
 
     def _begin(self, staged: Staged) -> PlannedImages | None:
         """Queues the decode of a batch, whose payloads are read until that is done."""
-        planned = np.flatnonzero(staged.rows["kind"] == Kind.PLAN)
+        planned = np.flatnonzero(staged.rows["kind"] == RowKind.PLAN)
         if not len(planned):
             return None
         try:

@@ -17,7 +17,7 @@ from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, V
 from feeder.decoders.image_header import PILLOW_FORMATS, quiet_pillow
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.packed import is_packed, unpack
-from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
+from feeder.decoders.pillow.image_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype

@@ -17,7 +17,7 @@ from feeder.decoders.decoder import MAX_PIXELS, Buffer, check_options
 from feeder.decoders.device.finisher import Finishers
 from feeder.decoders.device.rows import join_rows
 from feeder.decoders.image_header import quiet_pillow
-from feeder.decoders.staged.staged import Kind, Staged, by_size
+from feeder.decoders.staged.staged import RowKind, Staged, by_size
 from feeder.decoders.staged.stager import Stager
 from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
 from feeder.decoders.tensors import to_device
@@ -35,11 +35,12 @@ class DaliDecoder(TrainerDecoder):
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
     :func:`feeder.decoders.gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
     :func:`feeder.decoders.gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run
-    before it as batched torch ops (:mod:`feeder.decoders.device.ops`), and noise is written after it. Images that DALI
-    does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged header or markers
-    are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the CPU, and the
-    pipeline is rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too. Damage inside the
-    compressed data that DALI conceals is not noticed.
+    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and noise is written after it.
+
+    Images that DALI does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged
+    header or markers are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the
+    CPU, and the pipeline is rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too.
+    Damage inside the compressed data that DALI conceals is not noticed.
 
     Args:
         max_pixels: Larger images are refused.
@@ -216,7 +217,7 @@ class DaliDecoder(TrainerDecoder):
                 parts.append((here, self._move(pixels)))
             whole.append(join_rows(parts, (len(staged), length), torch.uint8, self.device))
 
-        self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == Kind.PIXELS))
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors
 
     def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> list[torch.Tensor]:
