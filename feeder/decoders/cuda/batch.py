@@ -94,7 +94,8 @@ class PlannedImages:
         number = np.zeros(len(staged.rows), np.int64)
         number[planned[here]] = np.arange(len(here))
         self._planes = number[staged.owners[planned[here]]]
-        self._kernels, self._device = kernels, uploaded.memory.device
+        self._kernels = kernels
+        self._device = uploaded.memory.device
         self._plans = uploaded.memory
         plans = [uploaded.plans[i] for i in here.tolist()]
         self._batch = _native.CudaBatch(plans, uploaded.places[here], self._planes, self._bounds)
@@ -137,12 +138,14 @@ class PlannedImages:
                 stream.wait_event(self._decoded)
                 for memory in (self._tables, self._plans, self._scratch):
                     memory.record_stream(stream)
+
             out = torch.empty(
                 (len(rows), 3, *size),
                 dtype=getattr(torch, dtype),
                 device=self._device,
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format,
             )
+
             scale, bias = (None, None) if affine is None else affine
             resize = self._batch.finishing(
                 *self._addresses(),

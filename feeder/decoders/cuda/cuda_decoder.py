@@ -148,6 +148,7 @@ class CudaDecoder(TrainerDecoder):
         finishers = [self._finishers.of(view.recipe) for view in views]
         started = self._taken(staged)
         planned = self._begin(staged) if started is None else started.planned
+
         errors: list[DecodeError | None] = [None] * len(staged)
         if planned is not None:
             try:
@@ -162,6 +163,7 @@ class CudaDecoder(TrainerDecoder):
                 self.redone_images += len(left)
                 self.cuda_images += len(part.rows) - len(left)
         self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == RowKind.PIXELS))
+
         is_whole, done = not any(errors), []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
             done.append(self._view(staged.view(number), planned, number, view, finisher, is_whole, channels_last))

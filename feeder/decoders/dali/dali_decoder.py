@@ -84,8 +84,10 @@ class DaliDecoder(TrainerDecoder):
             raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
         if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
             raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
+
         is_draft = fidelity == "draft"
         fidelity = "fast" if is_draft else fidelity
+
         self.device = torch.device(device)
         import_dali()
         if self.device.type == "cuda":
@@ -94,6 +96,7 @@ class DaliDecoder(TrainerDecoder):
                 self.device = torch.device("cuda", torch.cuda.current_device())
         elif self.device.type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
+
         outliers = {} if outlier_pixels is None else {"outlier_pixels": outlier_pixels}
         if gpu_memory_limit_bytes is not None:
             fitting = gpu_memory_limit_bytes // PIXEL_BYTES
@@ -101,9 +104,11 @@ class DaliDecoder(TrainerDecoder):
         # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
         apart = self.device.type == "cpu"
         self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart, **outliers)
+
         self.memory_limit_bytes = gpu_memory_limit_bytes
         self.dali_images = self.cpu_images = self.redone_images = 0
-        self._threads, self._fidelity = threads, fidelity
+        self._threads = threads
+        self._fidelity = fidelity
         self._queue = DaliQueue(
             PipelineOptions(
                 device_id=self.device.index if self.device.type == "cuda" else None,
@@ -115,6 +120,7 @@ class DaliDecoder(TrainerDecoder):
             ),
             gpu_memory_limit_bytes,
         )
+
         self._finishers = Finishers(self.name, self.device)
         if self.device.type == "cuda":
             check_device(self.device.index)  # fails now, with the remedy
@@ -177,6 +183,7 @@ class DaliDecoder(TrainerDecoder):
             size = recipe.base_size or size
             sizes = np.array([size]) if padding is None or size is not None else padding.sizes
             lengths.append(3 * int(sizes.prod(axis=1).max()))
+
         pixels, errors = self._decode(staged, lengths)
         done = []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):

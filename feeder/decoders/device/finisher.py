@@ -38,7 +38,8 @@ class Finisher:
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._recipe, self._device = recipe, device
+        self._recipe = recipe
+        self._device = device
         self._first_fused = fused_from(recipe.rest)
         self._affine: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
 
@@ -82,11 +83,13 @@ class Finisher:
             # Mirroring after rows and columns were swapped is mirroring the other axis before.
             codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
             further = fused.tensors(self._device)
+
         if self._affine is None:
             affine = self._recipe.affine
             # Copied once, with a wait: a later call may be on another stream.
             scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
+
         result = gpu.normalize(
             images,
             size,
@@ -99,6 +102,7 @@ class Finisher:
             mix=None if later else mix,
             **further,
         )
+
         for erasing in later:
             erase(result, erasing)
         if later and mix is not None:

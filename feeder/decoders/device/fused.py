@@ -171,6 +171,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
     steps: list[npt.NDArray[np.uint8]] = []
     factors: list[npt.NDArray[np.float32]] = []
     erasings: list[Erasing] = []
+
     is_float = False
     for number, (op, params) in enumerate(zip(ops, drawn, strict=True)):
         if isinstance(op, ColorJitter):
@@ -186,6 +187,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
             erasings.append(_erase(op, params, ops[number + 1 :], is_float))
         elif not isinstance(op, TargetOp):
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
+
     in_kernel = int(bool(erasings) and erasings[0].value is not None)
     return FusedParameters(
         flip,

@@ -171,17 +171,20 @@ def finish_reference(
         values = values * scale
     if bias is not None:
         values = values + bias
+
     rows = torch.arange(height, device=pixels.device)[:, None]
     columns = torch.arange(width, device=pixels.device)[None, :]
     if erase is not None:
         top, left, bottom, right = (side[:, None, None] for side in erase.boxes.unbind(1))
         inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
         values = torch.where(inside[..., None], erase.value.to(values.dtype), values)
+
     if mix is not None:
         mixed = mix.lam * values + (1.0 - mix.lam) * values[mix.partner.long()]
         first_row, first_column, last_row, last_column = mix.box or (0, 0, height, width)
         within = (rows >= first_row) & (rows < last_row) & (columns >= first_column) & (columns < last_column)
         values = torch.where(within[..., None], mixed, values)
+
     out.copy_(values.permute(0, 3, 1, 2))
 
 

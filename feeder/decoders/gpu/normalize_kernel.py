@@ -204,6 +204,7 @@ def _elements_kernel(
     factor = by_channel(scale, channel, AFFINE)
     offset = by_channel(bias, channel, AFFINE)
     erased = by_channel(erase_value, channel, ERASE)
+
     for number in tl.static_range(IMAGES):
         image = tl.minimum(tl.program_id(1) * IMAGES + number, count - 1)  # past the last the same is done again
         start = images + image.to(tl.int64) * (HEIGHT * WIDTH * 3)
@@ -300,10 +301,12 @@ def launch(
         "HEIGHT": height, "WIDTH": width, "NCHW": layout == "nchw", "TURN": turn is not None,
         "AFFINE": scales is not None, "ERASE": erase is not None, **COMPILE,
     }  # fmt: skip
+
     if channels_last and color is None and mix is None:
         grid = (triton.cdiv(3 * height * width, _BLOCK), triton.cdiv(len(images), _IMAGES))
         _elements_kernel[grid](images, out, len(images), *shared, *erasing, BLOCK=_BLOCK, IMAGES=_IMAGES, **flags)
         return
+
     steps = on_device(None if color is None else color.steps, torch.int32, images)
     factors = on_device(None if color is None else color.factors, torch.float32, images)
     if color is not None and mean is None:

@@ -129,6 +129,7 @@ class Ragged:
                 f"addresses must be int64 [{count}], sizes [{count}, 2], source and support [{count}, 4], got "
                 f"{self.addresses.dtype} {shapes}"
             )
+
         sizes, limits = self.sizes.long(), support.long()
         inside = (limits[:, :2] >= 0).all(1) & (limits[:, :2] < limits[:, 2:]).all(1)
         inside &= (limits[:, 2:] <= sizes.flip(1)).all(1) & (self.addresses != 0)

@@ -193,6 +193,7 @@ class PillowDecoder(Decoder):
                 else:
                     current = _through_table(current, _table(values))
                 continue
+
             for op, params in group:
                 sample = {name: column[row] for name, column in params.items()}
                 if isinstance(current, np.ndarray):

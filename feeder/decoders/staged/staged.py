@@ -146,6 +146,7 @@ class Staged:
         count *= views
         if count * ROW.itemsize > len(memory):
             raise ArgumentError(f"{count} staged rows take {count * ROW.itemsize} bytes, the slot has {len(memory)}")
+
         left_over = left_over or {}
         rows = memory[: count * ROW.itemsize].view(ROW)
         whole, payloads = memory.data, list[Buffer]()

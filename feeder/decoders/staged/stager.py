@@ -63,7 +63,8 @@ class Stager:
         self.max_pixels = max_pixels
         self.outlier_pixels = outlier_pixels
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
-        self._cuts, self._apart = fidelity == "fast", apart
+        self._cuts = fidelity == "fast"
+        self._apart = apart
         self._here: Decoder | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,6 +227,7 @@ class Stager:
             from feeder import _native
         except ImportError:
             return _whole(data, rows)
+
         apart = len(rows) > 1 and self._apart and _areas(rows["window"]).sum() < _areas(_around(rows["window"]))
         jpegs: list[Buffer] = []
         for group in np.split(rows, len(rows)) if apart else [rows]:
@@ -239,6 +241,7 @@ class Stager:
                 raise DecodeError("JPEG: its rows are not where the index says")
             if cut is None or not self._cuts:
                 return None if unsound else _whole(data, rows)
+
             smaller, x, y = cut
             group["decoded"] = window - (x, y, x, y)
             group["window"] -= (x, y, x, y)
