@@ -108,18 +108,16 @@ def normalize(batch: int, repeats: int) -> list[dict[str, Any]]:
 
 def resize(batch: int, repeats: int) -> list[dict[str, Any]]:
     rows = []
-    scale, bias = parameters()
     for height, width in ((320, 320), (480, 640)):
         sources = [torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, device="cuda") for _ in range(batch)]
         images = gpu.Ragged.of(sources)
         box = torch.tensor([[0, 0, width, height]] * batch)
-        options: dict[str, Any] = {"scale": scale, "bias": bias, "dtype": torch.float16, "channels_last": True}
-        found = gpu.crop_resize(images, box.double(), box, SIZE, using="triton", **options)
-        expected = gpu.crop_resize(images, box.double(), box, SIZE, using="torch", **options)
-        torch.testing.assert_close(found, expected, rtol=2.0**-9, atol=1e-3)
+        found = gpu.crop_resize(images, box.double(), box, SIZE, using="triton", channels_last=True)
+        expected = gpu.crop_resize(images, box.double(), box, SIZE, using="torch", channels_last=True)
+        torch.testing.assert_close(found.int(), expected.int(), rtol=0, atol=1)
 
         def run(_: int, images: gpu.Ragged = images, box: torch.Tensor = box) -> torch.Tensor:
-            return gpu.crop_resize(images, box.double(), box, SIZE, using="triton", **options)  # noqa: B023
+            return gpu.crop_resize(images, box.double(), box, SIZE, using="triton", channels_last=True)
 
         seconds = timed(run, repeats, 5, graph=False)
         rate = batch / statistics.median(seconds)

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from feeder.decoders import gpu
 from feeder.errors import ArgumentError
 from tests.support import gpu_oracle as oracle
 from tests.support.conformance import decode, encode, natural_image
-from tests.support.gpu_oracle import BIAS, SCALE, USING
+from tests.support.gpu_oracle import USING
 
 SIZE = (12, 17)
 IMAGES = [natural_image(k, *size) for k, size in enumerate(((40, 61), (9, 7), (64, 30), (13, 90), (1, 1)))]
@@ -30,7 +29,6 @@ SOURCE: list[list[float]] = [
     [11.5, 4, 89, 12.5],
     [0, 0, 1, 1],
 ]
-TURNS = [0, 1, 6, 5, 7]
 
 
 def ragged(device: torch.device) -> gpu.Ragged:
@@ -41,41 +39,22 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(SOURCE, dtype=torch.float64), torch.tensor(SUPPORT)
 
 
-def expected_pixels(turns: list[int]) -> list[Any]:
-    return [
-        oracle.turn(oracle.resize(image, source, support, SIZE[::-1] if code & 4 else SIZE), code)
-        for image, source, support, code in zip(IMAGES, SOURCE, SUPPORT, turns, strict=True)
-    ]
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("using", USING)
-def test_resized_turned_normalized_and_erased(using: str, channels_last: bool, device: torch.device) -> None:
-    erase = [(0, 0, 3, 4), (0, 0, 0, 0), (11, 16, 12, 17), (2, 2, 9, 9), (0, 0, 0, 0)]
-    value = np.array([1.0, 2.0, 3.0], np.float32)
-    found = gpu.crop_resize(
-        ragged(device), *tensors(), SIZE, scale=torch.from_numpy(SCALE).to(device),
-        bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last, turn=torch.tensor(TURNS, device=device),
-        erase=gpu.Erase(torch.tensor(erase, device=device), torch.from_numpy(value).to(device)), using=using,
-    )  # fmt: skip
+def test_resized_pixels_are_exact_before_they_are_rounded(
+    using: str, channels_last: bool, device: torch.device
+) -> None:
+    found = gpu.crop_resize(ragged(device), *tensors(), SIZE, channels_last=channels_last, using=using)
+    assert found.dtype == torch.uint8
     assert found.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    expected = oracle.finish(expected_pixels(TURNS), SCALE, BIAS, erase, value)
-    assert np.abs(found.cpu().double().numpy() - expected).max() <= 0.01 * SCALE.max()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.uint8])
-@pytest.mark.parametrize("using", USING)
-def test_every_dtype_is_the_pixels_rounded_to_it(using: str, dtype: torch.dtype, device: torch.device) -> None:
-    found = gpu.crop_resize(ragged(device), *tensors(), SIZE, dtype=dtype, using=using)
-    assert found.dtype == dtype
-    expected = np.stack(expected_pixels([0] * 5)).transpose(0, 3, 1, 2)
-    unit = {torch.float16: 2.0**-11 * 256, torch.bfloat16: 2.0**-8 * 256, torch.uint8: 0.5}[dtype]
-    assert np.abs(found.cpu().double().numpy() - expected).max() <= unit + 0.01
+    boxes = zip(IMAGES, SOURCE, SUPPORT, strict=True)
+    expected = np.stack([oracle.resize(image, source, support, SIZE) for image, source, support in boxes])
+    assert np.abs(found.permute(0, 2, 3, 1).cpu().double().numpy() - expected).max() <= 0.5 + 0.01
 
 
 @pytest.mark.parametrize("using", USING)
 def test_pixels_are_pillows_to_a_level(using: str, device: torch.device) -> None:
-    found = gpu.crop_resize(ragged(device), *tensors(), SIZE, dtype=torch.uint8, using=using)
+    found = gpu.crop_resize(ragged(device), *tensors(), SIZE, using=using)
     for row, (image, source, (left, top, right, bottom)) in enumerate(zip(IMAGES, SOURCE, SUPPORT, strict=True)):
         box = (source[0] - left, source[1] - top, source[2] - left, source[3] - top)
         cropped = Image.fromarray(image[top:bottom, left:right])

@@ -62,7 +62,7 @@ def resize_crops(
         places = torch.from_numpy(addresses[here]), torch.from_numpy(sizes[here])
         crops = gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
         boxes = torch.from_numpy(source[here]), torch.from_numpy(support[here])
-        done = gpu.crop_resize(crops, *boxes, size, dtype=torch.uint8, channels_last=True)
+        done = gpu.crop_resize(crops, *boxes, size, channels_last=True)
         resized.append((here, done.permute(0, 2, 3, 1).reshape(len(here), -1)))
     longest = max(flat.shape[1] for _, flat in resized)
     return join_rows(resized, (len(rows), longest), torch.uint8, device)

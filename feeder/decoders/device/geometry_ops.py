@@ -208,4 +208,4 @@ def resize(images: torch.Tensor, windows: npt.NDArray[np.int64], size: tuple[int
         return images
     stored = gpu.Ragged.of(images.permute(0, 2, 3, 1).contiguous().unbind())
     boxes = torch.from_numpy(windows)
-    return gpu.crop_resize(stored, boxes.double(), boxes, size, dtype=torch.uint8)
+    return gpu.crop_resize(stored, boxes.double(), boxes, size)

@@ -10,18 +10,7 @@ import triton.language as tl
 
 from feeder.decoders.gpu.parameters import Color, Erase, Mix
 
-__all__ = [
-    "COMPILE",
-    "affine_of",
-    "finish_value",
-    "inside_box",
-    "launch",
-    "launch_gray_sum",
-    "on_device",
-    "or_nothing",
-    "store_pixel",
-    "turned",
-]
+__all__ = ["COMPILE", "launch", "launch_gray_sum", "on_device", "store_pixel"]
 
 _BLOCK = 1024
 # Four per thread: with more, each of a warp's loads of NHWC bytes touches more cache lines, and registers run out.
@@ -288,7 +277,7 @@ def launch(
     erase: Erase | None,
     mix: Mix | None,
 ) -> None:
-    """Launches kernel 1 on the current stream; arguments as in ``normalize_reference``."""
+    """Launches kernel 1 on the current stream; arguments as in ``normalize``."""
     height, width = size
     scales, biases = affine_of(scale, bias, images)
     turns = on_device(turn, torch.int32, images)
