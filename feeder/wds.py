@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import get_worker_info
 
+from feeder.decoders.decode import check_backend, check_recipe, decode_named
 from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
-from feeder.decoders.images import check_backend, check_recipe, decode_named
 from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import check_range

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
 from feeder.decoders.image_header import ImageInfo, image_info
+from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
 from feeder.shard.format.index import NUMBER_FIELDS
 from feeder.shard.format.index_file import INDEX_NAME

@@ -29,9 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.open_files import OpenFile, OpenFiles, read_into
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
 from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
+from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.index import Index, Rows

@@ -22,7 +22,7 @@ from torch.utils.data import RandomSampler, Subset, get_worker_info
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.decoder import TrainerDecoder
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import setup

@@ -212,25 +212,25 @@ def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_op
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from feeder import _native
-    from feeder.decoders.native import CpuDecoder
+    from feeder.decoders.cpu_decoder import CpuDecoder
 
     recipe = Compose([RandomResizedCrop(8), Normalize([0.5] * 3, [0.25] * 3)])
     dataset = ShardDataset(write_shards(tmp_path, 8, jpegs=True), recipe)
     loader = DataLoader(dataset, _BATCH, backend="cpu", device="cpu")
     made: list[bytes] = []
     dtypes: list[Any] = []
-    transcode, original = _native.transcode, CpuDecoder.decode_views
+    transcode, original = _native.transcode, CpuDecoder.decode
     monkeypatch.setattr("feeder.tools.headroom.headroom.step_rate", lambda step, batch, seconds: 1e9)
     monkeypatch.setattr(
         _native, "transcode", lambda data, **options: made.append(transcode(data, **options)) or made[-1]
     )
 
-    def decode_views(self: CpuDecoder, buffers: Any, orientations: Any, views: Any, *arguments: Any) -> Any:
+    def decode(self: CpuDecoder, buffers: Any, orientations: Any, views: Any, *arguments: Any) -> Any:
         if list(buffers) == made:
             dtypes.extend(view.out.dtype for view in views)
         return original(self, buffers, orientations, views, *arguments)
 
-    monkeypatch.setattr(CpuDecoder, "decode_views", decode_views)
+    monkeypatch.setattr(CpuDecoder, "decode", decode)
     feeder.headroom(loader, lambda batch: None, seconds=0.1)
     assert made
     assert dtypes

@@ -20,7 +20,7 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.target_values import targets_in
-from feeder.decoders.decoder import TrainerDecoder
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.batch_sizes import SIZE_IDENTITY, BatchSizes

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.transforms.native_draws import base_ops

@@ -247,7 +247,6 @@ class Work:
                     self._replace(part, row, error)
 
         for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
-            report.clipped, report.slow = report.clipped + sink.clipped, report.slow + sink.slow
             for place, data in sink.close().items():
                 row, which = divmod(place, of.stop - of.start)
                 report.left_over[number, row, which] = bytes(data)
@@ -374,15 +373,15 @@ class Work:
 
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         sizes = encoded.sizes
-        errors = _add(sink, encoded, rows, draws)
-
+        errors = _add(report, sink, encoded, rows, draws)
         if encoded.first_rows is not None:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 beat()
                 encoded = self._read(ids[again], report)
-                for row, error in zip(again, _add(sink, encoded, rows[again], _take(draws, again)), strict=True):
+                found = _add(report, sink, encoded, rows[again], _take(draws, again))
+                for row, error in zip(again, found, strict=True):
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
@@ -441,7 +440,7 @@ class Work:
             unread = encoded.errors
             encoded.errors = [earlier or error for earlier, error in zip(errors, unread, strict=True)]
             draws = image.draw(part.recipes[of], drawing.draws, drawing.keys, encoded.sizes)
-            for row, error in enumerate(_add(sink, encoded, rows, draws)):
+            for row, error in enumerate(_add(part.report, sink, encoded, rows, draws)):
                 if error is not None and errors[row] is None:
                     errors[row] = image.named(error) if unread[row] is None else error
             part.report.encoded_bytes += sum(map(len, encoded.buffers))
@@ -541,14 +540,18 @@ def _take(views: tuple[Draws, ...], rows: list[int]) -> tuple[Draws, ...]:
 
 
 def _add(
-    sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
+    report: PartReport, sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
 ) -> list[DecodeError | None]:
-    """Gives samples that were read to the sink; returns an error or None for each."""
+    """Gives samples that were read to the sink, and counts them; returns an error or None for each."""
     errors = list(encoded.errors)
-    if not any(errors):
-        return sink.add(rows, encoded, draws)
     good = [row for row, error in enumerate(errors) if error is None]
-    if good:
-        for row, error in zip(good, sink.add(rows[good], encoded.take(good), _take(draws, good)), strict=True):
-            errors[row] = error
+    if not good:
+        return errors
+    if len(good) < len(errors):
+        rows, encoded, draws = rows[good], encoded.take(good), _take(draws, good)
+    result = sink.add(rows, encoded, draws)
+    report.clipped += result.clipped
+    report.slow += result.slow
+    for row, error in zip(good, result.errors, strict=True):
+        errors[row] = error
     return errors

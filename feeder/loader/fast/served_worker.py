@@ -11,7 +11,7 @@ import feeder.dataset.shard_reader
 from feeder.loader.fast.fast_worker import work_loop
 
 with contextlib.suppress(ImportError):  # it was not built
-    import feeder.decoders.native
+    import feeder.decoders.cpu_decoder
     import feeder.loader.fast.part_runner  # noqa: F401
 
 __all__ = ["work_loop"]

@@ -11,10 +11,11 @@ import torch
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
 from feeder.dataset.target_values import in_padded_batches
-from feeder.decoders.decoder import Decoder, TrainerDecoder
+from feeder.decoders.decoder import Decoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes

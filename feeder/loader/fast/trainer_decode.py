@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder.decoders.decoder import LeftToCpu, Padding, StagedView
 from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import DecodeError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.sample_maker import Work
@@ -25,8 +25,9 @@ from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
-    from feeder._gpu import Mix
-    from feeder.decoders.decoder import Buffer, TrainerDecoder
+    from feeder.decoders.decoder import Buffer
+    from feeder.decoders.gpu import Mix
+    from feeder.decoders.staged.trainer_decoder import TrainerDecoder
     from feeder.transforms import Recipe
     from feeder.transforms.mixing import Mixing
     from feeder.transforms.pad_to_batch import PadToBatch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.decoder import MAX_PIXELS, View
 from feeder.decoders.image_header import (
     EXIF_HEAD,
     PILLOW_FORMATS,
@@ -219,10 +219,12 @@ class Encoder:
     def _load(self, data: bytes, info: ImageInfo) -> bool:
         """Decodes an image as a loader would; returns True if it is clipped."""
         draws = _LOOK.draw(0, 0, np.zeros(1, np.int64), np.array([[info.height_px, info.width_px]], np.int32))
-        (error,) = self._decoder.decode([data], np.ones(1, np.uint8), _LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
+        view = View(_LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
+        result = self._decoder.decode([data], np.ones(1, np.uint8), [view])
+        (error,) = result.errors
         if error is not None:
             raise ValueError(f"damaged or unsupported {info.extension}: {error.reason}")
-        return self._decoder.clipped > 0
+        return result.clipped > 0
 
 
 def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> EncodedImage:

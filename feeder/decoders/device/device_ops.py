@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from feeder import transforms as T
-from feeder.decoders.device import color, geometry
+from feeder.decoders.device import color, geometry_ops
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import fused_from, fused_parameters
 from feeder.decoders.device.rows import change_rows, per_image
@@ -180,7 +180,7 @@ def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tens
             elif AUGMENTATIONS[number] == "Rotate":
                 warped.append((row, rotation_matrix(width, height, magnitude)))
         chosen, matrices = np.array([row for row, _ in warped], np.int64), [matrix for _, matrix in warped]
-        geometry.warp(images, chosen, _matrices(matrices), op.interpolation, op.fill)
+        geometry_ops.warp(images, chosen, _matrices(matrices), op.interpolation, op.fill)
         for number in np.unique(kinds).tolist():
             rows = np.flatnonzero(kinds == number)
             _augment_once(images, rows, AUGMENTATIONS[number], magnitudes[rows])
@@ -216,14 +216,14 @@ def _affine(images: torch.Tensor, op: T.RandomAffine, params: Params) -> torch.T
             strict=True,
         )
     ]
-    geometry.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
+    geometry_ops.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
     return images
 
 
 def _rotate(images: torch.Tensor, op: T.RandomRotation, params: Params) -> torch.Tensor:
     height, width = images.shape[2:]
     matrices = [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
-    geometry.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
+    geometry_ops.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
     return images
 
 
@@ -233,19 +233,19 @@ def _tilt(images: torch.Tensor, op: T.RandomPerspective, params: Params) -> torc
     found = [perspective_matrix(width, height, corners) for corners in params["corners"][rows].tolist()]
     chosen = rows[[matrix is not None for matrix in found]]
     matrices = np.array([matrix for matrix in found if matrix is not None], np.float64).reshape(-1, 8)
-    geometry.warp(images, chosen, matrices, op.interpolation, op.fill)
+    geometry_ops.warp(images, chosen, matrices, op.interpolation, op.fill)
     return images
 
 
 def _pad(images: torch.Tensor, op: T.Pad, params: Params) -> torch.Tensor:
-    return geometry.pad(images, op.padding, op.fill, op.padding_mode)
+    return geometry_ops.pad(images, op.padding, op.fill, op.padding_mode)
 
 
 def _crop(images: torch.Tensor, op: T.RandomCrop | T.CenterCrop, params: Params) -> torch.Tensor:
     if isinstance(op, T.RandomCrop) and "padding" in params:  # the same for all, as the images are of one size
         left, top, right, bottom = params["padding"][0].tolist()
-        images = geometry.pad(images, (left, top, right, bottom), op.fill, op.padding_mode)
-    return geometry.crop(images, params["top"], params["left"], op.size)
+        images = geometry_ops.pad(images, (left, top, right, bottom), op.fill, op.padding_mode)
+    return geometry_ops.crop(images, params["top"], params["left"], op.size)
 
 
 def _resize(images: torch.Tensor, op: T.Resize | T.RandomResizedCrop, params: Params) -> torch.Tensor:
@@ -254,7 +254,7 @@ def _resize(images: torch.Tensor, op: T.Resize | T.RandomResizedCrop, params: Pa
     if "top" in params:
         top, left = params["top"], params["left"]
         windows = np.stack([left, top, left + params["width"], top + params["height"]], axis=1)
-    return geometry.resize(images, windows, size)
+    return geometry_ops.resize(images, windows, size)
 
 
 def _nothing(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""feeder's fused GPU ops: each a Triton kernel beside its torch reference. Installed as ``feeder._gpu``.
+"""feeder's fused GPU ops: each a Triton kernel beside its torch reference.
 
 Importing it needs torch; the kernels need Triton and a CUDA device, or Triton's interpreter (``TRITON_INTERPRET=1``),
 which runs them on CPU tensors. Without Triton the references do the work.
@@ -6,10 +6,10 @@ which runs them on CPU tensors. Without Triton the references do the work.
 
 from __future__ import annotations
 
-from feeder._gpu.dispatch import has_triton
-from feeder._gpu.normalize import gray_mean, normalize
-from feeder._gpu.parameters import BRIGHTNESS, CONTRAST, SATURATION, Color, Erase, Mix
-from feeder._gpu.resize import Ragged, crop_resize
+from feeder.decoders.gpu.dispatch import has_triton
+from feeder.decoders.gpu.normalize import gray_mean, normalize
+from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, SATURATION, Color, Erase, Mix, Ragged
+from feeder.decoders.gpu.resize import crop_resize
 
 __all__ = [
     "BRIGHTNESS",

@@ -6,11 +6,11 @@ import math
 
 import torch
 
-from feeder._gpu.dispatch import launching_on, runs_triton
-from feeder._gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
+from feeder.decoders.gpu.dispatch import launching_on, runs_triton
+from feeder.decoders.gpu.parameters import BRIGHTNESS, CONTRAST, Color, Erase, Mix, output_tensor
 from feeder.errors import ArgumentError
 
-__all__ = ["finish_reference", "gray_mean", "mean_level", "normalize", "normalize_reference", "stored_reference"]
+__all__ = ["gray_mean", "normalize"]
 
 _LAYOUTS = ("nhwc", "nchw")
 
@@ -75,12 +75,12 @@ def normalize(
     if color is not None and color.has_contrast:
         mean = gray_mean(images, size, color, layout=layout, using=using)
     if runs_triton(images.device, using):
-        from feeder._gpu.normalize_kernel import launch
+        from feeder.decoders.gpu.normalize_kernel import launch
 
         with launching_on(images.device):
             launch(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
     else:
-        normalize_reference(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
+        _reference(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
     return out
 
 
@@ -100,22 +100,22 @@ def gray_mean(
         using: As in :func:`normalize`.
     """
     if runs_triton(images.device, using):
-        from feeder._gpu.normalize_kernel import launch_gray_mean
+        from feeder.decoders.gpu.normalize_kernel import launch_gray_sum
 
         with launching_on(images.device):
-            return launch_gray_mean(images, size, color, layout)
+            return _mean_level(launch_gray_sum(images, size, color, layout), math.prod(size))
     # A turn moves pixels and does not change the mean.
-    pixels = stored_reference(images, size, layout)
+    pixels = _stored(images, size, layout)
     mean = torch.zeros(len(pixels), device=images.device)
     for column in range(color.steps.shape[1]):
         here = color.steps[:, column] == CONTRAST
         if bool(here.any()):
-            mean = torch.where(here, mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
+            mean = torch.where(here, _mean_level(_gray(pixels).sum((1, 2)), math.prod(size)), mean)
         pixels = _step(pixels, color, column, mean)
     return mean
 
 
-def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
+def _mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the mean of ``count`` whole numbers with these sums (int64), rounded half up, float32.
 
     Computed in whole numbers: on a GPU torch multiplies by the reciprocal, so that some halves would be rounded down.
@@ -123,7 +123,7 @@ def mean_level(sums: torch.Tensor, count: int) -> torch.Tensor:
     return torch.div(2 * sums + count, 2 * count, rounding_mode="floor").float()
 
 
-def normalize_reference(
+def _reference(
     images: torch.Tensor,
     size: tuple[int, int],
     out: torch.Tensor,
@@ -142,10 +142,10 @@ def normalize_reference(
         nothing = torch.zeros(len(pixels), device=images.device)
         for column in range(color.steps.shape[1]):
             pixels = _step(pixels, color, column, nothing if mean is None else mean)
-    finish_reference(pixels, out, scale, bias, erase, mix)
+    _finish(pixels, out, scale, bias, erase, mix)
 
 
-def finish_reference(
+def _finish(
     pixels: torch.Tensor,
     out: torch.Tensor,
     scale: torch.Tensor | None,
@@ -171,21 +171,24 @@ def finish_reference(
         values = values * scale
     if bias is not None:
         values = values + bias
+
     rows = torch.arange(height, device=pixels.device)[:, None]
     columns = torch.arange(width, device=pixels.device)[None, :]
     if erase is not None:
         top, left, bottom, right = (side[:, None, None] for side in erase.boxes.unbind(1))
         inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
         values = torch.where(inside[..., None], erase.value.to(values.dtype), values)
+
     if mix is not None:
         mixed = mix.lam * values + (1.0 - mix.lam) * values[mix.partner.long()]
         first_row, first_column, last_row, last_column = mix.box or (0, 0, height, width)
         within = (rows >= first_row) & (rows < last_row) & (columns >= first_column) & (columns < last_column)
         values = torch.where(within[..., None], mixed, values)
+
     out.copy_(values.permute(0, 3, 1, 2))
 
 
-def stored_reference(images: torch.Tensor, size: tuple[int, int], layout: str) -> torch.Tensor:
+def _stored(images: torch.Tensor, size: tuple[int, int], layout: str) -> torch.Tensor:
     """Returns images without a turn, as uint8 [N, H, W, 3]."""
     if layout == "nhwc":
         return images.reshape(len(images), *size, 3)
@@ -195,13 +198,13 @@ def stored_reference(images: torch.Tensor, size: tuple[int, int], layout: str) -
 def _turned(images: torch.Tensor, size: tuple[int, int], layout: str, turn: torch.Tensor | None) -> torch.Tensor:
     """Returns turned images, uint8 [N, H, W, 3]."""
     if turn is None:
-        return stored_reference(images, size, layout)
+        return _stored(images, size, layout)
     result = torch.empty((len(images), *size, 3), dtype=torch.uint8, device=images.device)
     for code in range(8):
         rows = (turn == code).nonzero().flatten()
         if len(rows) == 0:
             continue
-        stored = stored_reference(images[rows], size[::-1] if code & 4 else size, layout)
+        stored = _stored(images[rows], size[::-1] if code & 4 else size, layout)
         mirrored = [axis for bit, axis in ((1, 2), (2, 1)) if code & bit]
         upright = stored.flip(mirrored) if mirrored else stored
         result[rows] = upright.transpose(1, 2) if code & 4 else upright

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decoders.decoder import Buffer
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.decoder import Buffer, DecodeResult
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.staged.stager import Stager
-from feeder.errors import DecodeError
 from feeder.transforms import Draws, Recipe
 
 __all__ = ["PlanStager"]
@@ -31,22 +30,21 @@ class PlanStager(Stager):
         """True: a plan needs only the rows of the crop."""
         return True
 
-    def stage_views(
+    def stage(
         self,
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> tuple[Staged, list[DecodeError | None]]:
-        """Plans N images; see :meth:`Stager.stage_views`. Of views that lie close together the first one's plan has the
+    ) -> tuple[Staged, DecodeResult]:
+        """Plans N images; see :meth:`Stager.stage`. Of views that lie close together the first one's plan has the
         segments or lines of all of them."""
         from feeder import _native
 
-        self.clipped = self.slow = 0
         count, sizes = len(recipes), np.stack([drawn.base_size for drawn in draws], axis=1)
         rows = np.zeros((len(buffers), count), ROW)
-        rows["kind"], rows["size"] = Kind.PLAN, sizes
+        rows["kind"], rows["size"] = RowKind.PLAN, sizes
         plans, places, rows["back"] = _native.plan_images(
             buffers,
             np.stack([drawn.source_box for drawn in draws], axis=1, dtype=np.float64),
@@ -60,19 +58,18 @@ class PlanStager(Stager):
         )
         memory, bounds = plans.data, places.tolist()
         payloads: list[Buffer] = [memory[a:b] for a, b in itertools.pairwise(bounds)]
-        errors: list[DecodeError | None] = [None] * len(buffers)
+        results = [DecodeResult([None])] * len(buffers)
         too_large = (sizes.prod(axis=2) > self.max_pixels).any(axis=1)
         left = (np.diff(places) == 0).reshape(rows.shape) | too_large[:, None]
         for row in np.flatnonzero(left.any(axis=1)).tolist():
             here = np.flatnonzero(left[row]).tolist()
             some = [recipes[view] for view in here], [draws[view] for view in here]
-            try:
-                pixels = self._pixels(row, buffers, orientations, *some, first_rows)
-                rows["kind"][row, here] = Kind.PIXELS
-            except DecodeError as error:
-                here, errors[row] = list(range(count)), error
-                pixels = [b""] * count
-                rows["kind"][row], rows["back"][row] = Kind.FAILED, 0
+            pixels, results[row] = self._pixels(row, buffers, orientations, *some, first_rows)
+            rows["kind"][row, here] = RowKind.PIXELS
+            if results[row].errors[0]:
+                here, pixels = list(range(count)), [b""] * count
+                rows["kind"][row] = RowKind.FAILED
+                rows["back"][row] = 0
             for view, payload in zip(here, pixels, strict=True):
                 payloads[count * row + view] = payload
-        return Staged(rows.reshape(-1), payloads, count), errors
+        return Staged(rows.reshape(-1), payloads, count), DecodeResult.join(results)

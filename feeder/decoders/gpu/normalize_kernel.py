@@ -8,21 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from feeder._gpu.normalize import mean_level
-from feeder._gpu.parameters import Color, Erase, Mix
+from feeder.decoders.gpu.parameters import Color, Erase, Mix
 
-__all__ = [
-    "COMPILE",
-    "affine_of",
-    "finish_value",
-    "inside_box",
-    "launch",
-    "launch_gray_mean",
-    "on_device",
-    "or_nothing",
-    "store_pixel",
-    "turned",
-]
+__all__ = ["COMPILE", "launch", "launch_gray_sum", "on_device", "store_pixel"]
 
 _BLOCK = 1024
 # Four per thread: with more, each of a warp's loads of NHWC bytes touches more cache lines, and registers run out.
@@ -205,6 +193,7 @@ def _elements_kernel(
     factor = by_channel(scale, channel, AFFINE)
     offset = by_channel(bias, channel, AFFINE)
     erased = by_channel(erase_value, channel, ERASE)
+
     for number in tl.static_range(IMAGES):
         image = tl.minimum(tl.program_id(1) * IMAGES + number, count - 1)  # past the last the same is done again
         start = images + image.to(tl.int64) * (HEIGHT * WIDTH * 3)
@@ -288,7 +277,7 @@ def launch(
     erase: Erase | None,
     mix: Mix | None,
 ) -> None:
-    """Launches kernel 1 on the current stream; arguments as in ``normalize_reference``."""
+    """Launches kernel 1 on the current stream; arguments as in ``normalize``."""
     height, width = size
     scales, biases = affine_of(scale, bias, images)
     turns = on_device(turn, torch.int32, images)
@@ -301,10 +290,12 @@ def launch(
         "HEIGHT": height, "WIDTH": width, "NCHW": layout == "nchw", "TURN": turn is not None,
         "AFFINE": scales is not None, "ERASE": erase is not None, **COMPILE,
     }  # fmt: skip
+
     if channels_last and color is None and mix is None:
         grid = (triton.cdiv(3 * height * width, _BLOCK), triton.cdiv(len(images), _IMAGES))
         _elements_kernel[grid](images, out, len(images), *shared, *erasing, BLOCK=_BLOCK, IMAGES=_IMAGES, **flags)
         return
+
     steps = on_device(None if color is None else color.steps, torch.int32, images)
     factors = on_device(None if color is None else color.factors, torch.float32, images)
     if color is not None and mean is None:
@@ -319,8 +310,11 @@ def launch(
     )  # fmt: skip
 
 
-def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, layout: str) -> torch.Tensor:
-    """Launches the reduction before a contrast step. Sums are whole numbers, so their order does not matter."""
+def launch_gray_sum(images: torch.Tensor, size: tuple[int, int], color: Color, layout: str) -> torch.Tensor:
+    """Launches the reduction before a contrast step: the sum of each image's gray levels, int64 [N].
+
+    Sums are whole numbers, so their order does not matter.
+    """
     pixels = size[0] * size[1]
     sums = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     _gray_sum_kernel[(triton.cdiv(pixels, _BLOCK), len(images))](
@@ -328,4 +322,4 @@ def launch_gray_mean(images: torch.Tensor, size: tuple[int, int], color: Color, 
         on_device(color.factors, torch.float32, images), NCHW=layout == "nchw", STEPS=color.steps.shape[1],
         BLOCK=_BLOCK, **COMPILE,
     )  # fmt: skip
-    return mean_level(sums, pixels)
+    return sums

@@ -6,18 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from feeder._gpu.normalize_kernel import (
-    COMPILE,
-    affine_of,
-    finish_value,
-    inside_box,
-    on_device,
-    or_nothing,
-    store_pixel,
-    turned,
-)
-from feeder._gpu.parameters import Erase
-from feeder._gpu.resize import Ragged
+from feeder.decoders.gpu.normalize_kernel import COMPILE, on_device, store_pixel
+from feeder.decoders.gpu.parameters import Ragged
 
 __all__ = ["launch"]
 
@@ -26,32 +16,21 @@ _BLOCK = 128
 
 @triton.jit
 def _crop_resize_kernel(
-    out, places, sources, scale, bias, turns, boxes, erase_value,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TURN: tl.constexpr, AFFINE: tl.constexpr, ERASE: tl.constexpr,
-    ROUND: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    out, places, sources, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr
+):
     """``places`` has, for each image, its support's address, the image's width, and the support's width and height."""
     image = tl.program_id(1)
     pixel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = pixel < HEIGHT * WIDTH
-    y = pixel // WIDTH
-    x = pixel % WIDTH
-    row, column = y, x
-    stored_height, stored_width = HEIGHT, WIDTH
-    if TURN:
-        turn = tl.load(turns + image).to(tl.int32)
-        origin, per_y, per_x = turned(turn, HEIGHT, WIDTH)
-        stored = origin + per_y * y + per_x * x
-        stored_height = tl.where((turn & 4) != 0, WIDTH, HEIGHT)
-        stored_width = tl.where((turn & 4) != 0, HEIGHT, WIDTH)
-        row, column = stored // stored_width, stored % stored_width
+    row = pixel // WIDTH
+    column = pixel % WIDTH
 
     support_width = tl.load(places + image * 4 + 2).to(tl.int32)
     support_height = tl.load(places + image * 4 + 3).to(tl.int32)
     left = tl.load(sources + image * 4)
     top = tl.load(sources + image * 4 + 1)
-    step_x = (tl.load(sources + image * 4 + 2) - left) / stored_width
-    step_y = (tl.load(sources + image * 4 + 3) - top) / stored_height
+    step_x = (tl.load(sources + image * 4 + 2) - left) / WIDTH
+    step_y = (tl.load(sources + image * 4 + 3) - top) / HEIGHT
     reach_x = tl.maximum(step_x, 1.0)
     reach_y = tl.maximum(step_y, 1.0)
     slope_x = 1.0 / reach_x  # a division for each tap would be a fifth of the loop
@@ -93,48 +72,28 @@ def _crop_resize_kernel(
             green += weight * tl.load(place + 1, mask=good, other=0).to(tl.float32)
             blue += weight * tl.load(place + 2, mask=good, other=0).to(tl.float32)
     total = tl.where(mask, total_y * total_x, 1.0)
-    red = red / total
-    green = green / total
-    blue = blue / total
-    if ROUND:
-        red = tl.minimum(tl.floor(red + 0.5), 255.0)
-        green = tl.minimum(tl.floor(green + 0.5), 255.0)
-        blue = tl.minimum(tl.floor(blue + 0.5), 255.0)
-    inside = mask
-    if ERASE:
-        inside = inside_box(boxes + image * 4, y, x)
-    red = finish_value(red, 0, scale, bias, inside, erase_value, AFFINE, ERASE)
-    green = finish_value(green, 1, scale, bias, inside, erase_value, AFFINE, ERASE)
-    blue = finish_value(blue, 2, scale, bias, inside, erase_value, AFFINE, ERASE)
+    red = tl.minimum(tl.floor(red / total + 0.5), 255.0)
+    green = tl.minimum(tl.floor(green / total + 0.5), 255.0)
+    blue = tl.minimum(tl.floor(blue / total + 0.5), 255.0)
     store_pixel(out, image, pixel, HEIGHT * WIDTH, mask, red, green, blue, CHANNELS_LAST)
 
 
 def launch(
-    images: Ragged,
-    source: torch.Tensor,
-    support: torch.Tensor,
-    size: tuple[int, int],
-    out: torch.Tensor,
-    scale: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    turn: torch.Tensor | None,
-    erase: Erase | None,
+    images: Ragged, source: torch.Tensor, support: torch.Tensor, size: tuple[int, int], out: torch.Tensor
 ) -> None:
-    """Launches kernel 2 on the current stream; arguments as in ``crop_resize_reference``."""
+    """Launches kernel 2 on the current stream.
+
+    Args:
+        images, source, support, size: As in ``crop_resize``.
+        out: uint8 [N, 3, H, W], filled.
+    """
     height, width = size
-    scales, biases = affine_of(scale, bias, out)
-    turns = on_device(turn, torch.int32, out)
-    boxes = on_device(None if erase is None else erase.boxes, torch.int32, out)
-    erase_value = on_device(None if erase is None else erase.value, torch.float32, out)
     # Relative to the support's corner, computed in float64, so that float32 keeps the boxes' fractions.
     corner, widths = support[:, :2].long(), images.sizes[:, 1].long()
     starts = images.addresses + 3 * (corner[:, 1] * widths + corner[:, 0])
     places = torch.column_stack([starts, widths, support[:, 2:].long() - corner])
     sources = source.double() - torch.cat([corner, corner], 1)
     _crop_resize_kernel[(triton.cdiv(height * width, _BLOCK), len(images))](
-        out, on_device(places, torch.int64, out), on_device(sources.float(), torch.float32, out),
-        or_nothing(scales, out), or_nothing(biases, out), or_nothing(turns, out), or_nothing(boxes, out),
-        or_nothing(erase_value, out), HEIGHT=height, WIDTH=width, TURN=turn is not None, AFFINE=scales is not None,
-        ERASE=erase is not None, ROUND=out.dtype == torch.uint8, CHANNELS_LAST=not out.is_contiguous(), BLOCK=_BLOCK,
-        **COMPILE,
+        out, on_device(places, torch.int64, out), on_device(sources.float(), torch.float32, out), HEIGHT=height,
+        WIDTH=width, CHANNELS_LAST=not out.is_contiguous(), BLOCK=_BLOCK, **COMPILE,
     )  # fmt: skip

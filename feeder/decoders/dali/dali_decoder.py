@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import collections
+import io
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -11,31 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
-from feeder.decoders.decoder import (
-    MAX_PIXELS,
-    Buffer,
-    StagedView,
-    TrainerDecoder,
-    View,
-    check_batch,
-    check_options,
-    check_output_size,
-)
-from feeder.decoders.device.finisher import Finisher, finish_padded
-from feeder.decoders.staged.redo import decode_on_cpu
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, check_options
+from feeder.decoders.device.finisher import Finishers
+from feeder.decoders.device.rows import join_rows
+from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.staged.staged import RowKind, Staged, by_size
 from feeder.decoders.staged.stager import Stager
+from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
+from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.transforms import Draws, Recipe
 
 __all__ = ["DaliDecoder"]
 
 _log = logging.getLogger(__name__)
-
-_FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 
 
 class DaliDecoder(TrainerDecoder):
@@ -43,13 +33,14 @@ class DaliDecoder(TrainerDecoder):
 
     Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
     JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
-    :func:`feeder._gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
-    :func:`feeder._gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run before it as
-    batched torch ops (:mod:`feeder.decoders.device.ops`), and noise is written after it. Images that DALI does not
-    decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged header or markers are
-    decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the CPU, and the pipeline is
-    rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too. Damage inside the compressed
-    data that DALI conceals is not noticed.
+    :func:`feeder.decoders.gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
+    :func:`feeder.decoders.gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run
+    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and noise is written after it.
+
+    Images that DALI does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged
+    header or markers are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the
+    CPU, and the pipeline is rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too.
+    Damage inside the compressed data that DALI conceals is not noticed.
 
     Args:
         max_pixels: Larger images are refused.
@@ -93,8 +84,10 @@ class DaliDecoder(TrainerDecoder):
             raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
         if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
             raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
+
         is_draft = fidelity == "draft"
         fidelity = "fast" if is_draft else fidelity
+
         self.device = torch.device(device)
         import_dali()
         if self.device.type == "cuda":
@@ -103,6 +96,7 @@ class DaliDecoder(TrainerDecoder):
                 self.device = torch.device("cuda", torch.cuda.current_device())
         elif self.device.type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
+
         outliers = {} if outlier_pixels is None else {"outlier_pixels": outlier_pixels}
         if gpu_memory_limit_bytes is not None:
             fitting = gpu_memory_limit_bytes // PIXEL_BYTES
@@ -110,9 +104,11 @@ class DaliDecoder(TrainerDecoder):
         # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
         apart = self.device.type == "cpu"
         self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart, **outliers)
+
         self.memory_limit_bytes = gpu_memory_limit_bytes
         self.dali_images = self.cpu_images = self.redone_images = 0
-        self._threads, self._fidelity = threads, fidelity
+        self._threads = threads
+        self._fidelity = fidelity
         self._queue = DaliQueue(
             PipelineOptions(
                 device_id=self.device.index if self.device.type == "cuda" else None,
@@ -124,7 +120,8 @@ class DaliDecoder(TrainerDecoder):
             ),
             gpu_memory_limit_bytes,
         )
-        self._finishers: collections.deque[tuple[Recipe, Finisher]] = collections.deque(maxlen=_FINISHERS)
+
+        self._finishers = Finishers(self.name, self.device)
         if self.device.type == "cuda":
             check_device(self.device.index)  # fails now, with the remedy
 
@@ -143,49 +140,6 @@ class DaliDecoder(TrainerDecoder):
             self.stager.outlier_pixels = outlier_pixels
             if self.memory_limit_bytes is not None:
                 self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
-
-    def decode(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        out: npt.NDArray[np.generic],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        return self.decode_views(buffers, orientations, [View(recipe, draws, out)], first_rows)
-
-    def decode_views(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        views: Sequence[View],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Makes several views of each of N images; see :class:`feeder.decoders.decoder.Decoder`."""
-        for view in views:
-            check_batch(buffers, orientations, *view)
-        if len(buffers) == 0:
-            return []
-        for view in views:
-            check_output_size(view.out, view.draws.output_size)
-        recipes, draws = [view.recipe for view in views], [view.draws for view in views]
-        staged, errors = self.stager.stage_views(buffers, orientations, recipes, draws, first_rows)
-        sizes = [view.recipe.base_size or view.out.shape[2:] for view in views]
-        pixels, failed = self._decode(staged, [3 * height * width for height, width in sizes])
-        for number, (recipe, drawn, out) in enumerate(views):
-            target = as_tensor(out, recipe.output_dtype)
-            images = self._finisher(recipe)(
-                pixels[number],
-                (out.shape[2], out.shape[3]),
-                drawn.ops[recipe.base_length :],
-                turn=staged.rows["turn"][number :: staged.views],
-                out=target if self.device.type == "cpu" else None,
-            )
-            if self.device.type != "cpu":
-                target.copy_(images)
-        return [error or late for error, late in zip(errors, failed, strict=True)]
 
     def start(self, staged: Staged) -> bool:
         """Starts to decode a batch if there is memory for it; :meth:`finish` then waits for the remaining work.
@@ -222,32 +176,27 @@ class DaliDecoder(TrainerDecoder):
             For each view [N, 3, H, W] of its recipe's output dtype, and for each sample None or why it could not be
             decoded.
         """
-        finishers = [self._finisher(view.recipe) for view in views]
+        finishers = [self._finishers.of(view.recipe) for view in views]
         lengths = []
-        for recipe, _, _, padding in views:
-            sizes = np.array([recipe.base_size]) if padding is None or recipe.base_size is not None else padding.sizes
+        for recipe, _, _, padding, size in views:
+            # Ops on images of any size keep it.
+            size = recipe.base_size or size
+            sizes = np.array([size]) if padding is None or size is not None else padding.sizes
             lengths.append(3 * int(sizes.prod(axis=1).max()))
+
         pixels, errors = self._decode(staged, lengths)
         done = []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
             turn = staged.rows["turn"][number :: staged.views]
             if view.padding is not None:
-                some = finisher, pixels[number], view.recipe, view.rest, view.padding
-                done.append(finish_padded(*some, turn=turn, channels_last=channels_last))
+                some = pixels[number], view.rest, view.padding
+                done.append(finisher.padded(*some, turn=turn, channels_last=channels_last))
                 continue
-            size, mix = view.recipe.output_size, None if any(errors) else view.mix
+            size = view.size or view.recipe.output_size
+            mix = None if any(errors) else view.mix
             assert size is not None
             done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last, mix=mix))
         return done, errors
-
-    def _finisher(self, recipe: Recipe) -> Finisher:
-        """Returns the last steps of a recipe; a new one is checked."""
-        finisher = next((known for of, known in self._finishers if of is recipe), None)
-        if finisher is None:
-            self.check(recipe)
-            finisher = Finisher(recipe, self.device)
-            self._finishers.append((recipe, finisher))
-        return finisher
 
     def meters(self) -> dict[str, int]:
         """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""
@@ -262,23 +211,20 @@ class DaliDecoder(TrainerDecoder):
         image takes the first bytes of its row."""
         errors: list[DecodeError | None] = [None] * len(staged)
         done = [(part, self._images(staged, part, errors)) for part in self._queue.parts(staged)]
-        if len(done) == 1 and len(done[0][0].rows) == len(staged.rows):
-            return done[0][1], errors
-        whole = [torch.zeros((len(staged), length), dtype=torch.uint8, device=self.device) for length in lengths]
-        for part, images in done:
-            samples, views = np.divmod(part.rows, staged.views)
-            for number, (view, found) in enumerate(zip(whole, images, strict=True)):
-                if len(found):
-                    view[self._move(samples[views == number]), : found.shape[1]] = found
-        here = np.flatnonzero(staged.rows["kind"][:: staged.views] == Kind.PIXELS)
-        for number, (view, length) in enumerate(zip(whole, lengths, strict=True)):
-            pixels = np.zeros((len(here), length), np.uint8)
-            for sample, out in zip(here.tolist(), pixels, strict=True):
-                payload = np.frombuffer(staged.payloads[sample * staged.views + number], np.uint8)
-                out[: len(payload)] = payload
+
+        whole = []
+        for number, length in enumerate(lengths):
+            parts = []
+            for part, images in done:
+                samples, views = np.divmod(part.rows, staged.views)
+                if (views == number).any():
+                    parts.append((samples[views == number], images[number]))
+            here, pixels = staged.view(number).pixels(length)
             if len(here):
-                view[self._move(here)] = self._move(pixels)
-        self.cpu_images += len(here)
+                parts.append((here, self._move(pixels)))
+            whole.append(join_rows(parts, (len(staged), length), torch.uint8, self.device))
+
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
         return whole, errors
 
     def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> list[torch.Tensor]:
@@ -301,7 +247,7 @@ class DaliDecoder(TrainerDecoder):
                 done.append(torch.empty((0, 0), dtype=torch.uint8, device=self.device))
                 continue
             jpegs = [staged.payloads[row] for row in staged.owners[part.rows[here]].tolist()]
-            pixels, found = decode_on_cpu(staged.rows[part.rows[here]], jpegs, self._threads, self._fidelity)
+            pixels, found = _decode_on_cpu(staged.rows[part.rows[here]], jpegs, self._threads, self._fidelity)
             for sample, problem in zip(samples[here].tolist(), found, strict=True):
                 if problem is not None:
                     errors[sample] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
@@ -312,10 +258,82 @@ class DaliDecoder(TrainerDecoder):
         return to_device(array, self.device)
 
 
+def _decode_on_cpu(
+    rows: npt.NDArray[np.void], payloads: Sequence[Buffer], threads: int, fidelity: str = "fast"
+) -> tuple[npt.NDArray[np.uint8], list[DecodeError | None]]:
+    """Decodes, crops and resizes, by feeder's CPU kernels, or by Pillow where they are not built.
+
+    Pixels are those of fidelity "exact", as close as possible to the decoder's. Errors are those of ``fidelity``, the
+    CPU backend's own: the two look at different parts of a damaged file.
+
+    Args:
+        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, of JPEGs.
+        payloads: N JPEGs.
+        threads: Number of threads.
+        fidelity: The CPU backend's, "fast" or "exact".
+
+    Returns:
+        uint8 [N, H * W * 3] of the largest image, as stored (not turned), a smaller one in the first bytes of its row;
+        and for each image None or the reason why it can't be decoded.
+    """
+    pixels = np.zeros((len(rows), 3 * int(rows["size"].prod(axis=1).max())), np.uint8)
+    errors: list[DecodeError | None] = [None] * len(rows)
+    try:
+        from feeder import _native
+    except ImportError:
+        for row, payload in enumerate(payloads):
+            try:
+                found = _with_pillow(rows[row], payload)
+                pixels[row, : len(found)] = found
+            except DecodeError as error:
+                errors[row] = error
+        return pixels, errors
+    for size, here in by_size(rows):
+
+        def decoded(way: str, here: npt.NDArray[np.int64] = here, size: tuple[int, int] = size) -> Any:
+            out = np.zeros((len(here), *size, 3), np.uint8)
+            statuses, reasons = _native.decode_batch(
+                [payloads[row] for row in here.tolist()],
+                np.ascontiguousarray(rows["source"][here]),
+                np.ascontiguousarray(rows["window"][here]),
+                np.zeros(len(here), np.uint8),
+                np.ones(len(here), np.uint8),
+                out,
+                layout="nhwc",
+                dtype="uint8",
+                threads=threads,
+                fidelity=way,
+            )
+            return out.reshape(len(here), -1), statuses, reasons
+
+        found, statuses, reasons = decoded(fidelity)
+        if fidelity != "exact":
+            exact, failed, _ = decoded("exact")
+            found[failed == 0] = exact[failed == 0]
+        pixels[here, : found.shape[1]] = found
+        for row, status, reason in zip(here.tolist(), statuses.tolist(), reasons, strict=True):
+            errors[row] = DecodeError(reason) if status else None
+    return pixels, errors
+
+
+def _with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
+    """Returns the pixels of one image, or raises DecodeError."""
+    from PIL import Image
+
+    left, top, right, bottom = row["window"].tolist()
+    height, width = row["size"].tolist()
+    try:
+        with quiet_pillow(), Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
+            window = stored.convert("RGB").crop((left, top, right, bottom))
+        box = (row["source"] - (left, top, left, top)).tolist()
+        resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise DecodeError(str(error) or type(error).__name__) from None
+    return np.asarray(resized).reshape(-1)
+
+
 def _check_cuda() -> None:
     """Refuses a CUDA device where torch finds none, with the remedy."""
-    import torch
-
     if not torch.cuda.is_available():
         raise BackendError(
             f"backend 'dali' on a CUDA device: torch {torch.__version__} finds none; check `nvidia-smi`, install a "

@@ -75,7 +75,7 @@ def runs_triton(device: torch.device, using: str) -> bool:
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise ArgumentError(
             f"Triton needs a CUDA device, got images on {device}; set TRITON_INTERPRET=1 before the first import of "
-            "feeder._gpu to interpret the kernels on the CPU"
+            "feeder.decoders.gpu to interpret the kernels on the CPU"
         )
     return True
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
-from feeder._gpu.tensors import to_device
+from feeder.decoders import gpu
 from feeder.decoders.device.rows import change_rows, per_image
+from feeder.decoders.tensors import to_device
 
 __all__ = ["crop", "pad", "resize", "warp"]
 
@@ -206,6 +206,6 @@ def resize(images: torch.Tensor, windows: npt.NDArray[np.int64], size: tuple[int
     height, width = images.shape[2:]
     if size == (height, width) and (windows == (0, 0, width, height)).all():
         return images
-    stored = _gpu.Ragged.of(images.permute(0, 2, 3, 1).contiguous().unbind())
+    stored = gpu.Ragged.of(images.permute(0, 2, 3, 1).contiguous().unbind())
     boxes = torch.from_numpy(windows)
-    return _gpu.crop_resize(stored, boxes.double(), boxes, size, dtype=torch.uint8)
+    return gpu.crop_resize(stored, boxes.double(), boxes, size)

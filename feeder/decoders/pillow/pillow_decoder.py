@@ -13,18 +13,18 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, View, ViewsDecoder, check_batch, check_options
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, View, check_options, check_views
 from feeder.decoders.image_header import PILLOW_FORMATS, quiet_pillow
 from feeder.decoders.op_math import bfloat16_bits
 from feeder.decoders.packed import is_packed, unpack
-from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS, FloatImage
+from feeder.decoders.pillow.image_ops import ARRAY_OPS, IMAGE_OPS, FloatImage
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.choice import Branches
 from feeder.transforms.values import compose_affine
 
-__all__ = ["PillowDecoder", "is_clipped"]
+__all__ = ["PillowDecoder"]
 
 # EXIF orientation -> the operation that makes the stored image upright.
 _UPRIGHT = {
@@ -40,7 +40,7 @@ _UPRIGHT = {
 _VALUE_OPS = (ToDtype, Normalize)
 
 
-class PillowDecoder(ViewsDecoder):
+class PillowDecoder(Decoder):
     """Decodes with Pillow (or pillow-simd) in the calling thread.
 
     Args:
@@ -48,21 +48,14 @@ class PillowDecoder(ViewsDecoder):
             ``2 * PIL.Image.MAX_IMAGE_PIXELS``, applies as well.
         threads: Accepted like every backend does; this one uses the calling thread only.
         fidelity: Accepted like every backend does; this one is the reference in any case, also for "draft".
-
-    Attributes:
-        spent_ns: int64 [N, 3], nanoseconds that each image of the last call took in decode, transform and write.
-        clipped: Number of images in the last call that lost range, as their samples have more than 8 bits.
     """
 
     name = "pillow"
-    spent_ns: npt.NDArray[np.int64]
     fused: Mapping[str, str] = {}
 
     def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
         check_options(max_pixels, threads, fidelity)
         self.max_pixels = max_pixels
-        self.spent_ns = np.zeros((0, 3), np.int64)
-        self.clipped = 0
 
     def check(self, recipe: Recipe) -> None:
         """Refuses a recipe with an op that is not feeder's.
@@ -82,38 +75,44 @@ class PillowDecoder(ViewsDecoder):
                     "wrap a function of your own in feeder.transforms.Lambda"
                 )
 
-    def decode_views(
+    def decode(
         self,
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         views: Sequence[View],
         first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes N images once each, and augments them for every view; see :meth:`Decoder.decode_views`."""
-        for view in views:
-            check_batch(buffers, orientations, *view)
-        self.spent_ns = np.zeros((len(buffers), 3), np.int64)
-        self.clipped = 0
+    ) -> DecodeResult:
+        """Decodes N images once each, and augments them for every view; see :meth:`Decoder.decode`."""
+        check_views(buffers, orientations, views)
+        spent_ns = np.zeros((len(buffers), 3), np.int64)
+        errors: list[DecodeError | None] = [None] * len(buffers)
+        clipped = 0
         with quiet_pillow():
-            return [self._decode_one(row, buffer, int(orientations[row]), views) for row, buffer in enumerate(buffers)]
+            for row, buffer in enumerate(buffers):
+                try:
+                    is_clipped, spent_ns[row] = self._decode_one(row, buffer, int(orientations[row]), views)
+                    clipped += is_clipped
+                except DecodeError as error:
+                    errors[row] = error
+        return DecodeResult(errors, clipped=clipped, spent_ns=spent_ns)
 
-    def _decode_one(self, row: int, buffer: Buffer, orientation: int, views: Sequence[View]) -> DecodeError | None:
+    def _decode_one(
+        self, row: int, buffer: Buffer, orientation: int, views: Sequence[View]
+    ) -> tuple[bool, tuple[int, int, int]]:
+        """Makes the views of one image; returns True if it was clipped, and the time of each stage, nanoseconds."""
         clock = time.perf_counter_ns
-        spent_ns = self.spent_ns[row]
+        transform_ns = write_ns = 0
         started = clock()
-        try:
-            image = self._upright(buffer, orientation, views[0].draws, row)
-            spent_ns[0] = clock() - started
-            for recipe, draws, out in views:
-                decoded = clock()
-                result = self._run(image, recipe, draws, row, 0)
-                transformed = clock()
-                self._store(result, recipe, out[row])
-                spent_ns[1:] += transformed - decoded, clock() - transformed
-        except DecodeError as error:
-            spent_ns[:] = 0
-            return error
-        return None
+        image, clipped = self._upright(buffer, orientation, views[0].draws, row)
+        decode_ns = clock() - started
+        for recipe, draws, out in views:
+            decoded = clock()
+            result = self._run(image, recipe, draws, row, 0)
+            transformed = clock()
+            self._store(result, recipe, out[row])
+            transform_ns += transformed - decoded
+            write_ns += clock() - transformed
+        return clipped, (decode_ns, transform_ns, write_ns)
 
     def finish(
         self,
@@ -137,13 +136,13 @@ class PillowDecoder(ViewsDecoder):
         """
         self._store(self._run(Image.fromarray(base), recipe, draws, row, recipe.base_length), recipe, out)
 
-    def _upright(self, buffer: Buffer, orientation: int, draws: Draws, row: int) -> Image.Image:
-        """Returns the whole image as RGB (like torchvision's ``pil_loader``) and upright."""
+    def _upright(self, buffer: Buffer, orientation: int, draws: Draws, row: int) -> tuple[Image.Image, bool]:
+        """Returns the whole image as RGB (like torchvision's ``pil_loader``) and upright, and True if it is clipped."""
         if not buffer:
             raise DecodeError("empty file; expected an encoded image")
         image: Image.Image
         try:
-            image, turn = self._open(buffer, orientation)
+            image, turn, clipped = self._open(buffer, orientation)
             if turn is not None:
                 image = image.transpose(turn)
         except DecodeError:
@@ -158,22 +157,21 @@ class PillowDecoder(ViewsDecoder):
                 f"the index says {width}x{height} pixels (width x height, upright), the image has "
                 f"{image.width}x{image.height}; run `feeder index` again if the shards have changed"
             )
-        return image
+        return image, clipped
 
-    def _open(self, buffer: Buffer, orientation: int) -> tuple[Image.Image, Image.Transpose | None]:
-        """Returns the stored image as RGB, and the operation that makes it upright."""
+    def _open(self, buffer: Buffer, orientation: int) -> tuple[Image.Image, Image.Transpose | None, bool]:
+        """Returns the stored image as RGB, the operation that makes it upright, and True if it is clipped."""
         if is_raw(buffer):
             pixels = raw_pixels(buffer)
             self._check_pixels("the array", pixels.shape[1], pixels.shape[0])
-            return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation)
+            return Image.fromarray(pixels).convert("RGB"), _UPRIGHT.get(orientation), False
         if is_packed(buffer):
             buffer = unpack(buffer)
         with Image.open(io.BytesIO(buffer), formats=PILLOW_FORMATS) as stored:
             self._check_pixels("the image", stored.width, stored.height)
             # Pillow itself turns TIFF images upright while it loads them.
             turn = None if stored.format == "TIFF" else _UPRIGHT.get(orientation)
-            self.clipped += is_clipped(stored)
-            return stored.convert("RGB"), turn
+            return stored.convert("RGB"), turn, _is_clipped(stored)
 
     def _check_pixels(self, what: str, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -195,6 +193,7 @@ class PillowDecoder(ViewsDecoder):
                 else:
                     current = _through_table(current, _table(values))
                 continue
+
             for op, params in group:
                 sample = {name: column[row] for name, column in params.items()}
                 if isinstance(current, np.ndarray):
@@ -225,7 +224,7 @@ class PillowDecoder(ViewsDecoder):
             out[...] = array
 
 
-def is_clipped(image: Image.Image) -> bool:
+def _is_clipped(image: Image.Image) -> bool:
     """Returns whether an image loses range in RGB: floats, and integers outside 0-255."""
     if image.mode == "F":
         return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decoders.decoder import Buffer, Decoder
+from feeder.decoders.decoder import Buffer, Decoder, View
 from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.decoders.registry import get_decoder
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_backend", "check_recipe", "decode", "decode_named", "sample_id"]
 
-_local = threading.local()  # a decoder has the counts of its last call, so each thread has its own
+_local = threading.local()  # a decoder is for one thread at a time
 
 
 def decode(
@@ -91,7 +91,7 @@ def decode_named(
 ) -> torch.Tensor:
     """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error, and
     ``name`` says it by itself."""
-    from feeder._gpu.tensors import as_tensor
+    from feeder.decoders.tensors import as_tensor
 
     recipe = Recipe.of(transform).at(None, epoch)
     check_recipe(recipe)
@@ -101,11 +101,12 @@ def decode_named(
     draws = recipe.draw(seed, epoch, _ids(ids, len(buffers)), sizes)
     shape = (len(buffers), 3, *_output_size(recipe, draws, name))
     pixels = np.empty(shape, recipe.storage_dtype) if out is None else _array(out, shape, recipe)
-    for row, error in enumerate(decoder.decode(buffers, orientations, recipe, draws, pixels)):
+    result = decoder.decode(buffers, orientations, [View(recipe, draws, pixels)])
+    for row, error in enumerate(result.errors):
         if error is not None:
             raise at(error, row)
-    if decoder.clipped:
-        warn(clipped_warning(decoder.clipped))
+    if result.clipped:
+        warn(clipped_warning(result.clipped))
     return as_tensor(pixels, recipe.output_dtype) if out is None else out
 
 

@@ -4,61 +4,31 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import as_tensor, to_device
 from feeder.decoders.cuda.batch import PlannedImages, upload
 from feeder.decoders.cuda.driver import load_kernels
-from feeder.decoders.cuda.stager import PlanStager
-from feeder.decoders.decoder import (
-    MAX_PIXELS,
-    Buffer,
-    LeftToCpu,
-    StagedView,
-    TrainerDecoder,
-    check_batch,
-    check_options,
-    check_output_size,
-)
-from feeder.decoders.device.finisher import Finisher, finish_padded
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.cuda.plan_stager import PlanStager
+from feeder.decoders.decoder import MAX_PIXELS, check_options
+from feeder.decoders.device.finisher import Finisher, Finishers
+from feeder.decoders.device.rows import join_rows
+from feeder.decoders.staged.staged import RowKind, Staged
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
+from feeder.decoders.tensors import to_device
 from feeder.errors import ArgumentError, BackendError, DecodeError
-from feeder.transforms import Draws, Recipe
-
-if TYPE_CHECKING:
-    from feeder.transforms.values import Affine
 
 __all__ = ["CudaDecoder"]
 
-_FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 _STARTED = 2  # batches
 
 
 class _Started(NamedTuple):
     staged: Staged
     planned: PlannedImages | None  # None: none is
-
-
-class _View:
-    """One view of a batch: ``staged`` has the rows of its images alone."""
-
-    def __init__(self, staged: Staged, planned: PlannedImages | None, number: int) -> None:
-        self.staged = Staged(staged.rows[number :: staged.views], staged.payloads[number :: staged.views])
-        self._planned, self._number = planned, number
-
-    def images(
-        self, dtype: str, channels_last: bool, affine: Affine | None
-    ) -> Iterator[tuple[npt.NDArray[np.int64], torch.Tensor]]:
-        """The samples and images of each size that are planned; see :meth:`PlannedImages.images`."""
-        if self._planned is not None:
-            for number, part in enumerate(self._planned.parts):
-                if part.view == self._number:
-                    yield part.rows, self._planned.images(number, dtype, channels_last, affine)
 
 
 class CudaDecoder(TrainerDecoder):
@@ -119,7 +89,7 @@ class CudaDecoder(TrainerDecoder):
         self.stager = PlanStager(max_pixels=max_pixels, threads=threads)
         self.cuda_images = self.cpu_images = self.redone_images = 0
         self._started: collections.deque[_Started] = collections.deque()
-        self._finishers: collections.deque[tuple[Recipe, Finisher]] = collections.deque(maxlen=_FINISHERS)
+        self._finishers = Finishers(self.name, self.device)
 
     def prepare(
         self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
@@ -127,37 +97,6 @@ class CudaDecoder(TrainerDecoder):
         """Prepares for the batches to come; only ``outlier_pixels`` matters."""
         if outlier_pixels is not None:
             self.stager.outlier_pixels = outlier_pixels
-
-    def decode(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        out: npt.NDArray[np.generic],
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> list[DecodeError | None]:
-        """Decodes and augments N images into ``out``; see :class:`feeder.decoders.decoder.Decoder`."""
-        check_batch(buffers, orientations, recipe, draws, out)
-        if len(buffers) == 0:
-            return []
-        check_output_size(out, draws.output_size)
-        target, rest = as_tensor(out, recipe.output_dtype), draws.ops[recipe.base_length :]
-        size = (out.shape[2], out.shape[3])
-        staged, errors = self.stager.stage(buffers, orientations, recipe, draws, first_rows)
-        (images,), late = self._finish(staged, [StagedView(recipe, rest)], size)
-        target.copy_(images)
-        again = np.flatnonzero([isinstance(error, LeftToCpu) for error in late])
-        if len(again):
-            taken = draws.take(again)
-            some = [buffers[row] for row in again.tolist()]
-            rows = None if first_rows is None else first_rows[again]
-            staged, found = self.stager.on_cpu().stage(some, orientations[again], recipe, taken, rows)
-            (images,), _ = self._finish(staged, [StagedView(recipe, taken.ops[recipe.base_length :])], size)
-            target[torch.from_numpy(again)] = images.to(target.device)
-            for row, error in zip(again.tolist(), found, strict=True):
-                errors[row] = error
-        return errors
 
     def start(self, staged: Staged) -> bool:
         """Starts to decode a batch; :meth:`finish` then waits for the planes and makes the images.
@@ -206,19 +145,10 @@ class CudaDecoder(TrainerDecoder):
         Returns:
             For each view [N, 3, H, W], and for each sample None or :class:`LeftToCpu`.
         """
-        return self._finish(staged, views, None, channels_last)
-
-    def _finish(
-        self,
-        staged: Staged,
-        views: Sequence[StagedView],
-        size: tuple[int, int] | None,
-        channels_last: bool = False,
-    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
-        """See :meth:`finish`; the (H, W) of the outputs is given where that of a recipe depends on the image."""
-        finishers = [self._finisher(view.recipe) for view in views]
+        finishers = [self._finishers.of(view.recipe) for view in views]
         started = self._taken(staged)
         planned = self._begin(staged) if started is None else started.planned
+
         errors: list[DecodeError | None] = [None] * len(staged)
         if planned is not None:
             try:
@@ -232,32 +162,57 @@ class CudaDecoder(TrainerDecoder):
                     errors[row] = LeftToCpu("a kernel left it to the CPU backend")
                 self.redone_images += len(left)
                 self.cuda_images += len(part.rows) - len(left)
-        self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == Kind.PIXELS))
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == RowKind.PIXELS))
+
         is_whole, done = not any(errors), []
         for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
-            done.append(self._view(_View(staged, planned, number), view, finisher, size, is_whole, channels_last))
+            done.append(self._view(staged.view(number), planned, number, view, finisher, is_whole, channels_last))
         return done, errors
 
     def _view(
         self,
-        made: _View,
+        staged: Staged,
+        planned: PlannedImages | None,
+        number: int,
         view: StagedView,
         finisher: Finisher,
-        size: tuple[int, int] | None,
         is_whole: bool,
         channels_last: bool,
     ) -> torch.Tensor:
-        """Returns one view of a batch; only if it is whole it is mixed."""
-        recipe, rest, mix, padding = view
-        if padding is not None:
-            images = self._pixels(made, 3 * int(made.staged.rows["size"].prod(axis=1).max()))
-            return finish_padded(finisher, images, recipe, rest, padding, channels_last=channels_last)
+        """Returns one view of a batch, ``staged`` of which has the rows of that view alone; only if the batch is whole
+        it is mixed."""
+        recipe, rest, mix, padding, size = view
         size = size or recipe.output_size
+        is_last = recipe.is_base_path and mix is None and padding is None  # then the kernels do all of it
+        dtype, affine = (recipe.output_dtype, recipe.affine) if is_last else ("uint8", None)
+        made = []
+        if planned is not None:
+            made = [
+                (part.rows, planned.images(place, dtype, channels_last or not is_last, affine))
+                for place, part in enumerate(planned.parts)
+                if part.view == number
+            ]
+
+        if is_last:
+            assert size is not None
+            here, pixels = staged.pixels(3 * size[0] * size[1])
+            if len(here):
+                finished = finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)
+                made.append((here, finished))
+            memory_format = torch.channels_last if channels_last else torch.contiguous_format
+            return join_rows(made, (len(staged), 3, *size), getattr(torch, dtype), self.device, memory_format)
+
+        # uint8 [N, length]: [H, W, 3] after the base path.
+        height, width = recipe.base_size or size or (0, 0)
+        length = 3 * height * width if padding is None else 3 * int(staged.rows["size"].prod(axis=1).max())
+        flat = [(rows, images.permute(0, 2, 3, 1).flatten(1)) for rows, images in made]
+        here, pixels = staged.pixels(length)
+        if len(here):
+            flat.append((here, to_device(pixels, self.device)))
+        images = join_rows(flat, (len(staged), length), torch.uint8, self.device)
+        if padding is not None:
+            return finisher.padded(images, rest, padding, channels_last=channels_last)
         assert size is not None
-        if recipe.is_base_path and mix is None:
-            return self._finished(made, recipe, finisher, size, channels_last)
-        height, width = recipe.base_size or size
-        images = self._pixels(made, 3 * height * width)
         return finisher(images, size, rest, channels_last=channels_last, mix=mix if is_whole else None)
 
     def meters(self) -> dict[str, int]:
@@ -269,17 +224,9 @@ class CudaDecoder(TrainerDecoder):
         for each in list(self._started):
             self.drop(each.staged)
 
-    def _finisher(self, recipe: Recipe) -> Finisher:
-        finisher = next((known for of, known in self._finishers if of is recipe), None)
-        if finisher is None:
-            self.check(recipe)
-            finisher = Finisher(recipe, self.device)
-            self._finishers.append((recipe, finisher))
-        return finisher
-
     def _begin(self, staged: Staged) -> PlannedImages | None:
         """Queues the decode of a batch, whose payloads are read until that is done."""
-        planned = np.flatnonzero(staged.rows["kind"] == Kind.PLAN)
+        planned = np.flatnonzero(staged.rows["kind"] == RowKind.PLAN)
         if not len(planned):
             return None
         try:
@@ -296,43 +243,6 @@ class CudaDecoder(TrainerDecoder):
                     "smaller batch_size, smaller photos, or backend='cpu'"
                 ) from error
             raise
-
-    def _finished(
-        self,
-        made: _View,
-        recipe: Recipe,
-        finisher: Finisher,
-        size: tuple[int, int],
-        channels_last: bool,
-    ) -> torch.Tensor:
-        """Returns the images of a recipe that is a base path: [N, 3, H, W] of its output dtype."""
-        staged, parts = made.staged, list(made.images(recipe.output_dtype, channels_last, recipe.affine))
-        here, pixels = _workers_pixels(staged, 3 * size[0] * size[1])
-        if len(here):
-            parts.append((here, finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)))
-        if len(parts) == 1 and len(parts[0][0]) == len(staged):
-            return parts[0][1]
-        whole = torch.zeros(
-            (len(staged), 3, *size), dtype=getattr(torch, recipe.output_dtype), device=self.device
-        ).contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-        for rows, images in parts:
-            whole[to_device(rows, self.device)] = images
-        return whole
-
-    def _pixels(self, made: _View, length: int) -> torch.Tensor:
-        """Returns uint8 [N, length] on the device: [H, W, 3] after the base path, a smaller image in the first bytes
-        of its row."""
-        staged = made.staged
-        parts = [(rows, each.permute(0, 2, 3, 1).flatten(1)) for rows, each in made.images("uint8", True, None)]
-        here, pixels = _workers_pixels(staged, length)
-        if len(here):
-            parts.append((here, to_device(pixels, self.device)))
-        if len(parts) == 1 and len(parts[0][0]) == len(staged):
-            return parts[0][1]
-        whole = torch.zeros((len(staged), length), dtype=torch.uint8, device=self.device)
-        for rows, images in parts:
-            whole[to_device(rows, self.device), : images.shape[1]] = images
-        return whole
 
 
 def checked_device(device: str | torch.device) -> torch.device:
@@ -361,13 +271,3 @@ def _wait(planned: PlannedImages | None) -> None:
         # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
         with contextlib.suppress(RuntimeError):
             planned.faults()
-
-
-def _workers_pixels(staged: Staged, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Returns the rows that workers have decoded, and their pixels: uint8 [rows, length]."""
-    here = np.flatnonzero(staged.rows["kind"] == Kind.PIXELS)
-    pixels = np.zeros((len(here), length), np.uint8)
-    for row, out in zip(here.tolist(), pixels, strict=True):
-        payload = np.frombuffer(staged.payloads[row], np.uint8)
-        out[: len(payload)] = payload
-    return here, pixels
