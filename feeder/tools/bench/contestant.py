@@ -17,14 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from feeder.system.process_usage import cpu_seconds, forget_peak, memory
+from feeder.loader.trial import consume
+from feeder.system.process_usage import forget_peak, memory
 from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 
 __all__ = ["main"]
-
-# Stages that work on an image; the others are waits, and the trainer's.
-_WORK = ("read", "draw", "cut", "decode", "transform", "write")
 
 
 def main() -> int:
@@ -78,45 +76,26 @@ def _run(rival: str, task: RivalTask) -> dict[str, Any]:
     asked = time.perf_counter()
     feed = RIVALS[rival].open(task)
     images, _ = next(feed.batches)
-    first_at, first_batch_s = time.monotonic(), time.perf_counter() - asked
+    first_at = time.monotonic()
+    first_batch_s = time.perf_counter() - asked
     if tuple(images.shape) != expected or str(images.dtype) != f"torch.{options.dtype}":
         raise RuntimeError(f"expected batches of {options.dtype} {expected}, got {images.dtype} {tuple(images.shape)}")
-    _consume(feed, options.seconds * SETTLE)
-    before, cpu_before = feed.stats(), cpu_seconds()
-    count, elapsed = _consume(feed, options.seconds)
-    cpu_s, after = cpu_seconds() - cpu_before, feed.stats()
+
+    consume(feed.batches, feed.stats, options.seconds * SETTLE)
+    sums = consume(feed.batches, feed.stats, options.seconds)
+    bottleneck = feed.stats().get("bottleneck")
     used = memory()
     feed.batches.close()
     return {
         "first_batch_at": first_at,
         "first_batch_s": first_batch_s,
-        "images_per_s": count / elapsed,
-        "cpu_ms_per_image": 1000 * cpu_s / count,
+        "images_per_s": sums.images_per_s,
+        "cpu_ms_per_image": sums.cpu_ms,
         "peak_rss_mib": used.peak_rss,
         "pss_mib": used.pss,
-        "stages_ms": _stages(before, after),
-        "bottleneck": after.get("bottleneck"),
+        "stages_ms": {name: 1000 * spent / sums.samples for name, spent in sums.stages_s().items()},
+        "bottleneck": bottleneck,
     }
-
-
-def _consume(feed: Any, seconds: float) -> tuple[int, float]:
-    """Takes batches for about that many seconds, at least one; returns the images and the seconds."""
-    count, began = 0, time.perf_counter()
-    while True:
-        count += len(next(feed.batches)[0])
-        if (elapsed := time.perf_counter() - began) >= seconds:
-            return count, elapsed
-
-
-def _stages(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
-    """Returns the workers' milliseconds per image in each stage between two readings of feeder's meters."""
-    samples = after.get("samples", 0) - before.get("samples", 0)
-    spent = {
-        name: after["stages"][name]["total_ns"] - before["stages"].get(name, {"total_ns": 0})["total_ns"]
-        for name in _WORK
-        if samples and name in after.get("stages", {})
-    }
-    return {name: ns / samples / 1e6 for name, ns in spent.items()}
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def tune(
         raise ArgumentError("service= is for feeder's datasets: give tune() the dataset, and not a function")
     alone = None
     if step is not None:
-        alone = _alone(origin, baseline, step)
+        alone = step_rate(step, origin.loader(baseline), 1.0)
         note(f"the step alone: {alone:,.0f} images/s")
     space = Space(
         cores=budget.cpus,
@@ -230,16 +230,6 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         if getattr(baseline, name) < least:
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
     return _Source(make, rest if is_dataset else None, dataset, backends), baseline
-
-
-def _alone(origin: _Source, baseline: Setting, step: Callable[[Any], Any]) -> float:
-    loader = origin.loader(baseline)
-    try:
-        for batch in loader:
-            return step_rate(step, batch, 1.0)
-    finally:
-        loader.close()
-    raise ArgumentError("the loader has no batch: the dataset is empty, or smaller than one with drop_last")
 
 
 def _backends(recipe: Recipe | Views) -> tuple[str, ...]:
