@@ -1,43 +1,43 @@
 """The process of one rival of ``feeder bench``, so that start-up and memory are that rival's alone.
 
-It reads jobs from standard input, one JSON object per line, and answers each with another one: ``{"do": "check", "out":
-FILE}`` writes the first batch in order, ``{"do": "run", "workers": N}`` measures, and a job that fails is answered by
-``{"failed": reason}``.
+It answers a job (rival, task) with the first batch if the task is in order, else with the figures of a run, and a job
+that fails with ``{"failed": reason}``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
-import os
-import sys
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
 from feeder.loader.trial import consume
 from feeder.system.process_usage import forget_peak, memory
-from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask
+from feeder.tools.bench.options import SETTLE, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 
 __all__ = ["main"]
 
 
-def main() -> int:
-    # Libraries may print, so only the answers go to the real standard output.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            found = _do(json.loads(line))
-        except Exception as error:
-            found = {"failed": reason_of(error)}
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
-        gc.collect()
-    return 0
+def main(channel: int) -> None:
+    """Answers jobs until there are no more.
+
+    Args:
+        channel: Descriptor of the connection.
+    """
+    with Connection(channel) as jobs, contextlib.suppress(EOFError):
+        while True:
+            rival, task = jobs.recv()
+            try:
+                found = first_batch(rival, task) if task.in_order else _run(rival, task)
+            except Exception as error:
+                found = {"failed": reason_of(error)}
+            jobs.send(found)
+            gc.collect()
 
 
 def reason_of(error: Exception) -> str:
@@ -49,23 +49,16 @@ def reason_of(error: Exception) -> str:
     return lines[0]
 
 
-def _do(job: dict[str, Any]) -> dict[str, Any]:
-    options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
-    task = RivalTask(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
-    return check_rival(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
-
-
-def check_rival(rival: str, task: RivalTask, out: str) -> dict[str, Any]:
-    """Writes the first batch of the validation recipe, which is not random, as uint8."""
+def first_batch(rival: str, task: RivalTask) -> dict[str, Any]:
+    """Returns the first batch of the validation recipe, which is not random: images as uint8, and labels if any."""
     task = replace(task, options=replace(task.options, preset="val", dtype="uint8"), workers=0)
     feed = RIVALS[rival].open(task)
     images, labels = next(feed.batches)
     feed.batches.close()
-    arrays: dict[str, Any] = {"images": np.asarray(images)}
+    found: dict[str, Any] = {"images": np.asarray(images)}
     if labels is not None and np.asarray(labels).dtype.kind != "f":  # targets are feeder's alone
-        arrays["labels"] = np.asarray(labels).astype(np.int64)
-    np.savez(out, **arrays)
-    return {"images": len(images)}
+        found["labels"] = np.asarray(labels).astype(np.int64)
+    return found
 
 
 def _run(rival: str, task: RivalTask) -> dict[str, Any]:
@@ -96,7 +89,3 @@ def _run(rival: str, task: RivalTask) -> dict[str, Any]:
         "stages_ms": {name: 1000 * spent / sums.samples for name, spent in sums.stages_s().items()},
         "bottleneck": bottleneck,
     }
-
-
-if __name__ == "__main__":
-    sys.exit(main())
