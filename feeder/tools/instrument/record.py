@@ -132,6 +132,10 @@ class ProcessRecord:
     loaders: list[LoaderRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
 
+    def name(self) -> str:
+        """Returns its name for people: "rank 1", "process 4711"."""
+        return f"rank {self.rank}" if self.rank is not None else f"process {self.pid}"
+
     def to_json(self) -> dict[str, Any]:
         """Returns the record as JSON values."""
         return asdict(self)
