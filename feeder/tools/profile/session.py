@@ -16,7 +16,7 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
-from feeder.tools.instrument.hooks import LoaderHooks
+from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script, show
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.profile.sampler import Sampler
@@ -103,9 +103,9 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
 
 def _of_rank(path: str) -> str:
     """Returns the path, with the rank before its extension for all ranks but the first."""
-    rank = os.environ.get("RANK", "")
+    rank = own_rank()
     root, extension = os.path.splitext(path)
-    return f"{root}.rank{rank}{extension}" if rank.isdigit() and int(rank) > 0 else path
+    return f"{root}.rank{rank}{extension}" if rank else path
 
 
 def _tell(

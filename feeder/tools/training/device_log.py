@@ -57,7 +57,8 @@ class DeviceLog:
     def __init__(self, *sinks: Sink, every: int = 50, device: str | torch.device | None = None) -> None:
         if every < 1:
             raise ArgumentError(f"every must be 1 or more, got {every}")
-        self._sinks, self._every = sinks, every
+        self._sinks = sinks
+        self._every = every
         self._device = torch.device(device) if device is not None else None
         self._names: tuple[str, ...] | None = None
         self._dtypes: dict[str, torch.dtype] = {}
@@ -87,12 +88,14 @@ class DeviceLog:
             self._begin(values)
         if values.keys() != set(self._names or ()):
             raise ArgumentError(f"step {step}: expected the values {list(self._names or ())}, got {list(values)}")
-        row: dict[str, Value] = {}
+
         slot = len(self._steps)
         if slot == 0 and self._copied is not None:
             # The copy may run on another stream than the one that is current now.
             torch.cuda.current_stream(self._device).wait_event(self._copied)
             self._copied = None
+
+        row: dict[str, Value] = {}
         for name, value in values.items():
             kept = self._dtypes.get(name)
             if isinstance(value, torch.Tensor) and value.numel() != 1:
@@ -105,6 +108,7 @@ class DeviceLog:
             else:
                 row[name] = 0  # keeps the order of the names; filled in when it is passed on
                 self._columns[name][slot].copy_(value.detach().reshape(()), non_blocking=True)
+
         self._steps.append(step)
         self._rows.append(row)
         if len(self._steps) == self._every:
@@ -142,7 +146,8 @@ class DeviceLog:
         if self._device is None:
             devices = [value.device for value in tensors.values()]
             self._device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-        places, size = {}, 0
+        places = {}
+        size = 0
         for name, value in tensors.items():
             if value.device.type == self._device.type:
                 self._dtypes[name] = value.dtype
@@ -167,7 +172,8 @@ class DeviceLog:
         fetched.copy_(self._ring, non_blocking=True)
         self._copied = torch.cuda.current_stream(self._ring.device).record_event() if on_gpu else None
         self._on_the_way.append(_Interval(self._steps, self._rows, fetched, self._copied))
-        self._steps, self._rows = [], []
+        self._steps = []
+        self._rows = []
 
     def _hand_over(self, interval: _Interval) -> None:
         if interval.done is not None:
@@ -195,7 +201,8 @@ class CsvWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume_at: int | None = None) -> None:
-        self._path, self._header = os.fspath(path), None if resume_at is None else self._cut(path, resume_at)
+        self._path = os.fspath(path)
+        self._header = None if resume_at is None else self._cut(path, resume_at)
         self._file = open(path, "w" if self._header is None else "a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
 
