@@ -72,6 +72,7 @@ def result_page(result: Mapping[str, Any]) -> str:
     checked = [["before timing", "levels from Pillow"], *([n, f"{v:.2f}"] for n, v in result["check"].items())]
     caption = "Validation crops of the first images: the median over images of the mean difference, of 255 levels"
     absent = [["not measured", "why"], *map(list, result["absent"].items())]
+
     sections = [
         Section("Throughput", _throughput(result, counts)),
         Section("Where feeder's time goes", _time_parts(result, counts)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,6 +112,11 @@ class LoaderRecord:
     bottleneck: str | None = None
     path_reason: str | None = None
     folder: str | None = None
+
+    def steps(self) -> Iterator[tuple[NextCall, NextCall | None]]:
+        """Yields each call with the next one of the same epoch; None after an epoch's last."""
+        for call, after in itertools.zip_longest(self.batches, self.batches[1:]):
+            yield call, after if after is not None and after.epoch == call.epoch and call.images else None
 
 
 @dataclass

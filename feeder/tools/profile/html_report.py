@@ -78,10 +78,9 @@ def _where(found: Analysis) -> report.Section:
     for times in found.loaders:
         track = times.record.place
         kind = "training step" if times.trains else "evaluation"
-        batches = times.record.batches
-        for batch, after in zip(batches, [*batches[1:], None], strict=True):
+        for batch, after in times.record.steps():
             spans.append(charts.Span(track, _s(batch.asked_ns - start), _s(batch.got_ns - start), "wait for data"))
-            if after is not None and after.epoch == batch.epoch:
+            if after is not None:
                 spans.append(charts.Span(track, _s(batch.got_ns - start), _s(after.asked_ns - start), kind))
     parts.append(charts.timeline("Loaders over time", spans))
     return report.Section("Where the time goes", parts)

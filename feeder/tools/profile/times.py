@@ -7,7 +7,6 @@ Note [Times of a step]
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feeder.tools.instrument.record import TRAINER_DECODE, GpuReading, LoaderRecord, NextCall, ProcessRecord
+from feeder.tools.instrument.record import TRAINER_DECODE, GpuReading, LoaderRecord, ProcessRecord
 
 __all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
 
@@ -160,13 +159,14 @@ def _workers_busy(record: LoaderRecord, fetches_ns: int) -> float | None:
 
 def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
     """Returns seconds from each batch to the next call, 0 after an epoch's last call; see Note [Times of a step]."""
-    got, ends = _ends(record.batches)
+    got, ends = _ends(record)
     steps = np.maximum(0, ends - got)
     for other in others:
         if other is record or not other.batches:
             continue
+
         asked = np.array([batch.asked_ns for batch in other.batches], np.int64)
-        their_got, their_ends = _ends(other.batches)
+        their_got, their_ends = _ends(other)
         at = np.searchsorted(got, asked, "right") - 1
         inside = (at >= 0) & (asked < ends[np.maximum(at, 0)])
         whole = their_ends <= ends[np.maximum(at, 0)]
@@ -175,14 +175,11 @@ def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
     return [float(step) for step in np.maximum(0, steps) / 1e9]
 
 
-def _ends(batches: Sequence[NextCall]) -> tuple[Any, Any]:
+def _ends(record: LoaderRecord) -> tuple[Any, Any]:
     """Returns the times at which each call returned, and at which the next call of the same epoch came."""
-    got = np.array([batch.got_ns for batch in batches], np.int64)
-    ends = got.copy()
-    for at, (batch, after) in enumerate(itertools.pairwise(batches)):
-        if after.epoch == batch.epoch and batch.images:
-            ends[at] = after.asked_ns
-    return got, ends
+    got = [call.got_ns for call in record.batches]
+    ends = [call.got_ns if after is None else after.asked_ns for call, after in record.steps()]
+    return np.array(got, np.int64), np.array(ends, np.int64)
 
 
 def machine_load(process: ProcessRecord, main: LoaderTimes | None) -> MachineLoad:

@@ -1,9 +1,8 @@
 """A Chrome trace of the loaders' stages and of torch's profiler, on a common time axis.
 
 Note [Time axis]
-    feeder's times are of the monotonic clock; torch's profiler has another clock. Marks of known monotonic time are put
-    into the profile at its start and at its end. The first aligns feeder's events with torch's; the error at the second
-    is reported in the trace and on the terminal.
+    feeder's times are of the monotonic clock; torch's profiler has another clock. A mark of known monotonic time at the
+    start of the profile aligns feeder's events with torch's.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from feeder.tools.instrument.record import ProcessRecord
 
 __all__ = ["StepTrace"]
 
-_MARK = "feeder: mark"
-_TRIES = 5
+_MARKS = [f"feeder: mark {number}" for number in range(5)]
 _SKIP = 3  # batches before torch's profiler starts: the first ones compile and allocate
 
 
@@ -39,8 +37,9 @@ class StepTrace:
         self._steps = steps
         self._profiler: Any = None
         self._is_over = False
-        self._marks: list[tuple[int, str]] = []
-        self._refused = ""
+        self._mark = ""
+        self._marked_ns = 0
+        self._why_not = "too few batches"
 
     def on_batch(self, count: int) -> None:
         """Starts and stops the profiler at the right batch.
@@ -56,7 +55,6 @@ class StepTrace:
     def stop(self) -> None:
         """Stops torch's profiler, if it runs."""
         if self._profiler is not None and not self._is_over:
-            self._mark()
             with contextlib.suppress(Exception):
                 self._profiler.stop()
         self._is_over = True
@@ -71,19 +69,13 @@ class StepTrace:
         Returns:
             A short description of the trace's contents.
         """
-        found: dict[str, Any] = {"traceEvents": []}
-        offset_us = -min((p.started_ns for p in processes), default=0) / 1000
-        said = f"loader only: {self._refused or 'too few batches'}"
-        if self._profiler is not None:
-            found = self._torchs()
-            theirs = {event["name"]: event["ts"] for event in found["traceEvents"] if event.get("ph") == "X"}
-            offsets = [theirs[name] - at_ns / 1000 for at_ns, name in self._marks if name in theirs]
-            if offsets:
-                offset_us = offsets[0]
-                off = abs(offsets[-1] - offsets[0])
-                batches = count(self._steps, "batch", "batches")
-                said = f"{batches} with torch's profiler, clocks {off:,.0f} us apart at the end"
-                found["feeder"] = {"clock_offset_us": offset_us, "clock_drift_us": off}
+        found: dict[str, Any] = {"traceEvents": []} if self._profiler is None else self._torchs()
+        marks_us = [event["ts"] for event in found["traceEvents"] if event.get("name") == self._mark]
+        offset_us = -min((process.started_ns for process in processes), default=0) / 1000
+        said = f"loader only: {self._why_not}"
+        if marks_us:
+            offset_us = marks_us[0] - self._marked_ns / 1000
+            said = f"{count(self._steps, 'batch', 'batches')} with torch's profiler"
         for process in processes:
             found["traceEvents"] += _events(process, offset_us)
         write_text(path, json.dumps(found))
@@ -102,24 +94,18 @@ class StepTrace:
                 warnings.filterwarnings("ignore", "Warning: Profiler clears events")
                 profiler.start()
         except RuntimeError as error:  # the script runs torch's profiler itself
-            self._refused = str(error).splitlines()[0]
+            self._why_not = str(error).splitlines()[0]
             self._is_over = True
             return
+
         self._profiler = profiler
-        self._mark()
-
-    def _mark(self) -> None:
-        import torch
-
         tries = []
-        for number in range(_TRIES):
-            name = f"{_MARK} {len(self._marks)}.{number}"
-            start = time.monotonic_ns()
+        for name in _MARKS:
+            start_ns = time.monotonic_ns()
             with torch.profiler.record_function(name):
                 pass
-            tries.append((time.monotonic_ns() - start, start, name))
-        _, at_ns, name = min(tries)  # the fastest has the least error
-        self._marks.append((at_ns, name))
+            tries.append((time.monotonic_ns() - start_ns, start_ns, name))
+        _, self._marked_ns, self._mark = min(tries)  # the fastest has the least error
 
     def _torchs(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -153,9 +139,9 @@ def _events(process: ProcessRecord, offset_us: float) -> Iterator[dict[str, Any]
         yield about("thread_name", ours, name=name) | {"tid": row}
         for asked, got in loader.made_ns:
             yield span(ours, row, "start of an epoch", asked, got)
-        for batch, after in zip(loader.batches, [*loader.batches[1:], None], strict=True):
+        for batch, after in loader.steps():
             yield span(ours, row, "wait for batch", batch.asked_ns, batch.got_ns, images=batch.images)
-            if after is not None and after.epoch == batch.epoch and batch.images:
+            if after is not None:
                 yield span(ours, row, "training step" if after.trained else "step", batch.got_ns, after.asked_ns)
 
         for fetch in loader.fetches:
