@@ -330,7 +330,7 @@ class Contestant:
         self._channel.close()
         if kind is not KeyboardInterrupt:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
+                self._process.wait(_START_S)  # it may be importing yet
         self._process.kill()
         self._process.wait()
         self._errors.close()
