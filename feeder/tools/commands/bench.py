@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from typing import Any
 
 from feeder.system.text import say
@@ -67,9 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.dir is None) == (arguments.compare is None):
         raise ArgumentError("expected either DIR to measure, or --compare A.json B.json; see `feeder bench --help`")
+    if arguments.compare is not None:
+        return _compare(arguments)
     for path in filter(None, (arguments.json, arguments.html)):
         check_writable(path)  # before minutes of measuring
-    return _measure(arguments) if arguments.compare is None else _compare(arguments)
+    return _measure(arguments)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -79,19 +82,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     from feeder.tools.bench.run import throughput
     from feeder.tools.bench.show import render, result_page
 
-    options = BenchOptions(
-        preset=arguments.preset,
-        dtype=arguments.dtype,
-        image_size=arguments.image_size,
-        batch_size=arguments.batch_size,
-        workers=arguments.workers,
-        seconds=arguments.seconds,
-        repeats=arguments.repeats,
-        backend=arguments.backend,
-        peers=not arguments.no_peers,
-        cache_dir=arguments.cache_dir,
-        cache_bytes=arguments.cache_bytes,
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(BenchOptions) if field.name != "peers"}
+    options = BenchOptions(**given, peers=not arguments.no_peers)
 
     def note(line: str) -> None:
         if not arguments.quiet:
@@ -109,17 +101,11 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from feeder.errors import ArgumentError
-    from feeder.tools.bench.compare import compare, comparison_page, load
+    from feeder.tools.bench.compare import compare, load
 
-    if arguments.json:
-        raise ArgumentError("--json needs DIR; a comparison is printed, or written with --html")
-    a, b = arguments.compare
-    comparison = compare(load(a), load(b))
-    say(comparison.render())
-    if arguments.html:
-        from feeder.system.files import write_text
-
-        say(f"\nreport: {write_text(arguments.html, comparison_page(comparison, a, b))}")
+    if arguments.json or arguments.html:
+        raise ArgumentError("--json and --html need DIR; a comparison is printed")
+    say(compare(*map(load, arguments.compare)).render())
     return 0
 
 
