@@ -85,8 +85,9 @@ def encoding_gains(
         times: tuple[list[Any], list[Any]] = ([], [])
         for _ in range(_PASSES):
             for images, spent in zip(both, times, strict=True):
-                decoder.decode_views(images, encoded.orientations[rows], views)
-                spent.append(decoder.spent_ns[:, 0].copy())
+                result = decoder.decode(images, encoded.orientations[rows], views)
+                assert result.spent_ns is not None
+                spent.append(result.spent_ns[:, 0])
         # Each image's best pass: what interrupts a pass on a busy machine meets few images of it.
         now, then = (int(np.min(spent, axis=0).sum()) for spent in times)
         before, after = (sum(map(len, images)) for images in both)

@@ -232,7 +232,7 @@ def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_op
     loader = DataLoader(dataset, _BATCH, backend="cpu", device="cpu")
     made: list[bytes] = []
     dtypes: list[Any] = []
-    transcode, original = _native.transcode, CpuDecoder.decode_views
+    transcode, original = _native.transcode, CpuDecoder.decode
     monkeypatch.setattr("feeder.tools.headroom.headroom.step_rate", lambda step, loader, seconds: 1e9)
     monkeypatch.setattr(
         _native, "transcode", lambda data, **options: made.append(transcode(data, **options)) or made[-1]
