@@ -178,7 +178,7 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
             f"{folder.shown}`, which finishes it"
         )
     _complete(folder)
-    manifest = Manifest.read(folder.path)
+    manifest = folder.manifest()
     if manifest is None:
         raise ShardError(f"{folder.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
     index = open_index(folder.file(INDEX_NAME))

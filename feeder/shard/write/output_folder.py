@@ -101,9 +101,14 @@ class OutputFolder(SetCopy):
         """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)
 
+    def manifest(self) -> Manifest | None:
+        """Returns the manifest of the finished set; None if there is none, or it is to be replaced."""
+        return None if self.force else Manifest.read(self.path)
+
     def image_field(self) -> str | None:
         """Image field of the set in the folder, finished or not, for the next run to keep; None if it has none."""
-        if not self.force and (manifest := Manifest.read(self.path)) is not None:
+        manifest = self.manifest()
+        if manifest is not None:
             return manifest.source.get("image_field")
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
@@ -149,7 +154,7 @@ class OutputFolder(SetCopy):
             ShardError: as :meth:`locked` and :meth:`check_complete` do.
         """
         self.refuse_foreign()
-        manifest = None if self.force else Manifest.read(self.path)
+        manifest = self.manifest()
         if manifest is not None:
             self._compare_settings("holds a shard set made with", manifest.settings, settings)
 
@@ -216,10 +221,10 @@ class OutputFolder(SetCopy):
                 if not self.force and not version:
                     raise
 
+        self._remove_after(shards)
         if self.force:
-            self._remove_all_but(MANIFEST_NAME, _LOCK, _WORK)
-        else:
-            self._remove_after(shards)
+            names = [name for name in os.listdir(self.path) if name not in (MANIFEST_NAME, _LOCK, _WORK)]
+            self.remove(*(self.file(name) for name in names if is_ours(name)))
         with atomic_file(self._inputs_path) as file:
             save_inputs(file, source)
         with atomic_file(self._plan_path) as file:
@@ -231,11 +236,13 @@ class OutputFolder(SetCopy):
 
     def _remove_after(self, shards: int) -> None:
         """Removes shards that are none of the set's first ones, with their records."""
-        for folder in (self.work, self.path):
-            for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-                found = _SHARD.match(name)
-                if found is not None and int(found[1]) >= shards:
-                    self.remove(os.path.join(folder, name))
+        paths = [
+            os.path.join(folder, name)
+            for folder in (self.work, self.path)
+            for name in (os.listdir(folder) if os.path.isdir(folder) else ())
+            if (found := _SHARD.match(name)) is not None and int(found[1]) >= shards
+        ]
+        self.remove(*paths)
 
     def discard(self, shards: int) -> None:
         """Removes all that a run has written beside the set's first shards."""
@@ -270,12 +277,6 @@ class OutputFolder(SetCopy):
                 f"{self.shown}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
                 "restore the source, or start again with --force"
             )
-
-    def _remove_all_but(self, *kept: str) -> None:
-        """Removes the set's files, and the records of finished shards."""
-        parts = [self.part(name) for name in os.listdir(self.work) if _SHARD.match(name)]
-        files = [self.file(name) for name in os.listdir(self.path) if name not in kept and is_ours(name)]
-        self.remove(*parts, *files)
 
     def _new_attempts(self) -> str:
         """Path of a folder for attempts that does not exist."""

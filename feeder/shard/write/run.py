@@ -1,4 +1,4 @@
-"""One run over one source: writes shards in parallel, resumes, and makes the manifest."""
+"""One run over one source: chooses a codebook, writes shards in parallel, resumes, and makes the manifest."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
+from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.packed import MOST_CODEBOOKS, add_codebooks, codebook_id
 from feeder.errors import FormatError, ShardError, SourceError
+from feeder.order.permutation import permute
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
-from feeder.shard.write.codebook import chosen_codebook
 from feeder.shard.write.dali_index import write_dali_index
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards, shard_name
 from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.shard_engine import ShardEngine
-from feeder.shard.write.shard_writer import ShardJob, WrittenShard, record_name
+from feeder.shard.write.shard_writer import ShardJob, WrittenShard, read_sample, record_name
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
@@ -34,6 +38,10 @@ __all__ = ["Run", "write_dali_indexes"]
 _SHOWN_REASONS = 3
 _FAST_FORMATS = ("jpg", "fpk", "npy")
 _ADVISED_SHARE = 0.05  # of the samples in other formats
+_DRAWN_SAMPLES = 256  # for a new codebook
+_DRAWN_BYTES = 64 << 20  # of their images, which are in memory together
+_COMPARED_IMAGES = 64  # of these, for the choice among codebooks
+_LEAST_GAIN = 0.02  # share of the bytes that a new codebook must save where the set has one
 
 
 class Run:
@@ -81,7 +89,7 @@ class Run:
         """
         source, folder, settings = self._source, self._folder, self._before.settings
         self.start()
-        manifest = None if folder.force else Manifest.read(folder.path)
+        manifest = folder.manifest()
         if manifest is not None:
             folder.check_complete(manifest, settings, source)
             self._write_dali_indexes(manifest)
@@ -139,7 +147,7 @@ class Run:
         codebook = None
         if encode.mode == "packed" and len(done) < len(plan):
             is_sequential = encode.progressive == "sequential"
-            codebook = chosen_codebook(source, self._options.seed, self._codebooks, sequential=is_sequential)
+            codebook = _chosen_codebook(source, self._options.seed, self._codebooks, sequential=is_sequential)
         digits = max(8, len(str(before.inputs + len(source.table) - 1)))
         jobs = {
             number: ShardJob(names[number], positions, before.inputs, digits, encode, codebook)
@@ -305,3 +313,69 @@ def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     for outcomes in counts:
         found.update(outcomes)
     return dict(sorted(found.items()))
+
+
+def _chosen_codebook(source: Source, seed: int, known: Sequence[bytes], *, sequential: bool) -> bytes:
+    """Returns the codebook for a source, the same bytes for the same source and the same codebooks.
+
+    It is the one of the set that takes the fewest bytes, or a new one if that saves more than a fiftieth of them, and
+    the set may have another one.
+
+    Args:
+        source: The samples, of which some are drawn by the seed. Those that can't be read or packed are passed over.
+        seed: Seed of the set.
+        known: The set's codebooks.
+        sequential: True if sequential copies of progressive images are packed.
+    """
+    from feeder import _native
+
+    images = _drawn(source, seed)
+    if sequential:
+        images = [_sequential(image) for image in images]
+    trained = _native.train_codebook(images, max_pixels=MAX_PIXELS)
+    if not known or trained in known:
+        return trained
+    compared = images[:_COMPARED_IMAGES]
+    least, best = min((_packed_bytes(compared, codebook), k) for k, codebook in enumerate(known))
+    is_full = len(known) >= MOST_CODEBOOKS
+    return trained if not is_full and _packed_bytes(compared, trained) < (1 - _LEAST_GAIN) * least else known[best]
+
+
+def _drawn(source: Source, seed: int) -> list[bytes]:
+    """Returns the images of samples that are drawn by the seed."""
+    count = len(source.table)
+    images: list[bytes] = []
+    size_bytes = 0
+    for i in permute(np.arange(min(_DRAWN_SAMPLES, count)), count, seed).tolist():
+        if images and size_bytes + source.table.size(i) > _DRAWN_BYTES:
+            break
+        try:
+            image, _ = read_sample(source, i)
+        except (MemoryError, OSError, ValueError):  # the run rejects it, or stops there
+            continue
+        images.append(image[1])
+        size_bytes += len(image[1])
+    return images
+
+
+def _sequential(image: bytes) -> bytes:
+    from feeder import _native
+
+    try:
+        return _native.transcode(image, keep_metadata=False, max_pixels=MAX_PIXELS)
+    except _native.Unsupported:  # it is not a JPEG, or stays as it is
+        return image
+
+
+def _packed_bytes(images: Sequence[bytes], codebook: bytes) -> int:
+    """Returns the size of images that are packed with a codebook; a JPEG that it has no shape for counts twice."""
+    from feeder import _native
+
+    add_codebooks([codebook])
+    total = 0
+    for image in images:
+        try:
+            total += len(_native.pack(image, codebook_id(codebook), bytes(32), max_pixels=MAX_PIXELS))
+        except _native.Unsupported as error:
+            total += 2 * len(image) if str(error) == "coefficients out of range" else 0
+    return total
