@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
-from feeder.dataset.subset import as_feeder
+from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
@@ -78,6 +80,7 @@ class _Source:
         return self.make(**keywords)
 
 
+@torch.random.fork_rng(devices=[])  # which makes loaders draw their seeds apart from the caller's
 def tune(
     source: Any,
     *,
@@ -204,6 +207,7 @@ def _check(target: float | None, cpus: int | None, memory: int | None, seconds: 
 def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
     rest = {name: value for name, value in arguments.items() if name not in _TUNED}
+    unless_given = {"seed": 0} if is_feeders(source) else {}
     is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     if not is_dataset and arguments:
         raise ArgumentError(
@@ -211,7 +215,7 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         )
 
     def make(**keywords: Any) -> Any:
-        return DataLoader(source, **{**rest, **keywords}) if is_dataset else source(**keywords)
+        return DataLoader(source, **{**unless_given, **rest, **keywords}) if is_dataset else source(**keywords)
 
     wanted = arguments.get("backend", "auto")
     probe = make(num_workers=0, backend=wanted) if is_dataset else make(num_workers=0)
