@@ -32,6 +32,7 @@ __all__ = [
     "read",
     "real_bucket",
     "s3_server",
+    "seed_0",
     "tls_proxy",
 ]
 
@@ -152,6 +153,17 @@ def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.delattr(feeder, "_native", raising=False)  # else the import would find it here
 
     return hide
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seed_0() -> Iterator[None]:
+    """Loaders without a seed have 0 in place of one that they draw, so that those of a test are alike."""
+    from feeder.loader import run_seed
+    from feeder.loader.random_state import draw_seed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_seed, "draw_seed", lambda generator: 0 if generator is None else draw_seed(generator))
+        yield
 
 
 @pytest.fixture(scope="module")

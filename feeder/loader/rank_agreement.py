@@ -42,6 +42,7 @@ __all__ = [
     "resumed_order",
     "saved_shuffle",
     "set_version",
+    "stored",
 ]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
@@ -246,7 +247,7 @@ class Agreement:
         if not self._key or self._has_raised:
             return
         error, left = self._ask(
-            lambda store: [_found(store, f"{self._scope}/error"), _found(store, f"{self._key}/left")]
+            lambda store: [stored(store, f"{self._scope}/error"), stored(store, f"{self._key}/left")]
         ) or ("", "")
         if error:
             self._has_raised = True
@@ -288,7 +289,7 @@ class Agreement:
         return None if answer is None else answer[0]
 
 
-def _found(store: Any, key: str) -> str:
+def stored(store: Any, key: str) -> str:
     """Returns the value of a key; "" without one. Checks first, as ``get`` waits for a key."""
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 

@@ -51,10 +51,12 @@ def test_an_argument_that_other_datasets_do_not_take_is_named_alone(options: Any
 
 def test_loaders_show_what_they_are(tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 8), CROP_AND_FLIP)
-    fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, device="cpu")
+    fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, seed=0, device="cpu")
     held = f"DataLoader({dataset!r}, batch_size=4, "
     assert repr(fast) == f"{held}shuffle=True, num_workers=2, seed=0, device='cpu', path='fast')"
-    assert repr(DataLoader(dataset, 4, sampler=[1])) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
+    assert (
+        repr(DataLoader(dataset, 4, sampler=[1], seed=0)) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
+    )
     plain = DataLoader(range(9), shuffle=True)
     assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
     batches = DataLoader(range(9), batch_sampler=[[1, 2]])

@@ -28,6 +28,7 @@ ROOMS = (
     ("loader.options", "loader.stateful", "loader.random_state", "loader.group_store", "loader.collate_errors"),
     ("loader.ranks",),
     ("loader.rank_agreement", "loader.path_choice", "loader.shuffle_choice"),
+    ("loader.run_seed",),
     ("loader.observe",),
     ("loader.slots",),
     ("loader.workers",),

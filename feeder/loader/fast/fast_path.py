@@ -41,6 +41,7 @@ from feeder.loader.observe.stats import fused_stages, stage_table, verdict, work
 from feeder.loader.options import EpochOptions, FixedOptions
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
+from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.slots.image_slots import Samples, Sizes
@@ -67,25 +68,31 @@ class FastPath:
         options: The others as they are now.
         source: The dataset.
         dataset: The user's dataset: that one, or a Subset or ConcatDataset of it.
+        seed: The loader's seed.
+
+    Attributes:
+        unseeded: The order, by a seed that may not be the run's yet: for what does not depend on it.
     """
 
-    def __init__(self, fixed: FixedOptions, options: EpochOptions, source: FeederDataset, dataset: Any) -> None:
-        self._fixed, self._options = fixed, options
+    def __init__(
+        self, fixed: FixedOptions, options: EpochOptions, source: FeederDataset, dataset: Any, seed: RunSeed
+    ) -> None:
+        self._fixed, self._options, self._seed = fixed, options, seed
         self.dataset, self._given_dataset = source, dataset
         self.own_order = fixed.batch_sampler is None
         self._worker_init: WorkerInit | None = None
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
 
-        self.order = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
+        self.unseeded = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
         further = tuple(further_recipes(images_in(source.extras)))
         rows = key_rows(source.recipe, source.extras)
-        self._sizes = BatchSizes(source.reader, source.recipe, fixed.seed or 0, fixed.buckets, fixed.pad, further, rows)
+        self._sizes = BatchSizes(source.reader, source.recipe, seed.known or 0, fixed.buckets, fixed.pad, further, rows)
 
         self.work, decoder = make_work(fixed, options, source, self._sizes)
         self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:
-            self.order = BucketOrder(self.work.table, fixed.seed or 0, bool(fixed.shuffle))
+            self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(fixed.shuffle))
         self.backend, self._fused = decoder.name, decoder.fused
         self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
 
@@ -108,16 +115,33 @@ class FastPath:
         self._gaps = EpochGaps()
         self.skip = options.skip
 
+    @property
+    def order(self) -> Order:
+        """The order, by the run's seed. The first use may wait for rank 0."""
+        seed = self._seed.value()
+        if seed != self.unseeded.seed:
+            self.unseeded = self.unseeded.with_seed(seed)
+            self._sizes = dataclasses.replace(self._sizes, seed=seed)
+            self.work.reseed(seed)
+            self._retire()  # whose workers, and jobs of a service, have the work as it was
+        return self.unseeded
+
+    def _retire(self) -> None:
+        """Has the next epoch begin with other workers."""
+        if self._engine is not None:
+            self._engine.retire()
+            self._engine = None
+
     def _order_by(self, shuffle: Shuffle) -> Order:
         """Returns the order of the dataset by a way to shuffle."""
         reader = self.dataset.reader
         sizes = reader.shard_sizes() if goes_by_shard(shuffle) else np.zeros(0, np.int64)
-        return Order(len(self.dataset), self._fixed.seed or 0, shuffle, sizes)
+        return Order(len(self.dataset), self._seed.known or 0, shuffle, sizes)
 
     def _reordered(self, shuffle: Shuffle) -> Order | None:
         """Returns the order by which a run goes on that was begun where the dataset lay elsewhere."""
         ids = _ids(self.dataset.reader)
-        if isinstance(self.order, BucketOrder) or (ids is not None and (np.diff(ids) < 0).any()):
+        if isinstance(self.unseeded, BucketOrder) or (ids is not None and (np.diff(ids) < 0).any()):
             return None
         if shuffle is True:
             refuse_full_shuffle(self._given_dataset)
@@ -128,11 +152,10 @@ class FastPath:
         assert options.batch_size is not None
         place = Place() if place is None else place
         shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
-        gaps = self._gaps.of(
-            options.skip, self.order, place.epoch, lambda: skipped_ids(options.skip, self.dataset.reader)
-        )
-        if isinstance(self.order, BucketOrder):
-            return BucketSplit(self.order, place.epoch, *shares, place.by_bucket, gaps)
+        order = self.order if options.skip or isinstance(self.unseeded, BucketOrder) else self.unseeded
+        gaps = self._gaps.of(options.skip, order, place.epoch, lambda: skipped_ids(options.skip, self.dataset.reader))
+        if isinstance(order, BucketOrder):
+            return BucketSplit(order, place.epoch, *shares, place.by_bucket, gaps)
         return Split(len(self.dataset), *shares, place.start, gaps)
 
     @property
@@ -142,7 +165,7 @@ class FastPath:
 
     @skip.setter
     def skip(self, skip: Skip | None) -> None:
-        check_skip(skip, self.order, self.dataset.reader, own_order=self.own_order)
+        check_skip(skip, self.unseeded, self.dataset.reader, own_order=self.own_order)
         self._options = dataclasses.replace(self._options, skip=skip)
 
     def _leave_out(self, skip: Skip | None) -> None:
@@ -150,9 +173,8 @@ class FastPath:
         left_out = skipped_ids(skip, self.dataset.reader)
         if not np.array_equal(left_out, self.work.left_out):
             self.work.left_out = left_out
-            if self.work.skip and self._engine is not None:  # whose workers have the work as it was
-                self._engine.retire()
-                self._engine = None
+            if self.work.skip:  # and workers have the work as it was
+                self._retire()
 
     def iterate(self, options: EpochOptions, owner: object) -> FastIterator:
         """Returns the iterator over the next epoch, or over the rest of the one that was loaded.
@@ -245,7 +267,7 @@ class FastPath:
         Torch's loader would take the new ones; here order and workers rest on the old ones.
         """
         here, kind = self.dataset, type(self._given_dataset).__name__
-        now = as_feeder(self._given_dataset, stored_order=goes_by_shard(self.order.shuffle))
+        now = as_feeder(self._given_dataset, stored_order=goes_by_shard(self.unseeded.shuffle))
         if now is here:
             return
         changed = f"of the {kind} were changed after the loader was made; make another loader"
@@ -356,7 +378,8 @@ class FastPath:
         if version not in (_STATE_VERSION, _WITH_SKIP):
             raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
         make = self._reordered if self._fixed.follows_state else None
-        order = resumed_order(self.order, self._fixed.shuffle, state, make)
+        seed = self._seed.of_state(state)
+        order = resumed_order(self.unseeded, self._fixed.shuffle, state, make).with_seed(seed)
         identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
         check_identity(state, identity)
         epoch = state.get("epoch")
@@ -381,11 +404,12 @@ class FastPath:
                 "this state was saved by an older version of feeder, which saved no random state of samplers and no "
                 "digest of their samples: batches are counted off, and what they were is not checked",
             )
-        by_bucket = consumed_by_bucket(state, self.order, epoch, start)
+        by_bucket = consumed_by_bucket(state, order, epoch, start)
         self._spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
         if self.skip is None and skip is not None:
             self.skip = skip
-        self.order, self._next = order, Place(epoch, start, by_bucket, sampler)
+        self._seed.known = seed
+        self.unseeded, self._next = order.with_seed(self.unseeded.seed), Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
 
     @property
@@ -454,8 +478,8 @@ class FastPath:
         fixed = self._fixed
         if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
             fixed = dataclasses.replace(fixed, service=None, service_only=False, backend=self.backend)
-        path = FastPath(fixed, options, self.dataset, self._given_dataset)
-        path.order, path._next, path._has_told = self.order, place, True
+        path = FastPath(fixed, options, self.dataset, self._given_dataset, self._seed)
+        path.unseeded, path._next, path._has_told = self.unseeded.with_seed(path.unseeded.seed), place, True
         return path
 
     def stats(self) -> dict[str, Any]:

@@ -120,6 +120,10 @@ class Work:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())
 
+    def reseed(self, seed: int) -> None:
+        """Has the augmentation follow from another seed, 0 to 2**64-1."""
+        self.seed, self._runners = seed, {}
+
     @property
     def decoder(self) -> Decoder:
         """The backend, made on first use in each process."""

@@ -79,7 +79,7 @@ def make_work(
         recipe,
         decoder.name,
         source.extras if fixed.pad is None else in_padded_batches(source.extras),
-        fixed.seed or 0,
+        sizes.seed,
         skip,
         options.worker_threads,
         fixed.fidelity,

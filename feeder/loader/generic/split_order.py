@@ -8,6 +8,7 @@ Note [Order on the generic path]
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.left_out import EpochGaps, skipped_indices
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
+from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.workers.seeding import seeded
@@ -112,13 +114,14 @@ class SplitOrder:
 
     Args:
         dataset: A feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
-        order: Its order. The number of samples is asked of the dataset again for each epoch.
+        order: Its order, but for its seed. The number of samples is asked of the dataset again for each epoch.
         shuffle: The way to shuffle as the caller gave it.
         follows_state: See :class:`feeder.loader.options.FixedOptions`.
         batch_size: Samples in a batch; None: single samples.
         drop_last: Leave out a last step that can't fill every rank's batch.
         ranks: (rank, world size) where they are given; None: those of the job.
         skip: What epochs leave out; None: nothing.
+        seed: The loader's seed.
 
     Attributes:
         skip: The same, from the next epoch on.
@@ -136,11 +139,12 @@ class SplitOrder:
         drop_last: bool,
         ranks: tuple[int, int] | None,
         skip: Skip | None,
+        seed: RunSeed,
     ) -> None:
         self._dataset, self._order, self._shuffle, self._given = dataset, order, shuffle, ranks
         self._follows_state = follows_state
         self._batch_size, self._drop_last = batch_size or 1, drop_last
-        self.seeding = Seeding(order.seed, goes_by_shard(order.shuffle))
+        self._seed, self._stored_order = seed, goes_by_shard(order.shuffle)
         self.skip = skip
         self._gaps = EpochGaps()
         self.padded: list[int] = []
@@ -166,24 +170,31 @@ class SplitOrder:
         """The epoch of the next iterator."""
         return self._next if self.fixed_epoch is None else self.fixed_epoch
 
+    @property
+    def seeding(self) -> Seeding:
+        """The way that samples are made. The first use may wait for rank 0's seed."""
+        return Seeding(self._seed.value(), self._stored_order)
+
     def split(self, epoch: int, start: int) -> Split:
         """Returns this rank's part of an epoch, from a position on."""
         rank, world_size = current_ranks(self._given)
-        gaps = self._gaps.of(
-            self.skip,
-            self.order(),
-            epoch,
-            lambda: skipped_indices(self.skip, self._dataset, stored_order=self.seeding.stored_order),
-        )
+        gaps = None
+        if self.skip:
+            ids = functools.partial(skipped_indices, self.skip, self._dataset, stored_order=self._stored_order)
+            gaps = self._gaps.of(self.skip, self.order(), epoch, ids)
         return Split(len(self._dataset), self._batch_size, rank, world_size, self._drop_last, start, gaps)
 
     def order(self) -> Order:
-        """Returns the order of the dataset as it is now."""
+        """Returns the order of the dataset as it is now. The first use may wait for rank 0's seed."""
         size = len(self._dataset)
         if size != self._order.samples:
             if len(self._order.shard_sizes):
                 raise ArgumentError("the samples of the dataset were changed after the loader was made; make another")
             self._order = Order(size, self._order.seed, self._order.shuffle)
+        return self._seeded()
+
+    def _seeded(self) -> Order:
+        self._order = self._order.with_seed(self._seed.value())
         return self._order
 
     def set_epoch(self, epoch: int) -> None:
@@ -225,7 +236,7 @@ class SplitOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what states have to agree in."""
-        return self._identity(self._order)
+        return self._identity(self._seeded())
 
     def _identity(self, order: Order) -> dict[str, Any]:
         if self._fingerprint is None:
@@ -240,9 +251,11 @@ class SplitOrder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the order of a state, and refuses one of another dataset, seed or order."""
+        seed = self._seed.of_state(state)
         order = resumed_order(self._order, self._shuffle, state, self._reordered if self._follows_state else None)
+        order = order.with_seed(seed)
         check_identity(state, self._identity(order))
-        self._order = order
+        self._order, self._seed.known = order, seed
 
 
 class SplitEpoch:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
-from feeder.dataset.subset import as_feeder
+from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
@@ -114,6 +116,7 @@ class _Source:
         return Order(len(self.dataset), 0, Window(chosen.setting.window), sizes).neighbour_distance()
 
 
+@torch.random.fork_rng(devices=[])  # which makes loaders draw their seeds apart from the caller's
 def tune(
     source: Any,
     *,
@@ -239,6 +242,7 @@ def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, se
 
 def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
+    unless_given = {"seed": 0} if is_feeders(source) else {}
     is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     if not is_dataset and arguments:
         raise ArgumentError(
@@ -247,7 +251,7 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     rest = {name: value for name, value in arguments.items() if name not in _TUNED}
 
     def make(**keywords: Any) -> Any:
-        return DataLoader(source, **{**rest, **keywords}) if is_dataset else source(**keywords)
+        return DataLoader(source, **{**unless_given, **rest, **keywords}) if is_dataset else source(**keywords)
 
     wanted = arguments.get("backend", "auto")
     probe = make(num_workers=0, backend=wanted) if is_dataset else make(num_workers=0)

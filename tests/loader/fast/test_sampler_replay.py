@@ -219,7 +219,7 @@ def test_a_sampler_that_draws_as_it_goes_is_refused_where_the_state_of_then_is_n
 def test_a_state_of_another_rank_serves_where_nothing_random_is_in_it(dataset: ShardDataset) -> None:
     def loader(rank: int, **options: Any) -> DataLoader[Any]:
         sampler = options.get("sampler", DistributedSampler(dataset, 2, rank))
-        return DataLoader(dataset, batch_size=2, sampler=sampler, rank=rank, world_size=2)
+        return DataLoader(dataset, batch_size=2, sampler=sampler, rank=rank, world_size=2, seed=0)
 
     both = [loader(0), loader(1)]
     iterators: list[Iterator[Any]] = [iter(each) for each in both]
