@@ -312,3 +312,8 @@ def test_nothing_measured_is_said() -> None:
     assert found.call is None
     assert json.dumps(found.to_json())
     assert found.render()
+
+
+def test_a_setting_with_a_problem_is_named_as_runs_are() -> None:
+    refused = TriedSetting(Setting(2, 3, backend="cpu"), "", problem="too large")
+    assert "2 workers of 3 threads, cpu: too large" in tuning(None, refused).render()
