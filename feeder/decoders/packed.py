@@ -173,14 +173,18 @@ def unpack_checked(data: bytes, codebook: bytes | None = None) -> bytes:
         DecodeError: if the packed JPEG is damaged.
         ValueError: for a codebook that is none.
     """
-    try:
-        head = packed_head(data)
-    except ValueError as error:
-        raise DecodeError(str(error)) from None
+    head = _head(data)
     jpeg = unpack(data, codebook)
     if hashlib.sha256(jpeg).digest() != head.sha256:
         raise DecodeError("packed JPEG: damaged: the JPEG in it does not match its SHA-256")
     return jpeg
+
+
+def _head(data: bytes) -> PackedHead:
+    try:
+        return packed_head(data)
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
 
 
 def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
@@ -197,10 +201,7 @@ def decode_packed(data: bytes, codebooks: bytes | Iterable[bytes]) -> bytes:
     """
     given = [bytes(codebooks)] if isinstance(codebooks, (bytes, bytearray, memoryview)) else codebooks
     known = {codebook_id(each): each for each in given}
-    try:
-        wanted = packed_head(data).codebook
-    except ValueError as error:
-        raise DecodeError(str(error)) from None
+    wanted = _head(data).codebook
     if wanted not in known:
         raise DecodeError(
             f"packed JPEG: codebook {wanted.hex()} is not among the {len(known)} given; it is a first member of the "

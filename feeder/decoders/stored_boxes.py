@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from feeder.transforms import Draws
 
-__all__ = ["stored_boxes", "stored_rows", "turn_codes"]
+__all__ = ["flipped_turns", "stored_boxes", "stored_rows", "turn_codes"]
 
 # The turn of each EXIF orientation without a flip; entry 0 is no orientation.
 _TURNS = np.array([0, 0, 1, 3, 2, 4, 6, 7, 5], np.uint8)
@@ -28,7 +28,11 @@ def turn_codes(orientations: npt.NDArray[np.uint8], flips: npt.NDArray[np.uint8]
         orientations: uint8 [N], EXIF orientation 1-8.
         flips: uint8 [N], 1 where the upright output is mirrored.
     """
-    turns = _TURNS[orientations]
+    return flipped_turns(_TURNS[orientations], flips)
+
+
+def flipped_turns(turns: npt.NDArray[np.uint8], flips: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Returns turns, uint8 [N], that mirror their output left to right where ``flips`` is 1."""
     # Mirroring after rows and columns were swapped is mirroring the other axis before.
     codes: npt.NDArray[np.uint8] = turns ^ np.where(flips != 0, np.where(turns & 4, 2, 1), 0).astype(np.uint8)
     return codes

@@ -6,8 +6,9 @@ that nvcc made when feeder was built.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,14 @@ class Kernels:
             self._functions[name] = found
         return found
 
-    def _in_context(self) -> _Context:
+    @contextlib.contextmanager
+    def _in_context(self) -> Iterator[None]:
         """Makes the GPU's context current: in a thread that has not called CUDA yet there is none."""
-        return _Context(self)
+        self._check("cuCtxPushCurrent_v2", self._context)
+        try:
+            yield
+        finally:
+            self._check("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
     def _check(self, call: str, *arguments: Any) -> None:
         code = getattr(self._driver, call)(*arguments)
@@ -115,17 +121,6 @@ class Kernels:
         known = self._driver.cuGetErrorName(code, ctypes.byref(text)) == 0 and text.value is not None
         name = text.value.decode() if known and text.value is not None else "unknown"
         raise BackendError(f"backend 'cuda': {call} failed with error {code}, {name}{_REASONS.get(code, '')}: {_ELSE}")
-
-
-class _Context:
-    def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
-
-    def __enter__(self) -> None:
-        self._kernels._check("cuCtxPushCurrent_v2", self._kernels._context)
-
-    def __exit__(self, *error: object) -> None:
-        self._kernels._check("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
 
 
 def fatbin_path() -> Path:

@@ -16,7 +16,7 @@ import torch
 from feeder import transforms as T
 from feeder.decoders.device import color, geometry_ops
 from feeder.decoders.device.erase import erase
-from feeder.decoders.device.fused import fused_from, fused_parameters
+from feeder.decoders.device.fused import erasing_of, fused_from
 from feeder.decoders.device.rows import change_rows, per_image
 from feeder.decoders.op_math import augmentation_affine
 from feeder.errors import BackendError
@@ -147,9 +147,7 @@ def _sharpen(images: torch.Tensor, op: T.RandomAdjustSharpness) -> torch.Tensor:
 
 
 def _erase(images: torch.Tensor, op: T.RandomErasing, params: Params) -> torch.Tensor:
-    (_, _, _, erasing, _) = fused_parameters([op], [params], len(images), images.shape[3])
-    assert erasing is not None  # noise has no meaning in uint8 images
-    erase(images, erasing)
+    erase(images, erasing_of(op, params, (), is_float=False))
     return images
 
 

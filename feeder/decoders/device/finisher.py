@@ -19,6 +19,7 @@ from feeder.decoders.device.device_ops import check_device_ops, run_on_device
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
 from feeder.decoders.staged.trainer_decoder import Padding
+from feeder.decoders.stored_boxes import flipped_turns
 from feeder.decoders.tensors import to_device
 from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
@@ -69,7 +70,7 @@ class Finisher:
         Returns:
             [N, 3, H, W] of the recipe's output dtype.
         """
-        codes = np.zeros(len(images), np.uint8) if turn is None else turn.copy()
+        codes = np.zeros(len(images), np.uint8) if turn is None else turn
         further: dict[str, Any] = {}
         later: tuple[Erasing, ...] = ()
         if rest:
@@ -80,8 +81,7 @@ class Finisher:
                 codes = np.zeros(len(images), np.uint8)
             fused = fused_parameters(self._recipe.rest[first:], rest[first:], len(images), size[1])
             later = fused.later
-            # Mirroring after rows and columns were swapped is mirroring the other axis before.
-            codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
+            codes = flipped_turns(codes, fused.flip)
             further = fused.tensors(self._device)
 
         if self._affine is None:

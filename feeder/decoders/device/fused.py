@@ -28,7 +28,15 @@ from feeder.transforms.values import compose_affine
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceSplit", "Erasing", "FusedParameters", "fused_from", "fused_parameters", "split_for_device"]
+__all__ = [
+    "DeviceSplit",
+    "Erasing",
+    "FusedParameters",
+    "erasing_of",
+    "fused_from",
+    "fused_parameters",
+    "split_for_device",
+]
 
 _JITTER = COLOR_STEPS[:3]  # steps 1, 2 and 3 of feeder.decoders.gpu.Color
 _SATURATION = 3
@@ -184,7 +192,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
             for erasing in erasings:
                 _mirror(erasing, params["flip"], width)
         elif isinstance(op, RandomErasing):
-            erasings.append(_erase(op, params, ops[number + 1 :], is_float))
+            erasings.append(erasing_of(op, params, ops[number + 1 :], is_float))
         elif not isinstance(op, TargetOp):
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
 
@@ -210,7 +218,7 @@ def _jitter(params: Params, steps: list[npt.NDArray[np.uint8]], factors: list[np
         factors.append(in_order[:, column])
 
 
-def _erase(op: RandomErasing, params: Params, later: Sequence[Op], is_float: bool) -> Erasing:
+def erasing_of(op: RandomErasing, params: Params, later: Sequence[Op], is_float: bool) -> Erasing:
     """Returns the rectangles, with their value after the ops that follow."""
     top, left = params["i"], params["j"]
     boxes = np.stack([top, left, top + params["h"], left + params["w"]], axis=1)

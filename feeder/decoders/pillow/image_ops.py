@@ -54,21 +54,9 @@ def _window(image: Image.Image, row: Row) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def _resize(image: Image.Image, interpolation: str, row: Row) -> Image.Image:
+def _resize(image: Image.Image, op: Any, row: Row) -> Image.Image:
     size = int(row["resized_width"]), int(row["resized_height"])
-    return image if size == image.size else image.resize(size, _RESAMPLING[interpolation])
-
-
-def _random_resized_crop(image: Image.Image, op: T.RandomResizedCrop, row: Row) -> Image.Image:
-    return _resize(_window(image, row), op.interpolation, row)
-
-
-def _resize_op(image: Image.Image, op: T.Resize | T.RandomShortestSize | T.ScaleJitter, row: Row) -> Image.Image:
-    return _resize(image, op.interpolation, row)
-
-
-def _center_crop(image: Image.Image, op: T.CenterCrop, row: Row) -> Image.Image:
-    return _window(image, row)
+    return image if size == image.size else image.resize(size, _RESAMPLING[op.interpolation])
 
 
 def _pad_image(
@@ -81,10 +69,6 @@ def _pad_image(
         return padded
     mode: Any = padding_mode
     return Image.fromarray(np.pad(np.asarray(image), ((top, bottom), (left, right), (0, 0)), mode=mode))
-
-
-def _pad(image: Image.Image, op: T.Pad, row: Row) -> Image.Image:
-    return _pad_image(image, op.padding, op.fill, op.padding_mode)
 
 
 def _zoom_out(image: Image.Image, op: T.RandomZoomOut, row: Row) -> Image.Image:
@@ -306,20 +290,16 @@ def _nothing(image: Any, op: T.Op, row: Row) -> Any:
     return image
 
 
-def _flip_array(array: FloatImage, op: T.RandomHorizontalFlip, row: Row) -> FloatImage:
-    return array[:, :, ::-1] if row["flip"] else array
-
-
 IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
-    T.CenterCrop: _center_crop,
+    T.CenterCrop: lambda image, _, row: _window(image, row),
     T.ClampBoundingBoxes: _nothing,
     T.ClampKeyPoints: _nothing,
     T.ColorJitter: _color_jitter,
     T.GaussianBlur: _blur,
     T.Lambda: _as_array(_call_array),
-    T.Pad: _pad,
+    T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
     T.RandomAffine: _random_affine,
@@ -335,16 +315,16 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
     T.RandomPerspective: _perspective,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
-    T.RandomResizedCrop: _random_resized_crop,
+    T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, row), op, row),
     T.RandomRotation: _rotate,
-    T.RandomShortestSize: _resize_op,
+    T.RandomShortestSize: _resize,
     T.RandomSolarize: _if_drawn(lambda image, op: _solarize(image, op.threshold)),
     T.RandomVerticalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_TOP_BOTTOM)),
     T.RandomZoomOut: _zoom_out,
-    T.Resize: _resize_op,
+    T.Resize: _resize,
     T.SanitizeBoundingBoxes: _nothing,
     T.SanitizeKeyPoints: _nothing,
-    T.ScaleJitter: _resize_op,
+    T.ScaleJitter: _resize,
     T.TrivialAugmentWide: _augment,
 }
 
@@ -353,7 +333,7 @@ ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
     T.ClampKeyPoints: _nothing,
     T.Lambda: _call_array,
     T.RandomErasing: _erase_array,
-    T.RandomHorizontalFlip: _flip_array,
+    T.RandomHorizontalFlip: lambda array, _, row: array[:, :, ::-1] if row["flip"] else array,
     T.SanitizeBoundingBoxes: _nothing,
     T.SanitizeKeyPoints: _nothing,
 }

@@ -40,8 +40,6 @@ _GRAY, _PALETTE = 0, 3
 _COLORS = {2: "RGB", 4: "gray and alpha", 6: "RGBA"}
 _OUTSIDE = -1
 
-_MODES = {"edge": "edge", "reflect": "reflect", "symmetric": "symmetric"}
-
 
 def decode_mask(data: Buffer, dtype: str, max_pixels: int = MAX_PIXELS) -> MaskArray:
     """Decodes a mask.
@@ -224,7 +222,7 @@ def _window(places: _Places, start: int, length: int) -> _Places:
 def _padded(places: _Places, before: int, after: int, mode: str) -> _Places:
     if mode == "constant":
         return np.pad(places, (before, after), constant_values=_OUTSIDE)
-    around: Any = _MODES[mode]
+    around: Any = mode
     return np.pad(places, (before, after), mode=around)
 
 
