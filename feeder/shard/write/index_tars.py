@@ -9,7 +9,7 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 
-from feeder.decoders.image_header import check_complete, image_info
+from feeder.decoders.image_header import image_info, is_whole
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder, row_data
@@ -24,6 +24,7 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import TAR_SUFFIXES, open_stored_tars, open_tars
 from feeder.shard.store.store import refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import HashedShard, index_path, write_set
 from feeder.system.progress import Progress
@@ -136,13 +137,14 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
         own[source.table.parts(i)[0].container].append(i)
     builders = [IndexBuilder(source.table.targets) for _ in names]
     sums = []
+    encoder = Encoder(EncodeOptions("keep"))
     size_bytes = sum(map(source.table.size, range(len(source.table))))
     with contextlib.closing(source), progress.running(len(source.table), size_bytes):
         for number, ids in enumerate(own):
             name = os.path.relpath(source.containers[number].path, source.root)
             with source.copied(number) as tar:
                 for i in ids:
-                    reason = _add(source, i, name, builders[number])
+                    reason = _add(source, i, name, builders[number], encoder)
                     if reason:
                         rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
                     progress.advance(1, source.table.size(i))
@@ -175,14 +177,15 @@ def _shard_names(path: str) -> list[str]:
     return [index.shard_name(number) for number in range(index.shard_count)]
 
 
-def _add(source: Source, i: int, tar: str, builder: IndexBuilder) -> str | None:
+def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
     parts = {part.field: part for part in source.table.parts(i)}
     image = parts.pop(next(name for name in source.image_fields if name in parts))
     try:
         data = {name: value for name, value in source.read(i) if name is not None}
         info = image_info(data[image.field])
-        check_complete(data[image.field], info)
+        if not is_whole(data[image.field], info):
+            encoder.encode(data[image.field], info)
     except ValueError as error:
         return str(error)
     checksum = zlib.crc32(data[image.field])
