@@ -28,7 +28,7 @@ from feeder.tools.inspect import inspect
 from feeder.tools.verify import verify
 from feeder.transforms import Resize
 from tests.support.images import encode, pixels
-from tests.support.shard_sets import header_of, kept, write_tar
+from tests.support.shard_sets import kept, write_tar
 
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 
@@ -230,11 +230,11 @@ def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pyt
 
     first = opened()
     assert (first[0], opened()) == (4, (0, first[1]))
-    path = folder / "index.mask.png.bin"
-    data = bytearray(path.read_bytes())
-    data[header_of(data)["columns"]["width"]["offset"]] ^= 1  # damaged, it is made anew
-    path.write_bytes(data)
-    assert opened() == first
+    for path in (folder / "index.mask.png.bin", folder / "b.fidx-index.mask.png"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # damaged, it is made anew
+        path.write_bytes(data)
+        assert opened() == first
     tar(folder / "a.tar", *[("image.jpg", "mask.png", "txt.png")] * 3)  # and so it is for another index
     index_tars(str(folder))
     again = opened()

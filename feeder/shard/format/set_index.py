@@ -58,7 +58,7 @@ class SetIndex(Index):
         info = self.header.info
         self.fields, self.targets, self.version = info.fields, info.targets, info.version
         self.classes = None if info.classes is None else list(info.classes)
-        self.codebooks = info.codebooks
+        self.codebooks, self.image_of = info.codebooks, info.image_of
         self.identity = self.header.hash
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
@@ -99,8 +99,10 @@ class SetIndex(Index):
         found = self.header.shard(shard)
         return ShardEntry(found.name, found.size_bytes)
 
-    def index_entry(self, shard: int) -> ShardEntry:
+    def index_entry(self, shard: int) -> ShardEntry | None:
         """See :meth:`Index.index_entry`."""
+        if self.image_of is not None:
+            return None
         return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
 
     def steps_bytes(self, shard: int) -> int:

@@ -16,7 +16,6 @@ from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_header import INDEX_SUFFIX
 from feeder.shard.source.open import source_kind
 from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
 from feeder.shard.source.source import Rejection, Source
@@ -26,7 +25,7 @@ from feeder.shard.store.store import refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
-from feeder.shard.write.set_writer import HashedShard, index_path, write_set
+from feeder.shard.write.set_writer import HashedShard, index_path, own_suffix, write_set
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -153,10 +152,7 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
     if not samples:
         first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
         raise SourceError(f"{source.root}: no sample found, {count(len(rejected), 'input')} rejected{first}")
-    # Several indexes of the same tars, for other labels or images, each have their own beside each tar.
-    stem = os.path.splitext(os.path.basename(path))[0]
-    suffix = INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
-    shards = []
+    suffix, shards = own_suffix(path), []
     try:
         for name, builder, container, (sha256, blocks) in zip(names, builders, source.containers, sums, strict=True):
             own_path = index_path(folder, name, suffix)

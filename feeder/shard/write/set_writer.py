@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from feeder.errors import FormatError, ShardError
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.sealed_head import HASH_BYTES
-from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, SetHeader, SetInfo, write_header
+from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, ImageOf, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 
-__all__ = ["HashedShard", "extend_set", "index_path", "write_set"]
+__all__ = ["HashedShard", "extend_set", "index_path", "own_suffix", "write_set"]
 
 
 class HashedShard(NamedTuple):
@@ -36,6 +37,12 @@ def index_path(folder: str, shard: str, suffix: str = INDEX_SUFFIX) -> str:
     return os.path.join(folder, os.path.splitext(shard)[0] + suffix)
 
 
+def own_suffix(path: str) -> str:
+    """Suffix of the shards' indexes of the set with this header: several sets of the same shards have their own."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    return INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
+
+
 def write_set(
     path: str,
     shards: Sequence[HashedShard],
@@ -43,6 +50,7 @@ def write_set(
     *,
     suffix: str = INDEX_SUFFIX,
     fingerprint: str | None = None,
+    image_of: ImageOf | None = None,
 ) -> None:
     """Writes the header of a set whose shards all have their indexes beside them.
 
@@ -52,6 +60,7 @@ def write_set(
         classes: Class names by label.
         suffix: Suffix of the shards' indexes.
         fingerprint: The set's fingerprint, if it is known; None to make it of the shards' hashes.
+        image_of: Origin of a set in which another field is the image.
 
     Raises:
         FormatError: if an index is missing or damaged, or the shards' targets differ.
@@ -59,7 +68,7 @@ def write_set(
     found = _Shards(suffix, None)
     for shard in shards:
         found.add(os.path.dirname(path), shard)
-    found.write(path, classes, fingerprint)
+    found.write(path, classes, fingerprint, image_of)
 
 
 def extend_set(
@@ -125,7 +134,9 @@ class _Shards:
         self._max_label = max(self._max_label, int(labels.max(initial=-1)))
         self._is_numbered = self._is_numbered is not False and "source_row" in groups
 
-    def write(self, path: str, classes: Sequence[str] | None, fingerprint: str | None) -> None:
+    def write(
+        self, path: str, classes: Sequence[str] | None, fingerprint: str | None, image_of: ImageOf | None = None
+    ) -> None:
         """Writes the header of all shards."""
         before = self._before
         info = SetInfo(
@@ -142,5 +153,6 @@ class _Shards:
             version=1 if before is None else before.info.version + 1,
             versions=() if before is None else (*before.info.versions, (before.samples, before.shards)),
             taken_down=0 if before is None else before.info.taken_down,
+            image_of=image_of,
         )
         write_header(path, info, np.concatenate([np.zeros(0, ROW), *self._rows]), self._names)
