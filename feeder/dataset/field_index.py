@@ -81,8 +81,6 @@ def index_of_field(
         ArgumentError: if no sample has an image in that field, or the file can't be written.
     """
     index = open_index(path, version, mirror)
-    if not isinstance(index, SetIndex):
-        raise FormatError(f"{path}: has a flat index; convert it with `feeder index --upgrade`")
     fields = [field for field in split_fields(image_field) if field in index.fields]
     if not fields:
         known = ", ".join(map(repr, sorted(index.fields)))
@@ -164,7 +162,8 @@ def _columns(
     """
     columns, reason = own.columns(), ""
     samples = np.arange(own.samples)
-    owners = np.repeat(samples, np.diff(columns["member_start"].astype(np.int64)))
+    starts = columns["member_start"].astype(np.int64)
+    owners = np.repeat(samples, starts[1:] - starts[:-1])
     place = {name: columns[name].astype(np.int64) for name in _PLACE}
     has_field = np.zeros(own.samples, bool)
     for field in reversed([own.fields.index(field) for field in fields if field in own.fields]):
@@ -192,6 +191,6 @@ def _columns(
     order = np.argsort(np.concatenate([samples, owners]), kind="stable")
     for name in ("field", "offset", "length"):
         columns[f"member_{name}"] = np.concatenate([columns[name], columns[f"member_{name}"]])[order]
-    columns["member_start"] = columns["member_start"].astype(np.int64) + np.arange(own.samples + 1)
+    columns["member_start"] = starts + np.arange(own.samples + 1)
     columns["row_start"], columns["row_data"] = np.zeros(own.samples + 1, np.uint64), np.zeros(0, np.uint32)
     return take_rows(columns | place, np.flatnonzero(has_field)), reason

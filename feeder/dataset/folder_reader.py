@@ -17,8 +17,7 @@ import numpy.typing as npt
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError, SourceError
-from feeder.shard.format.index import NUMBER_FIELDS
-from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.index_file import INDEX_NAME, NUMBER_FIELDS
 from feeder.shard.source.class_folders import (
     are_downloads,
     class_names,

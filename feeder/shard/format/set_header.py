@@ -1,4 +1,4 @@
-"""The header of a shard set, ``index.bin`` of version 2: its layout, its writer and its reader.
+"""The header of a shard set, ``index.bin``: its layout, its writer and its reader.
 
 Note [Set header]
 The file has a sealed head with the magic ``FEEDERST``, see Note [Sealed head], and then, little-endian and each at an
@@ -12,8 +12,7 @@ The size of a shard's index does not count optional groups, which come last. The
     format        2
     version       number of this version of the set, from 1; `versions` has [samples, shards] of the earlier ones
     samples, shards, size_bytes (of all shards), page (shards in a page), fields, classes (names by label, or null),
-    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), is_numbered, fingerprint,
-    is_converted (the fingerprint is that of an index of version 1)
+    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), is_numbered, fingerprint
     equal         samples in each shard, if all but the last one have as many, else 0
     labelled, max_label   number of samples with a label, and the largest label
     pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
@@ -95,7 +94,6 @@ class SetInfo:
         max_label: The largest label; -1 without any.
         is_numbered: True if the samples come from rows of a table, whose numbers are kept.
         fingerprint: Hash of the samples and their order, hexadecimal.
-        is_converted: True if the set had an index of version 1, and keeps its fingerprint.
         index_suffix: Suffix of the shards' indexes, in place of the shards' own.
         version: Number of this version of the set, from 1.
         versions: (samples, shards) of the earlier ones.
@@ -111,7 +109,6 @@ class SetInfo:
     max_label: int
     is_numbered: bool
     fingerprint: str
-    is_converted: bool = False
     index_suffix: str = INDEX_SUFFIX
     version: int = 1
     versions: tuple[tuple[int, int], ...] = ()
@@ -174,7 +171,6 @@ def write_header(
         "is_numbered": info.is_numbered,
         "index_suffix": info.index_suffix,
         "fingerprint": info.fingerprint,
-        "is_converted": info.is_converted,
         "pattern": pattern,
         "table": [0, table.nbytes, short_hash(table.tobytes()).hex()],
         "pages": [at_pages, rows.nbytes, None],
@@ -245,7 +241,6 @@ class SetHeader:
             max_label=int(head["max_label"]),
             is_numbered=bool(head["is_numbered"]),
             fingerprint=str(head["fingerprint"]),
-            is_converted=bool(head["is_converted"]),
             index_suffix=str(head["index_suffix"]),
             codebooks=read_codebooks(head.get("codebooks", ())),
             version=int(head["version"]),

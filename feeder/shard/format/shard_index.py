@@ -17,7 +17,7 @@ Optional groups come last: only who needs one reads it, and of a set in a store 
     steps    u16: for a seekable or packed JPEG the height of a band in pixels, the offset of the first band, and the
              difference of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or
              more, 65535 and the number in the next two, its low half first
-A group of any other name is optional, too, and for readers that know it. Earlier writers have put `steps` second.
+A group of any other name is optional, too, and for readers that know it.
 """
 
 from __future__ import annotations

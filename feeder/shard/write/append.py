@@ -275,7 +275,7 @@ class _Append:
 
 
 def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
-    """Opens the set in a folder, which must be finished and of version 2."""
+    """Opens the set in a folder, which must be finished."""
     if os.path.exists(folder.file(TAKEDOWN_NAME)):
         raise ShardError(
             f"{folder.shown}: samples of it are being taken down, and that was interrupted; run `feeder takedown "
@@ -286,8 +286,6 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
     if manifest is None:
         raise ShardError(f"{folder.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
     index = open_index(folder.file(INDEX_NAME))
-    if not isinstance(index, SetIndex):
-        raise FormatError(f"{folder.shown}: has a flat index; convert it with `feeder index --upgrade`")
     if file_sha256(folder.file(INDEX_NAME)) != manifest.index["sha256"]:
         raise ShardError(
             f"{folder.shown}: its {INDEX_NAME} is not the one that its {MANIFEST_NAME} names; restore them (`feeder "

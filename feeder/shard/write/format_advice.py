@@ -8,8 +8,8 @@ import time
 import numpy as np
 
 from feeder.decoders.image_header import PILLOW_FORMATS
-from feeder.shard.format.index import Index
 from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.set_index import SetIndex
 
 __all__ = ["decode_advice"]
 
@@ -18,7 +18,7 @@ _MIN_SHARE = 0.05
 _QUALITY = 90
 
 
-def decode_advice(index: Index, manifest: Manifest) -> str | None:
+def decode_advice(index: SetIndex, manifest: Manifest) -> str | None:
     """Returns advice if at least 5 % of the samples are not JPEGs; else None."""
     slow = {name: count for name, count in manifest.formats.items() if name not in ("jpg", "fpk", "npy")}
     if not manifest.samples or sum(slow.values()) < _MIN_SHARE * manifest.samples:

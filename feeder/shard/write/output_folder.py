@@ -28,7 +28,6 @@ from feeder.errors import ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
 from feeder.shard.source.spool import KEPT_IMAGES
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
@@ -154,7 +153,8 @@ class OutputFolder:
         self._compare_settings("holds a shard set made with", manifest.settings, settings)
         files = {record.name: record.size_bytes for record in manifest.shards}
         indexes: dict[str, int] = {}
-        if os.path.isfile(self.file(INDEX_NAME)) and isinstance(index := open_index(self.file(INDEX_NAME)), SetIndex):
+        if os.path.isfile(self.file(INDEX_NAME)):
+            index = open_index(self.file(INDEX_NAME))
             shards = range(index.shard_count)
             indexes = {index.header.index_name(n): index.header.shard(n).index_bytes for n in shards}
         for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files, **indexes}.items():

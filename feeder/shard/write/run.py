@@ -12,7 +12,6 @@ from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
@@ -189,7 +188,6 @@ class Run:
     def _write_dali_indexes(self) -> None:
         if self._options.dali_index:
             index = open_index(self._folder.file(INDEX_NAME))
-            assert isinstance(index, SetIndex)
             for number in range(index.shard_count):
                 path = index_path(self._folder.path, index.shard_name(number), DALI_SUFFIX)
                 write_dali_index(path, index.shard_index(number))

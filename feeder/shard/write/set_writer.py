@@ -49,7 +49,6 @@ def write_set(
     classes: Sequence[str] | None,
     *,
     suffix: str = INDEX_SUFFIX,
-    fingerprint: str | None = None,
     image_of: ImageOf | None = None,
 ) -> None:
     """Writes the header of a set whose shards all have their indexes beside them.
@@ -59,7 +58,6 @@ def write_set(
         shards: The shards, by number.
         classes: Class names by label.
         suffix: Suffix of the shards' indexes.
-        fingerprint: The set's fingerprint, if it is known; None to make it of the shards' hashes.
         image_of: Origin of a set in which another field is the image.
 
     Raises:
@@ -68,7 +66,7 @@ def write_set(
     found = _Shards(suffix, None)
     for shard in shards:
         found.add(os.path.dirname(path), shard)
-    found.write(path, classes, fingerprint, image_of)
+    found.write(path, classes, image_of)
 
 
 def extend_set(
@@ -89,7 +87,7 @@ def extend_set(
     found = _Shards(before.info.index_suffix, before)
     for shard in shards:
         found.add(folder, shard)
-    found.write(path, classes, None)
+    found.write(path, classes)
 
 
 class _Shards:
@@ -134,9 +132,7 @@ class _Shards:
         self._max_label = max(self._max_label, int(labels.max(initial=-1)))
         self._is_numbered = self._is_numbered is not False and "source_row" in groups
 
-    def write(
-        self, path: str, classes: Sequence[str] | None, fingerprint: str | None, image_of: ImageOf | None = None
-    ) -> None:
+    def write(self, path: str, classes: Sequence[str] | None, image_of: ImageOf | None = None) -> None:
         """Writes the header of all shards."""
         before = self._before
         info = SetInfo(
@@ -146,8 +142,7 @@ class _Shards:
             labelled=self._labelled,
             max_label=self._max_label,
             is_numbered=bool(self._is_numbered),
-            fingerprint=fingerprint or self._digest.hexdigest(),
-            is_converted=fingerprint is not None,
+            fingerprint=self._digest.hexdigest(),
             index_suffix=self._suffix,
             codebooks=tuple(self._codebooks),
             version=1 if before is None else before.info.version + 1,

@@ -27,10 +27,8 @@ from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
-from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import HASH_BYTES
 from feeder.shard.format.set_header import SetHeader, write_header
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
@@ -120,10 +118,7 @@ class _Takedown:
                 f"{copy.shown}: samples are being added to it, and that was interrupted; run the same `feeder append` "
                 "again, and take samples down then"
             )
-        index = open_index(self._path)
-        if not isinstance(index, SetIndex):
-            raise FormatError(f"{copy.shown}: has a flat index; convert it with `feeder index --upgrade`")
-        self._header = index.header
+        self._header = SetHeader(self._path)
         if copy.is_copy:
             with ThreadPoolExecutor(_REQUESTS) as pool:
                 for _ in pool.map(copy.fetch, map(self._header.index_name, range(self._header.shards))):
