@@ -78,7 +78,6 @@ class FolderReader:
         members: Names of the members that samples have, such as "txt".
     """
 
-    _members: tuple[str, ...] = ()  # of pickles of version 0.1
     # Upright (height, width) and orientation to apply of each image, once they are measured; height 0: not yet.
     # uint16, or int32 once a side needs it.
     _sizes: npt.NDArray[Any] | None = None
