@@ -72,9 +72,8 @@ def first_difference(
     """Returns what differs first between two plans and their inputs; None if nothing does."""
     if old_plan["kind"] != new_plan["kind"]:
         return f"the source was {old_plan['kind']}, is {new_plan['kind']}"
-    root = old_plan.get("root", new_plan["root"])  # earlier versions kept none
-    if root != new_plan["root"]:
-        return f"the source was {root}, is {new_plan['root']}"
+    if old_plan["root"] != new_plan["root"]:
+        return f"the source was {old_plan['root']}, is {new_plan['root']}"
     before_targets, targets = (", ".join(plan.get("targets", ())) or "none" for plan in (old_plan, new_plan))
     if before_targets != targets:
         return f"the targets were {before_targets}, are {targets}"
