@@ -146,23 +146,6 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_unfinished_run_of_an_older_feeder_is_not_mixed_with_another_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, fields in (("one", ("jpg",)), ("two", ("mask.png", "image.jpg"))):
-        source, out = tar(tmp_path / f"{name}.tar", fields), tmp_path / name
-        with monkeypatch.context() as patch:
-            patch.setattr("feeder.shard.write.run.write_set", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                shard(str(source), str(out), kept())
-        plan = json.loads((out / ".work" / "plan.json").read_text())
-        del plan["image_field"]
-        (out / ".work" / "plan.json").write_text(json.dumps(plan))
-    assert shard(str(tmp_path / "one.tar"), str(tmp_path / "one"), kept()).samples == 1
-    with pytest.raises(ShardError, match="chose the image field for each sample separately"):
-        shard(str(source), str(out), kept())
-
-
 def test_an_image_whose_format_changes_takes_no_other_fields_name(tmp_path: Path) -> None:
     samples = [{"__key__": str(i), "png": image("png", i), "jpg": image("jpg", i), "cls": i} for i in range(3)]
     out = tmp_path / "out"
@@ -214,6 +197,15 @@ def test_a_dataset_takes_another_field_as_the_image(tmp_path: Path) -> None:
     assert inspect(str(folder / "index.mask.png.bin")).fields == {"mask.png": 4, "image.jpg": 4, "cls": 4}
     # What is the image already needs no file of its own.
     assert ShardDataset(folder, image_field="image.jpg").reader.place == plain.reader.place
+
+
+def test_the_index_of_another_field_goes_with_the_set(tmp_path: Path) -> None:
+    source = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 3)
+    for force in (False, True):
+        shard(str(source), str(tmp_path / "out"), kept(image_field="left.jpg"), force=force)
+        assert not [*(tmp_path / "out").glob("*index.right.jpg*")]
+        assert len(ShardDataset(tmp_path / "out", image_field="right.jpg")) == 3
+        assert len([*(tmp_path / "out").glob("*index.right.jpg*")]) == 2
 
 
 def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

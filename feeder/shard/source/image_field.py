@@ -70,12 +70,12 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for fields, number in samples.items():
         counts.update({field: number for field in fields if is_image_field(field) or field in chosen})
-    source.other_images = tuple(field for field in sorted(counts) if field not in chosen)
-    if source.other_images:
-        shown = source.other_images[:_MOST_LISTED]
+    others = [field for field in sorted(counts) if field not in chosen]
+    if others:
+        shown = others[:_MOST_LISTED]
         listed = ", ".join(f"{field!r} ({count(counts[field], 'sample')})" for field in shown)
-        if len(shown) < len(source.other_images):
-            listed += f" and {count(len(source.other_images) - len(shown), 'other')}"
+        if len(shown) < len(others):
+            listed += f" and {count(len(others) - len(shown), 'other')}"
         source.notes.append(
             f"{where}: several fields hold images; {_either(chosen)} is taken "
             f"({count(sum(map(counts.__getitem__, chosen)), 'sample')}), not {listed}: --image-field chooses another"

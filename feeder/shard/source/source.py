@@ -79,7 +79,6 @@ class Source:
         codebooks: Codebooks of the packed JPEGs in the containers.
         replaces_cls: True if the labels replace those in the ``cls`` fields.
         image_fields: Fields that hold the image, of which each sample has one; empty where images are files.
-        other_images: Fields that are named like images, but were not chosen.
         left_out: Paths of files and folders that are left out because of their names, by kind; also among the rejected.
         likely_members: Images of a folder that look like masks or second images of others, by their field.
         max_file_bytes: Larger images and other fields are not read.
@@ -99,7 +98,6 @@ class Source:
         self.codebooks: list[bytes] = []
         self.replaces_cls = False
         self.image_fields: tuple[str, ...] = ()
-        self.other_images: tuple[str, ...] = ()
         self.left_out: dict[str, list[str]] = {}
         self.likely_members: dict[str, list[str]] = {}
         self.max_file_bytes = MAX_FILE_BYTES

@@ -86,21 +86,20 @@ class EncodeOptions:
             settings["max_side"],
             90 if settings["quality"] is None else settings["quality"],
             settings["keep_metadata"] is not False,
-            bool(settings.get("reject_deep")),
-            settings.get("progressive") or "keep",
+            settings["reject_deep"] is True,
+            settings["progressive"] or "keep",
         )
 
     def settings(self) -> dict[str, object]:
         """Options that the result depends on."""
-        settings: dict[str, object] = {
+        return {
             "encode": self.mode,
             "max_side": self.max_side,
             "quality": self.quality if self.mode == "jpeg" else None,
             "keep_metadata": self.keep_metadata if self.mode in ("seekable", "jpeg") else None,
+            "reject_deep": self.reject_deep or None,
+            "progressive": self.progressive if self.mode == "packed" else None,
         }
-        # Named only where they are given, as sets of earlier versions have none of them.
-        settings |= {"reject_deep": True} if self.reject_deep else {}
-        return settings | ({"progressive": self.progressive} if self.progressive != "keep" else {})
 
 
 class EncodedImage(NamedTuple):

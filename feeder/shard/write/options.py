@@ -98,7 +98,7 @@ class ShardOptions:
             shard_size_bytes=settings["shard_size_bytes"] or self.shard_size_bytes,
             samples_per_shard=settings["samples_per_shard"],
             image_field=settings["image_field"],
-            max_file_bytes=settings.get("max_file_bytes") or MAX_FILE_BYTES,
+            max_file_bytes=settings["max_file_bytes"] or MAX_FILE_BYTES,
             encode=EncodeOptions.of_settings(settings),
         )
 

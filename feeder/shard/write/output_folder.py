@@ -42,8 +42,9 @@ __all__ = ["OutputFolder"]
 _LOCK = ".lock"
 _ATTEMPTS = "attempts-"
 _WORK = os.path.dirname(PLAN_NAME)
-_SHARD = re.compile(r"shard-(\d+)\.(tar|idx|fidx)")
-_OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")  # an earlier version, or one for another image field
+_SHARD = re.compile(r"shard-(\d+)\.(tar|idx|fidx(-index.+)?)")
+# An earlier version, or one for another image field, which has indexes of its own beside the shards.
+_OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")
 _RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME)
 
 
@@ -329,11 +330,6 @@ class OutputFolder:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
                 "can't be compared; remove the folder and run again"
-            )
-        if "image_field" not in recorded and source.other_images:
-            raise ShardError(
-                f"{self.shown}: holds an unfinished run of an older feeder, which chose the image field for each "
-                "sample separately, so it can't be resumed; start again with --force"
             )
         changed = first_difference(recorded, plan, before, source.table.columns())
         if changed:

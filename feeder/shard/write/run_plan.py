@@ -74,7 +74,7 @@ def first_difference(
         return f"the source was {old_plan['kind']}, is {new_plan['kind']}"
     if old_plan["root"] != new_plan["root"]:
         return f"the source was {old_plan['root']}, is {new_plan['root']}"
-    before_targets, targets = (", ".join(plan.get("targets", ())) or "none" for plan in (old_plan, new_plan))
+    before_targets, targets = (", ".join(plan["targets"]) or "none" for plan in (old_plan, new_plan))
     if before_targets != targets:
         return f"the targets were {before_targets}, are {targets}"
     for before, after in zip(old_plan["containers"], new_plan["containers"], strict=False):
