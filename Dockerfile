@@ -69,7 +69,7 @@ RUN pip install "$(echo /wheels/feeder_data-*.whl)[dali-cuda13,gpu,nvml,parquet]
 USER 10001:10001
 WORKDIR /data
 # Fails the build where a library is missing here that was there to compile against.
-RUN feeder --version -v && python -c "from PIL import _imaging, _webp; import pynvml, torch, triton, nvidia.dali, feeder._gpu" \
-    && python -c "from feeder._gpu import dispatch; assert dispatch._lacks() is None, dispatch._lacks()"
+RUN feeder --version -v && python -c "from PIL import _imaging, _webp; import pynvml, torch, triton, nvidia.dali, feeder.decoders.gpu" \
+    && python -c "from feeder.decoders.gpu import dispatch; assert dispatch.lacks() is None, dispatch.lacks()"
 ENTRYPOINT ["feeder"]
 CMD ["--help"]

@@ -29,9 +29,9 @@ import numpy as np
 from bench.smoke import arguments
 from feeder import _native
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.cuda.stager import PlanStager
+from feeder.decoders.cuda.plan_stager import PlanStager
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.stats import stage_table
 from feeder.loader.slots.image_slots import Samples, SlotView
@@ -79,7 +79,7 @@ class Host:
             began = time.thread_time_ns()
             staged = Staged.unpack(view.images[0].reshape(-1), len(ids), left_over)
             plans: list[Any] = [
-                staged.payloads[row] for row in np.flatnonzero(staged.rows["kind"] == Kind.PLAN).tolist()
+                staged.payloads[row] for row in np.flatnonzero(staged.rows["kind"] == RowKind.PLAN).tolist()
             ]
             places, _, size_bytes = _native.upload_runs(plans)
             own = np.arange(len(plans))

@@ -28,9 +28,10 @@ from PIL import Image
 
 from bench.smoke import arguments
 from feeder import _native
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.decoder import View
 from feeder.decoders.packed import add_codebooks, codebook_id
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.parity.differences import Differences, crop_ratio
 from feeder.tools.terminal import table
@@ -73,7 +74,7 @@ class Contestant:
     def images_per_cpu_s(self) -> float:
         started = time.process_time()
         for drawn in self._draws:
-            if any(self._decoder.decode(self._files, self._ones, RECIPE, drawn, self._out)):
+            if any(self._decoder.decode(self._files, self._ones, [View(RECIPE, drawn, self._out)]).errors):
                 raise SystemExit("an image can't be decoded")
         return len(self._files) * len(self._draws) / (time.process_time() - started)
 
@@ -87,7 +88,7 @@ def errors(files: list[bytes], size: tuple[int, int], crops: int, fidelity: str)
             drawn = recipe.draw(0, crop, np.array([i]), np.array([size[::-1]]))
             outputs = [np.zeros((1, 3, SIZE, SIZE), np.uint8) for _ in decoders]
             for decoder, out in zip(decoders, outputs, strict=True):
-                if any(decoder.decode([data], np.ones(1, np.uint8), recipe, drawn, out)):
+                if any(decoder.decode([data], np.ones(1, np.uint8), [View(recipe, drawn, out)]).errors):
                     raise SystemExit(f"{decoder.name} can't decode an image")
             found.add(outputs[1][0], outputs[0][0], crop_ratio(drawn.source_box[0], drawn.base_size[0]))
     return [

@@ -36,10 +36,11 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.set_header import INDEX_SUFFIX
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.set_writer import HashedShard, index_path, write_set
+from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.sharding import shard
 from feeder.system.process_usage import memory
 from feeder.tools.bench.result_file import save, spread
@@ -100,7 +101,7 @@ def prepare(folder: Path, counts: list[int]) -> None:
                 members=(),
             )
         sha256, blocks = file_sums(str(home / "shard-000000.tar"))
-        hashed = HashedShard("shard-000000.tar", sum(map(len, bodies)), sha256)
+        hashed = ShardRecord("shard-000000.tar", len(builder), sum(map(len, bodies)), sha256)
         builder.write(index_path(str(home), hashed.name), blocks, hashed.size_bytes)
         write_set(str(home / INDEX_NAME), [hashed], None)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from feeder import fields, service, transforms, wds
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
-    from feeder.decoders.images import decode
+    from feeder.decoders.decode import decode
     from feeder.decoders.packed import decode_packed
     from feeder.errors import (
         ArgumentError,
@@ -86,7 +86,7 @@ _HOMES = {
     "Lanes": "feeder.order.lanes",
     "Skip": "feeder.order.skip",
     "Window": "feeder.order.sample_order",
-    "decode": "feeder.decoders.images",
+    "decode": "feeder.decoders.decode",
     "decode_packed": "feeder.decoders.packed",
     "find_batch_size": "feeder.tools.training.batch_size",
     "headroom": "feeder.tools.headroom.headroom",

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import get_worker_info
 
+from feeder.decoders.decode import check_backend, check_recipe, decode_named
 from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
-from feeder.decoders.images import check_backend, check_recipe, decode_named
 from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import check_range
@@ -74,11 +74,13 @@ def decoder(
     check_recipe(recipe.at(None, 0))
     check_range("seed", seed, 1 << 64)
     check_range("epoch", epoch, 1 << 32)
+
     check_name(backend)
     check_backend(backend)
     check_options(MAX_PIXELS, 1, fidelity)
     if not isinstance(field, (str, type(None))):
         raise ArgumentError(f"field must be the name of an image's field, such as 'jpg', got {field!r}")
+
     return ImageDecoder(recipe, field, seed, epoch, {"backend": backend, "fidelity": fidelity})
 
 
@@ -120,6 +122,7 @@ class ImageDecoder:
             ArgumentError: for a sample with several images, or samples of a list that differ in their fields.
         """
         caller = _caller()
+
         if data is not None:
             name = sample.removeprefix(".")
             if not self._is_image(name):
@@ -127,11 +130,13 @@ class ImageDecoder:
             whole = caller.f_locals["sample"]
             self._check_alone(whole, name)
             return self._decode([whole], [data], caller)[0]
+
         samples = sample if isinstance(sample, list) else [sample]
         for each in samples:
             _check_sample(each)
         names = [self._image_field(each) for each in samples]
         images = self._decode(samples, [each[name] for each, name in zip(samples, names, strict=True)], caller)
+
         if samples is sample:
             return {names[0]: images, **_collated(samples, names)}
         return {**sample, names[0]: images[0]}

@@ -68,8 +68,7 @@ def changed_files(root: Path, base: str | None = None) -> set[str]:
 
 
 def module_name(path: str) -> str:
-    inside = path.replace("kernels/gpu/", "feeder/_gpu/")  # a link to it
-    return ".".join(PurePosixPath(inside).with_suffix("").parts).removesuffix(".__init__")
+    return ".".join(PurePosixPath(path).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported(text: str, name: str, modules: Mapping[str, str]) -> Iterator[str]:

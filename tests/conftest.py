@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.pairwise import pairwise
 from tests.support.remote import bucket, fault_proxy, google, read, real_bucket, s3_server, tls_proxy
 
@@ -32,6 +32,7 @@ __all__ = [
     "read",
     "real_bucket",
     "s3_server",
+    "seed_0",
     "tls_proxy",
 ]
 
@@ -115,6 +116,7 @@ def own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             patch.setenv(name, os.path.join(_OWN_FOLDER, name.lower()))
             os.mkdir(os.environ[name], 0o711)
         patch.delenv("XDG_CACHE_HOME", raising=False)
+        patch.setenv("PYTHONPATH", PYTHON_PATH.partition(os.pathsep)[0], prepend=os.pathsep)
         patch.setattr(tempfile, "tempdir", None)
         yield
 
@@ -151,6 +153,17 @@ def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         monkeypatch.delattr(feeder, "_native", raising=False)  # else the import would find it here
 
     return hide
+
+
+@pytest.fixture(scope="session", autouse=True)
+def seed_0() -> Iterator[None]:
+    """Loaders without a seed have 0 in place of one that they draw, so that those of a test are alike."""
+    from feeder.loader import run_seed
+    from feeder.loader.random_state import draw_seed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_seed, "draw_seed", lambda generator: 0 if generator is None else draw_seed(generator))
+        yield
 
 
 @pytest.fixture(scope="module")

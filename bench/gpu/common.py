@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import feeder
-from feeder import _gpu
 from feeder import transforms as T
-from feeder._gpu.dispatch import runs_triton
+from feeder.decoders import gpu as kernels
+from feeder.decoders.gpu.dispatch import runs_triton
 from feeder.system.nvml import open_nvml
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
@@ -64,7 +64,7 @@ def gpu() -> dict[str, Any]:
     """Returns name, memory and driver of the GPU, and whether Triton's kernels run there."""
     properties = torch.cuda.get_device_properties(0)
     lacking, nvml = triton_lacks(), open_nvml()
-    triton = importlib.metadata.version("triton") if _gpu.has_triton() else None
+    triton = importlib.metadata.version("triton") if kernels.has_triton() else None
     return {
         "name": properties.name,
         "memory_gib": round(properties.total_memory / 2**30, 1),
@@ -86,7 +86,7 @@ def triton_lacks() -> str | None:
         runs_triton(device, "triton")
         ones = torch.ones(3, device=device)
         image = torch.zeros((1, 3), dtype=torch.uint8, device=device)
-        _gpu.normalize(image, (1, 1), scale=ones, bias=ones, dtype=torch.float16, channels_last=True, using="triton")
+        kernels.normalize(image, (1, 1), scale=ones, bias=ones, dtype=torch.float16, channels_last=True, using="triton")
         torch.cuda.synchronize()
     except Exception as error:  # compilers and drivers raise errors of any class
         return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
-from feeder._gpu.tensors import as_samples
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox, check_crop_box
 from feeder.dataset.extras import Extra, MemberField, NamedField
@@ -21,7 +20,8 @@ from feeder.dataset.joined_reader import JoinedReader
 from feeder.dataset.reader import Reader
 from feeder.dataset.sample_numbers import sample_numbers
 from feeder.dataset.stacking import check_stackable
-from feeder.dataset.targets import targets_in
+from feeder.dataset.target_values import targets_in
+from feeder.decoders.tensors import as_samples
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.text import count
 from feeder.system.warning import warn

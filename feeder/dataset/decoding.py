@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feeder.dataset.extras import Extra
 from feeder.dataset.further_images import FurtherImage, by_image, further_recipes, images_in
 from feeder.dataset.reader import Reader
-from feeder.dataset.targets import boxes_of
+from feeder.dataset.target_values import boxes_of
 from feeder.decoders.decoder import View
 from feeder.decoders.image_header import clipped_warning
 from feeder.decoders.registry import get_decoder
@@ -23,6 +23,7 @@ from feeder.system.warning import warn
 from feeder.transforms import Views
 
 if TYPE_CHECKING:
+    from feeder.decoders.decoder import Buffer
     from feeder.transforms import Draws, Recipe
 
 __all__ = ["DecodeCounts", "SampleDecoder", "counted"]
@@ -54,13 +55,6 @@ def counted() -> Iterator[DecodeCounts]:
         _counting.counts = before
 
 
-class _Own(threading.local):
-    """A thread's decoder: what a decoder says of its last call is for one thread."""
-
-    def __init__(self, recipes: tuple[Recipe, ...]) -> None:
-        self.decoder = get_decoder("auto", recipes)
-
-
 class SampleDecoder:
     """Decodes samples one by one, as their images may differ in size. Uses the backend that "auto" chooses.
 
@@ -72,7 +66,7 @@ class SampleDecoder:
 
     def __init__(self, reader: Reader, recipe: Recipe | Views, extras: Sequence[Extra]) -> None:
         self._reader, self._recipe, self._extras = reader, recipe, extras
-        self._own = _Own((*recipe.views, *further_recipes(images_in(extras))))
+        self._decoder = get_decoder("auto", (*recipe.views, *further_recipes(images_in(extras))))
         self._has_warned = False
 
     def decode(
@@ -95,9 +89,9 @@ class SampleDecoder:
             DecodeError: for the first bad sample, naming it.
         """
         reader, recipe = self._reader, self._recipe.at(None, epoch)
-        counts: DecodeCounts | None = getattr(_counting, "counts", None)
         values = [[_read(extra, reader, i) for i in ids.tolist()] for extra in self._extras]
         encoded = reader.read(ids)
+
         images = []
         for row, i in enumerate(ids.tolist()):
             problem = encoded.errors[row]
@@ -109,18 +103,16 @@ class SampleDecoder:
                     draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
                     out = np.empty((1, 3, *draws.output_size[0].tolist()), each.storage_dtype)
                     views.append(View(each, draws, out))
-                problem = self._own.decoder.decode_views(encoded.buffers[one], encoded.orientations[one], views)[0]
+                problem = self._decode(i, encoded.buffers[one], encoded.orientations[one], views)
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
-                self._count(counts, i)
             if problem is not None:
                 raise reader.at(problem, i)
             for extra, found in zip(self._extras, values, strict=True):
                 try:
                     if isinstance(extra, FurtherImage):
                         size, own = encoded.sizes[row : row + 1], keys[:, row : row + 1]
-                        found[row] = self._further(extra, found[row], [view.draws for view in views], own, size)
-                        self._count(counts, i)
+                        found[row] = self._further(i, extra, found[row], [view.draws for view in views], own, size)
                     else:
                         found[row] = extra.sample(extra.finish_views(found[row], [view.draws for view in views], 0))
                 except DecodeError as error:
@@ -129,6 +121,7 @@ class SampleDecoder:
 
     def _further(
         self,
+        i: int,
         image: FurtherImage,
         data: bytes,
         first: Sequence[Draws],
@@ -137,7 +130,7 @@ class SampleDecoder:
     ) -> Any:
         """Decodes a further image of one sample to a tensor [C, H, W], or a list of views; see
         :class:`FurtherImage`."""
-        from feeder._gpu.tensors import as_tensor
+        from feeder.decoders.tensors import as_tensor
 
         encoded = image.encoded([data], size)
         problem = encoded.errors[0]
@@ -148,20 +141,29 @@ class SampleDecoder:
         for recipe, draws in zip(recipes, image.draw(recipes, first, list(keys), encoded.sizes), strict=True):
             out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
             views.append(View(recipe, draws, out))
-        problem = self._own.decoder.decode_views(encoded.buffers, encoded.orientations, views)[0]
+        problem = self._decode(i, encoded.buffers, encoded.orientations, views)
         if problem is not None:
             raise image.named(problem)
         return by_image([image], [as_tensor(view.out[0], view.recipe.output_dtype) for view in views])[0]
 
-    def _count(self, counts: DecodeCounts | None, i: int) -> None:
-        """Counts the last decoded image, of sample ``i``, if it was clipped or slow; or warns."""
+    def _decode(
+        self,
+        i: int,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+    ) -> DecodeError | None:
+        """Decodes an image of sample ``i``, and counts it if it was clipped or slow; or warns."""
+        result = self._decoder.decode(buffers, orientations, views)
+        counts: DecodeCounts | None = getattr(_counting, "counts", None)
         if counts is not None:
-            counts.clipped += self._own.decoder.clipped
-            counts.slow += self._own.decoder.slow
-        elif self._own.decoder.clipped and not self._has_warned:
+            counts.clipped += result.clipped
+            counts.slow += result.slow
+        elif result.clipped and not self._has_warned:
             self._has_warned = True
             key = self._reader.field(i, "key")
             warn(f"sample {key!r}: {clipped_warning(1)}; later ones are not named")
+        return result.errors[0]
 
 
 def _read(extra: Extra, reader: Reader, i: int) -> Any:

@@ -13,7 +13,7 @@ from feeder.dataset.drawn_fields import CropBox, ImageSizes, OriginalSize
 from feeder.dataset.extras import Extra, MemberField, NamedField
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import FurtherImage
-from feeder.dataset.targets import TargetValue, in_padded_batches, target_values
+from feeder.dataset.target_values import TargetValue, in_padded_batches, target_values
 from feeder.dataset.view_targets import ViewsTarget
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field
@@ -82,6 +82,7 @@ def extras_from_json(
     """
     if not isinstance(value, Mapping) or set(value) != {"sizes", "targets", "fields"}:
         raise ArgumentError("these are no targets and fields of this version of feeder")
+
     try:
         targets = {name: _target_from_json(each, function_of) for name, each in _pairs(value["targets"])}
         kinds = {

@@ -13,13 +13,14 @@ import numpy.typing as npt
 from feeder.dataset.shard_fields import HEADER_BYTES
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, FormatError
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import ImageOf
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex, take_rows, write_shard_index
 from feeder.shard.source.image_field import split_fields
 from feeder.shard.store.mirror import Mirror
-from feeder.shard.write.set_writer import HashedShard, index_path, own_suffix, write_set
+from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.system.text import count
 from feeder.system.warning import warn
 
@@ -53,9 +54,11 @@ def open_shards(
     """
     if image_field is not None and mirror is not None:  # the set may get another version while this one is read
         version = open_index(index, version, mirror).version
+
     made = None if image_field is None else index_of_field(index, image_field, version, mirror, writes=writes)
     if made is None or image_field is None:
         return ShardReader(index, exif=exif, version=version, mirror=mirror)
+
     reader = ShardReader(made, exif=exif, mirror=mirror, is_of_field=True)
     reader.field_of = index, version, image_field
     return reader
@@ -85,12 +88,14 @@ def index_of_field(
     if not fields:
         known = ", ".join(map(repr, sorted(index.fields)))
         raise ArgumentError(f"image_field={image_field!r}: no sample of {path} has it; its fields are {known}")
+
     if index.image_of is not None:
         raise ArgumentError(f"{path}: was made for another image_field; name the folder of the set, or its own index")
     own, numbers = index.column("field"), [index.fields.index(field) for field in fields]
     is_image = np.isin(own, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
     if is_image or (own == numbers[0]).all():
         return None
+
     stem = os.path.splitext(path)[0] + (f"-{index.version:06d}" if index.version > 1 else "")
     to = f"{stem}.{'+'.join(fields).replace(os.sep, '_')}.bin"
     if not _fits(to, index):
@@ -100,6 +105,7 @@ def index_of_field(
                 "once as a user who may write into its folder"
             )
         _make(index, fields, to, image_field, mirror)
+
     made = SetIndex(to)
     left_out = 0 if made.image_of is None else made.image_of.left_out
     if left_out:
@@ -128,6 +134,7 @@ def _make(index: SetIndex, fields: Sequence[str], path: str, image_field: str, m
         columns, failure = _columns(reader, own, fields, index.header.sample_range(number)[0])
         found.append((own, columns))
         reason = reason or failure
+
     kept = sum(len(columns["offset"]) for _, columns in found)
     if not kept:
         raise ArgumentError(
@@ -141,7 +148,7 @@ def _make(index: SetIndex, fields: Sequence[str], path: str, image_field: str, m
             to = index_path(folder, name, suffix)
             os.makedirs(os.path.dirname(to) or ".", exist_ok=True)
             write_shard_index(to, columns, own.fields, own.targets, own.blocks(), size_bytes, own.codebooks())
-            shards.append(HashedShard(name, size_bytes, index.shard_hash(number).hex()))
+            shards.append(ShardRecord(name, len(columns["offset"]), size_bytes, index.shard_hash(number).hex()))
         origin = ImageOf(index.identity.hex(), len(index) - kept)
         write_set(path, shards, index.classes, suffix=suffix, image_of=origin)
     except OSError as error:
@@ -161,11 +168,14 @@ def _columns(
         first: Number of the shard's first sample.
     """
     columns, reason = own.columns(), ""
+
     samples = np.arange(own.samples)
     starts = columns["member_start"].astype(np.int64)
     owners = np.repeat(samples, starts[1:] - starts[:-1])
+
     place = {name: columns[name].astype(np.int64) for name in _PLACE}
     has_field = np.zeros(own.samples, bool)
+
     for field in reversed([own.fields.index(field) for field in fields if field in own.fields]):
         images, rows = np.flatnonzero(columns["field"] == field), np.flatnonzero(columns["member_field"] == field)
         for name in ("field", "offset", "length"):  # the first field counts, so it is written last

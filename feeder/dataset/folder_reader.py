@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
 from feeder.decoders.image_header import ImageInfo, image_info
+from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME, NUMBER_FIELDS
 from feeder.shard.source.class_folders import (
@@ -408,6 +409,7 @@ def _files(
         folders: list[str] = []
         files: list[str] = []
         others: list[str] = []
+
         with scan_folder(os.path.join(root, relative)) as entries:
             for k, entry in enumerate(entries):
                 if k % _BEAT_ENTRIES == 0:
@@ -421,8 +423,10 @@ def _files(
                     folders.append(entry.name)
                 else:
                     (files if is_image and not entry.name.endswith(endings) else others).append(entry.name)
+
         members = member_names(files, others)
         images = found[relative] = [], set(members.values())
+
         for k, file in enumerate(sorted([*files, *(name for name in others if name not in members)])):
             if k % _BEAT_ENTRIES == 0:
                 beat()

@@ -11,7 +11,7 @@ from feeder.dataset.extras import Fields
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.relabel import TargetTransform, name_classes, transform_labels
-from feeder.dataset.targets import target_values
+from feeder.dataset.target_values import target_values
 from feeder.transforms import recipe_or_views
 from feeder.transforms.targets import Target
 

@@ -160,6 +160,7 @@ def further_image(name: str, target: Image, recipe: Recipe | Views, number: int,
             f"{made}, with whose draws it is made: give T.Views of {len(recipe.views)} recipes, or "
             "T.Image(draws='own', ...)"
         )
+
     for view in own.views:
         if view.draws_from_boxes and not is_first:
             raise ArgumentError(
@@ -168,11 +169,13 @@ def further_image(name: str, target: Image, recipe: Recipe | Views, number: int,
             )
         if target.recipe is not None:
             check_targets(view, ())
+
     if own.has_bucket and not recipe.has_bucket:
         raise ArgumentError(
             f"the transform of target {name!r} has T.BUCKET, which is the size of the sample's image, and the "
             "dataset's transform has not; give a number"
         )
+
     return FurtherImage(name, target, own, number, exif)
 
 

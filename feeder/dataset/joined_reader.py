@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import Encoded, Peek, Reader, Wanted
+from feeder.dataset.reader import Encoded, Reader, Wanted
+from feeder.decoders.staged.capacity import Peek
 from feeder.errors import ArgumentError, DecodeError
 
 __all__ = ["JoinedReader"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder.decoders.staged.capacity import Peek
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.shard_sizes import ShardSizes
 
@@ -16,7 +17,6 @@ __all__ = [
     "REFUSED_FIELDS",
     "SWAPPING_ORIENTATIONS",
     "Encoded",
-    "Peek",
     "Reader",
     "Wanted",
     "check_fields",
@@ -59,20 +59,6 @@ class Encoded:
         buffers, errors = [self.buffers[row] for row in rows], [self.errors[row] for row in rows]
         first_rows = None if self.first_rows is None else self.first_rows[rows]
         return Encoded(buffers, self.labels[rows], self.orientations[rows], self.sizes[rows], errors, first_rows)
-
-
-class Peek(NamedTuple):
-    """Sizes of N samples, known without decoding them.
-
-    Attributes:
-        lengths: int64 [N], of the encoded images, bytes.
-        sizes: int64 [N, 2], (height, width), stored or upright, pixels.
-        is_jpeg: bool [N], by the name of the field or file.
-    """
-
-    lengths: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    is_jpeg: npt.NDArray[np.bool_]
 
 
 class Reader(Protocol):

@@ -91,8 +91,10 @@ def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> 
         ArgumentError: for a class with samples, or a label, that is not in the list.
     """
     wanted, names, largest = check_classes(classes), reader.classes, reader.max_label
+
     if reader.label_dtype.base.kind == "f":
         raise ArgumentError("classes= is for labels that are classes; this set's are float32 targets")
+
     if names is None and largest < 0 and isinstance(reader, ShardReader) and "cls" in reader.index.fields:
         column = LabelColumn(f"{reader.index.path}: the cls field", "")
         texts = [None if text is None else label_text(text) for text in reader.column("cls")]
@@ -108,6 +110,7 @@ def name_classes(reader: ShardReader | FolderReader, classes: Sequence[str]) -> 
         if found.classes is None:
             _check_names(int(labels.max(initial=-1)), wanted)
         reader.relabel(labels, wanted)
+
     elif names is not None and names != wanted:
         places = name_numbers(names, wanted)
         if largest >= len(names):
@@ -193,12 +196,15 @@ def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArr
     """
     distinct, places = np.unique(labels, axis=0, return_inverse=True)
     is_class = labels.dtype.kind == "i"
+
     results: list[npt.NDArray[Any] | None] = []
+
     for value in distinct:
         key: Any = value.tolist() if value.ndim == 0 else tuple(value.tolist())
         if is_class and key < 0:
             results.append(None)
             continue
+
         if isinstance(change, Mapping) and key not in change:
             raise ArgumentError(f"target_transform has no entry for the label {key!r}; give one for each label")
         result = np.asarray(change[key] if isinstance(change, Mapping) else change(key))
@@ -206,6 +212,7 @@ def _transformed(labels: npt.NDArray[Any], change: TargetTransform) -> npt.NDArr
             raise ArgumentError(
                 f"target_transform must give a number or a row of numbers, got {str(result)[:80]!r} for label {key!r}"
             )
+
         results.append(result)
     found = [result for result in results if result is not None]
     if not found:

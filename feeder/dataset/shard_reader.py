@@ -29,9 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.open_files import OpenFile, OpenFiles, read_into
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Peek, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
 from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
+from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
 from feeder.shard.format.open_index import open_index
@@ -102,12 +103,14 @@ class ShardReader(ShardFields):
         index, count = self.index, len(ids)
         rows = index.rows(ids)
         orientations, sizes, errors = self._stored(ids, rows)
+
         found = None if wanted is None else rows.extents(wanted(orientations, sizes))
         first_rows = None if found is None else found[:, 0].astype(np.int32)
         shards, offsets, lengths = rows.shard, rows.offset, rows.length
         places = list(zip(shards.tolist(), offsets.tolist(), lengths.tolist(), strict=True))
         # The bytes to read of each image, as (head, begin, end): the first ``head``, and those from begin to end.
         ranges = [(0, 0, length) for _, _, length in places] if found is None else found[:, 1:].tolist()
+
         if self.mirror is not None:
             self._bring(places, ranges)
         entries = {shard: self._open(shard) for shard in {shard for shard, _, _ in places}}
@@ -115,6 +118,7 @@ class ShardReader(ShardFields):
         inside = [length <= size_of[shard] and offset <= size_of[shard] - length for shard, offset, length in places]
         if count and int(lengths.max()) > LARGE_BYTES:
             self._refuse_large(ids, places, inside, errors)
+
         total = sum(head + end - begin for (head, begin, end), good in zip(ranges, inside, strict=True) if good)
         files = self._own_files()
         stay_open = files.entries.keys() >= entries.keys()  # else some were closed, to open the others
@@ -124,17 +128,20 @@ class ShardReader(ShardFields):
             except MemoryError:
                 at = f"{index.path}: samples {', '.join(index.key(i) for i in ids[:3].tolist())}, ..."
                 raise MemoryError(f"{at}: not enough memory for the {total:,} bytes of {count} images") from None
+
         view = memoryview(files.arena)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
         if files.advised_parts and total > READ_AHEAD_BYTES:
             self._advise([(places[row], ranges[row]) for row in stored_order if inside[row]])
+
         started = time.perf_counter_ns()
         start, opened, descriptor = 0, -1, -1
         for row in stored_order:
             if errors[row] is not None:
                 continue
             shard, offset, length = places[row]
+
             if not inside[row]:
                 errors[row] = self.at(
                     DecodeError(
@@ -144,12 +151,14 @@ class ShardReader(ShardFields):
                     int(ids[row]),
                 )
                 continue
+
             if shard != opened:
                 opened, descriptor = shard, (entries[shard] if stay_open else self._open(shard)).descriptor
             head, begin, end = ranges[row]
             size = head + end - begin
             buffer = buffers[row] = view[start : start + size]
             start += size
+
             try:
                 if head:
                     read_into(descriptor, offset, buffer[:head])
@@ -157,12 +166,14 @@ class ShardReader(ShardFields):
             except DecodeError as error:
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
+
         self.note_read(total, time.perf_counter_ns() - started)
         changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
         if changed:
             for row, i in enumerate(ids.tolist()):
                 if places[row][0] in changed and errors[row] is None:
                     self._check(i)
+
         labels = rows.labels if self._labels is None else self._labels[ids]
         return Encoded(buffers, labels, orientations, sizes, errors, first_rows)
 

@@ -24,9 +24,9 @@ from feeder.dataset.relabel import (
     without_labels,
 )
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import target_values, targets_in
+from feeder.dataset.target_values import target_values, targets_in
 from feeder.errors import ArgumentError
-from feeder.shard.cache.mirror import open_mirror
+from feeder.shard.cache.cache_mirror import open_mirror
 from feeder.shard.cache.places import refuse_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
@@ -85,6 +85,7 @@ class ShardDataset(FeederDataset):
         cache_bytes: Bytes that the cache of each remote set may take; None: what leaves 10 GiB of the disk free,
             or a tenth of a smaller one. Shards stay until the cache is full; the others come and go.
         allow_http: True to allow http without encryption; None: as ``AWS_ALLOW_HTTP`` says, else False.
+        allow_private: True to let a web server of the internet redirect to this machine and to private networks.
         timeout: Seconds that a store is waited for, also one whose answers drip, after which reading is an error.
         fetch_crops: True to fetch of each image in a store only the blocks of 256 KiB that the rows of its crop lie in,
             when it is read; False fetches all of a shard ahead, in ranges of 8 MiB. True saves traffic for small crops
@@ -118,6 +119,7 @@ class ShardDataset(FeederDataset):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         allow_http: bool | None = None,
+        allow_private: bool = False,
         timeout: float = TIMEOUT_S,
         version: int | None = None,
         fetch_crops: bool = False,
@@ -126,14 +128,17 @@ class ShardDataset(FeederDataset):
         if not paths:
             raise ArgumentError("path must be a folder of shards or a list of these, got an empty list")
         wanted = None if classes == "merge" else classes
+
         exif = applies_exif(exif_orientation)
-        remote = _Remote(cache_dir, cache_bytes, allow_http, timeout, fetch_crops)
+        remote = _Remote(cache_dir, cache_bytes, allow_http, allow_private, timeout, fetch_crops)
         readers = [_opened(each, remote, exif, image_field, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
+
         if target_transform is not None:
             transform_labels(readers, target_transform)
         reader = readers[0] if len(readers) == 1 else JoinedReader(readers, own_index=True)
+
         recipe = recipe_or_views(transform)
         super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
         self._check_extras()
@@ -165,6 +170,7 @@ class _Remote(NamedTuple):
     cache_dir: str | os.PathLike[str] | None
     cache_bytes: int | None
     allow_http: bool | None
+    allow_private: bool
     timeout: float
     fetch_crops: bool
 
@@ -180,12 +186,14 @@ def _opened(
 ) -> ShardReader:
     """Opens one set, with the requested labels."""
     folder, mirror = os.fspath(path), None
+
     if is_remote(folder):
         mirror = open_mirror(
             folder,
             cache_dir=remote.cache_dir,
             cache_bytes=remote.cache_bytes,
             allow_http=remote.allow_http,
+            allow_private=remote.allow_private,
             timeout_s=remote.timeout,
             reads_crops=remote.fetch_crops,
         )
@@ -194,9 +202,11 @@ def _opened(
         folder = local_path(folder)
         index = os.path.abspath(os.path.join(folder, INDEX_NAME) if os.path.isdir(folder) else folder)
         refuse_mirror(os.path.dirname(index))
+
     reader = open_shards(index, exif=exif, image_field=image_field, version=version, mirror=mirror)
     names = reader.index.classes
     reader.classes = recorded_classes(os.path.dirname(index)) if names is None and mirror is None else names
+
     if labels is False:
         if classes is not None:
             raise ArgumentError("classes= names the classes of labels, and labels=False asks for none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import logging
@@ -38,10 +39,12 @@ class BuiltIn(NamedTuple):
 
 
 BUILT_IN = {
-    "cpu": BuiltIn("feeder.decoders.native:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "cuda": BuiltIn("feeder.decoders.cuda.decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
-    "dali": BuiltIn("feeder.decoders.dali.decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"),
-    "pillow": BuiltIn("feeder.decoders.pillow.decoder:PillowDecoder", "install it: pip install pillow"),
+    "cpu": BuiltIn("feeder.decoders.cpu_decoder:CpuDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "cuda": BuiltIn("feeder.decoders.cuda.cuda_decoder:CudaDecoder", f"install its kernels: {KERNELS_COMMAND}"),
+    "dali": BuiltIn(
+        "feeder.decoders.dali.dali_decoder:DaliDecoder", "install it: pip install 'feeder-data[dali-cuda13]'"
+    ),
+    "pillow": BuiltIn("feeder.decoders.pillow.pillow_decoder:PillowDecoder", "install it: pip install pillow"),
 }
 
 # "auto" takes the first backend that is installed and can run the recipe. All ranks have the same packages and the
@@ -57,7 +60,12 @@ def decoder_names() -> tuple[str, ...]:
 
 def available_decoders() -> tuple[str, ...]:
     """Returns the names of the backends that can be made here, sorted."""
-    return tuple(name for name in decoder_names() if not isinstance(_make(name, {}), BackendError))
+    found = []
+    for name in decoder_names():
+        with contextlib.suppress(BackendError):
+            _make(name, {})
+            found.append(name)
+    return tuple(found)
 
 
 def check_name(name: str) -> None:
@@ -98,25 +106,21 @@ def get_decoder(
     """
     check_options(max_pixels, threads, fidelity)
     options: dict[str, Any] = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
-    on_device: dict[str, Any] = {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
-    on_device["hw_decoder_load"] = hw_decoder_load
-    if name == "dali":
-        options |= on_device
-    elif name == "cuda":
-        options |= {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
+    on_cuda: dict[str, Any] = {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
+    on_dali = on_cuda | {"hw_decoder_load": hw_decoder_load}
+
     if name != "auto":
-        decoder = _make(name, options)
-        if isinstance(decoder, BackendError):
-            raise decoder
+        decoder = _make(name, options | {"cuda": on_cuda, "dali": on_dali}.get(name, {}))
         recipes = () if recipe is None else recipe if isinstance(recipe, tuple) else recipe.views
         for each in recipes:
             decoder.check(each)
         return decoder
+
     reasons = []
     candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO
     for candidate in candidates:
         try:
-            decoder = get_decoder(candidate, recipe, **options, **on_device)
+            decoder = get_decoder(candidate, recipe, **options, **on_dali)
         except BackendError as error:
             reasons.append(str(error))
             continue
@@ -136,8 +140,13 @@ def dali_is_installed() -> bool:
         return False
 
 
-def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
-    """Returns the backend, or the error that says why it can't be made."""
+def _make(name: str, options: dict[str, Any]) -> Decoder:
+    """Returns the backend.
+
+    Raises:
+        ArgumentError: if there is none of that name.
+        BackendError: if it can't be made, with the remedy.
+    """
     check_name(name)
     if name in BUILT_IN:
         target, remedy = BUILT_IN[name]
@@ -148,9 +157,7 @@ def _make(name: str, options: dict[str, Any]) -> Decoder | BackendError:
     try:
         decoder: Decoder = load()(**options)
     except (ImportError, AttributeError) as error:
-        return BackendError(f"backend {name!r} is not installed ({error}); {remedy}")
-    except BackendError as error:
-        return error
+        raise BackendError(f"backend {name!r} is not installed ({error}); {remedy}") from None
     return decoder
 
 

@@ -65,34 +65,41 @@ class Tokens(Field):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+
         if not isinstance(self.file, (str, os.PathLike)):
             raise ArgumentError(
                 f"Tokens takes the path of a tokenizer.json, got {type(self.file).__name__}; save_pretrained(folder) "
                 "of a tokenizer of transformers writes one"
             )
+
         for name in ("max_length", "pad_id"):
             number = getattr(self, name)
             if (type(number) is not int or number < 0) and (name, number) != ("pad_id", None):
                 raise ArgumentError(f"Tokens({name}={number!r}) must be an integer from 0")
+
         path = os.path.abspath(self.file)
         text = kind_of(self.text)
         if text.columns or text.optional:
             raise ArgumentError(f"Tokens(text=...) takes a kind that gives the text of each sample, got {text!r}")
+
         try:
             data = _read(path)
         except OSError as error:
             raise ArgumentError(f"{path}: expected a tokenizer's JSON: {error.strerror}") from None
+
         object.__setattr__(self, "file", path)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "digest", _hash(data))
         tokenizer = _tokenizer(path, data)
         padding = tokenizer.padding or {}
         object.__setattr__(self, "pads_left", padding.get("direction") == "left")
+
         if self.pad_id is None:
             known = (found for token in _PADS if (found := tokenizer.token_to_id(token)) is not None)
             object.__setattr__(self, "pad_id", padding.get("pad_id", next(known, None)))
         if self.pad_id is None:
             raise ArgumentError(f"{path}: has no padding, and no token {' or '.join(_PADS)}: give Tokens a pad_id=")
+
         special = tokenizer.num_special_tokens_to_add(False) if self.add_special_tokens else 0
         if self.max_length <= special:
             raise ArgumentError(

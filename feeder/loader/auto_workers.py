@@ -201,6 +201,7 @@ def measured(
     end = clock() + seconds
     rates: dict[int, float] = {}
     low, high = 0, most
+
     try:
         rates[most] = probe(most, seconds)
         while high - low > max(1, high // 8) and (left := end - clock()) > RUN_S:
@@ -213,6 +214,7 @@ def measured(
     except Exception as error:  # the caller's own loop will raise it
         if not rates:
             return rule(f"{type(error).__name__}: {error}".partition("\n")[0])
+
     found = ", ".join(f"{rate:,.0f} with {workers}" for workers, rate in sorted(rates.items()))
     return WorkersChoice(high, f"{given}; images/s: {found}", rates)
 

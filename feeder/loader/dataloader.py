@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -21,17 +22,17 @@ from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
 from feeder.loader.collate_errors import ShownCollate, given_collate, without
 from feeder.loader.device.static_buffers import StaticBuffers
-from feeder.loader.fast.path import FastPath
+from feeder.loader.fast.fast_path import FastPath
+from feeder.loader.fast.history import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.fast.position import Place
-from feeder.loader.fast.rerun import BatchSamples, ReplayedBatch, replay, samples_of
-from feeder.loader.generic.path import GenericPath
-from feeder.loader.generic.position import SKIP_KEY
-from feeder.loader.generic.resumable_samplers import draw_seed, make_resumable
+from feeder.loader.generic.generic_path import GenericPath
+from feeder.loader.generic.resumable_samplers import make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
+from feeder.loader.generic.torchdata_state import SKIP_KEY
 from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
 from feeder.loader.observe.live_view import LiveView
 from feeder.loader.observe.prometheus import Metrics
-from feeder.loader.observe.remote import remote_counts
+from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,
@@ -43,6 +44,7 @@ from feeder.loader.options import (
 )
 from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
+from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import change_order, check_ranks, follow_sampler, show_order, tell_epoch
 from feeder.loader.shuffle_choice import choose_shuffle
 from feeder.loader.stateful import method_of
@@ -126,8 +128,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             wherever the set then lies.
         in_order: Ignored on the fast path: batches always come in order, as resume rests on it.
         generator: For feeder datasets the source of ``seed``.
-        seed: Seed of order and augmentation, 0 to 2**64-1; None: drawn from ``generator`` when the loader is made, 0
-            without one. On torch's path it has no effect beside an explicit sampler.
+        seed: Seed of order and augmentation, 0 to 2**64-1; None: that of a loaded state, else drawn when the loader is
+            made, from ``generator`` or torch's default one, and the same on all ranks: those of a torch.distributed
+            group take rank 0's, others 0, with a warning. On torch's path it has no effect beside an explicit sampler.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
@@ -281,8 +284,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             collates=collate_fn not in DEFAULT_COLLATES,
             sizes=buckets is not None or pad is not None,
         )
-        if seed is None and (path.is_fast or path.is_split_generic):
-            seed = 0 if generator is None else draw_seed(generator)
         fixed = FixedOptions(
             shuffle=chosen,
             follows_state=chosen is not False and shuffle != "full" and not goes_by_shard(shuffle),
@@ -302,7 +303,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             service_only=service_only,
         )
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
-        self.seed, self.rank, self.world_size, self.backend = fixed.seed, rank, world_size, backend
+        self.rank, self.world_size, self.backend = rank, world_size, backend
+        self._seed = RunSeed(fixed.seed, generator, ranks) if path.is_fast or path.is_split_generic else None
+        # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
+        vars(self)["seed"] = None if self._seed is None else self._seed.known
+        if service is not None and self._seed is not None and self._seed.known is None:
+            warn(
+                "this loader draws its seed, and trials with different seeds share no parts of an input service: give "
+                "all trials the same seed="
+            )
         self.device, self.prefetch_to_device, self._target_device = device, prefetch_to_device, checked_device(device)
         self.memory_limit_bytes, self.numa_node = memory_limit_bytes, numa_node
         self.hang_timeout_s = _HANG_TIMEOUT_S if hang_timeout_s is None and path.is_fast else hang_timeout_s
@@ -409,7 +418,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             repr(dataset) if path.source is dataset else type(dataset).__name__,
             order,
             f"num_workers={self.num_workers}",
-            *([] if self.seed is None else [f"seed={self.seed}"]),
+            *([] if self._seed is None or self._seed.known is None else [f"seed={self._seed.known}"]),
             *([] if self.device is None else [f"device={str(self.device)!r}"]),
             f"path={self.path!r}",
         ]
@@ -419,6 +428,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def path(self) -> Literal["fast", "generic"]:
         """The path: "fast" for feeder's own, "generic" for torch's; ``stats()["path_reason"]`` says why."""
         return "fast" if self._path_choice.is_fast else "generic"
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of order and augmentation, 0 to 2**64-1; None where it has no effect. One that is drawn is the same on
+        all ranks: before the first batch, ranks other than 0 wait for it."""
+        return None if self._seed is None else self._seed.value()
 
     @property
     def collate_fn(self) -> Any:
@@ -443,7 +458,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed that was drawn. ``feeder.DataLoader(**(loader.options() | {"batch_size": 32}))`` changes one of them.
         """
         now = {name: vars(self).get(name, value) for name, value in self._given.items()}
-        now |= {name: value for name in ("seed", "skip") if (value := vars(self)[name]) is not None}
+        now |= {name: value for name in ("seed", "skip") if (value := getattr(self, name)) is not None}
         return {"dataset": self.dataset, **now}
 
     def _lost_in_torchs(self) -> list[str]:
@@ -520,9 +535,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _make_fast_path(self) -> FastPath:
         assert self._path_choice.source is not None
-        path = FastPath(self._fixed, self._epoch_options(), self._path_choice.source, self.dataset)
+        assert self._seed is not None
+        path = FastPath(self._fixed, self._epoch_options(), self._path_choice.source, self.dataset, self._seed)
         if path.own_order:
-            show_order(self, path.order)
+            show_order(self, path.unseeded, self._seed)
         return path
 
     @property
@@ -533,9 +549,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._generic_path
 
     def _make_split_order(self) -> SplitOrder:
+        assert self._seed is not None
         shuffle = self._fixed.shuffle
-        order = order_of(self.dataset, self.seed or 0, in_blocks(shuffle, self.batch_size))
-        show_order(self, order)
+        order = order_of(self.dataset, self._seed.known or 0, in_blocks(shuffle, self.batch_size))
+        show_order(self, order, self._seed)
         return SplitOrder(
             self.dataset,
             order,
@@ -545,6 +562,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.drop_last,
             self._epoch_options().ranks,
             self.skip,
+            self._seed,
         )
 
     def _aim(self, told: int) -> None:
@@ -613,10 +631,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _is_fixed(self, name: str) -> bool:
         """Returns True if an attribute can't be changed any more."""
-        return self._path_choice.is_fast or (name == "seed" and self._path_choice.is_split_generic)
+        return self._path_choice.is_fast or name == "seed"
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers), "_iterator": None, "_metrics": None}
+        own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
+        own |= {"_iterator": None, "_metrics": None, "_seed": copy.copy(self._seed)}
         return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -851,7 +870,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             For remote sets also:
 
             - ``remote``: counts of their fetchers, for all ranks and jobs on this machine together, since they were
-              started; see :data:`feeder.loader.observe.remote.REMOTE_COUNTS`.
+              started; see :data:`feeder.loader.observe.remote_counts.REMOTE_COUNTS`.
 
             On the fast path also:
 

@@ -140,12 +140,14 @@ def choose_path(
     """
     source = as_feeder(dataset, stored_order=goes_by_shard(shuffle))
     reason = None
+
     if source is None:
         reason = _foreign(dataset)
     elif not (in_batches and collates) and (sizeless := _sizeless(source, sizes)) is not None:
         reason = sizeless
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
+
     held = _wrapped(dataset, _DEEPEST) if source is None else source
     if held is not None and reason is not None and _is_variable(held):
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""States of torch's, numpy's and Python's random number generators, as JSON."""
+"""States of torch's, numpy's and Python's random number generators, as JSON, and seeds that are drawn from torch's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["RandomSource", "get_state", "global_sources", "set_state"]
+__all__ = ["RandomSource", "draw_seed", "get_state", "global_sources", "set_state"]
 
 RandomSource = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
@@ -18,6 +18,11 @@ def global_sources() -> dict[str, RandomSource]:
     """Returns, by package, the generators behind ``torch.rand`` (CPU), ``random.random`` and ``numpy.random.rand``."""
     hidden: Any = random.getstate, np.random.get_state  # methods of generators that have no public name
     return {"torch": torch.default_generator, "random": hidden[0].__self__, "numpy": hidden[1].__self__}
+
+
+def draw_seed(generator: torch.Generator | None = None) -> int:
+    """Draws a seed from torch's random state or a generator, as torch draws those of samplers and workers."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 def get_state(source: RandomSource) -> Any:

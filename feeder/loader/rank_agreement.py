@@ -42,6 +42,7 @@ __all__ = [
     "resumed_order",
     "saved_shuffle",
     "set_version",
+    "stored",
 ]
 
 PATIENCE_S = 5.0  # the longest wait for an answer of the store
@@ -206,9 +207,11 @@ class Agreement:
         """
         before, self._key = self._key, ""
         self._rank, self._is_silent, self._has_raised = rank, False, False
+
         connection = self._reach(rank)
         if connection is None:
             return
+
         life = connection.life
         if life not in self._number:
             self._number[life] = self._numbers.get((self._place, life), 0)
@@ -216,11 +219,13 @@ class Agreement:
         self._scope = f"feeder/agreement/{life}"
         self._key = f"{self._scope}/{self._place}/{self._number[life]}/{self._settings}/{self._epochs}"
         self._epochs += 1
+
         if before and left_after is not None:
             self._ask(lambda store: store.set(f"{before}/left", f"{left_after} {rank}"))
         mine = json.dumps({"rank": rank, **values})
         found = self._ask(lambda store: bytes(store.compare_set(self._key, "", mine)).decode())
         first = json.loads(mine if found is None else found)
+
         differences = [name for name in values if first.get(name) != values[name]]
         if differences:
             said = "; ".join(f"{name} is {first.get(name)!r} there and {values[name]!r} here" for name in differences)
@@ -242,7 +247,7 @@ class Agreement:
         if not self._key or self._has_raised:
             return
         error, left = self._ask(
-            lambda store: [_found(store, f"{self._scope}/error"), _found(store, f"{self._key}/left")]
+            lambda store: [stored(store, f"{self._scope}/error"), stored(store, f"{self._key}/left")]
         ) or ("", "")
         if error:
             self._has_raised = True
@@ -284,7 +289,7 @@ class Agreement:
         return None if answer is None else answer[0]
 
 
-def _found(store: Any, key: str) -> str:
+def stored(store: Any, key: str) -> str:
     """Returns the value of a key; "" without one. Checks first, as ``get`` waits for a key."""
     return bytes(store.get(key)).decode() if store.check([key]) else ""
 

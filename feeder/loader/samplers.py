@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 
 from feeder.errors import ArgumentError
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK
+from feeder.loader.run_seed import RunSeed
 from feeder.loader.stateful import method_of
 from feeder.order.lanes import LaneOrder
 from feeder.order.sample_order import Order
@@ -26,12 +27,14 @@ class _Epochs:
     """Base of both samplers. Each iteration goes on to the next epoch, unless :meth:`set_epoch` fixed it.
 
     Attributes:
-        order: The loader's order.
+        order: The loader's order, but for its seed.
+        seed: The loader's seed.
         epoch: The epoch of the next iteration.
         loaders: The loaders that show it: several, if one was copied by ``copy.copy``.
     """
 
     order: Order
+    seed: RunSeed
     epoch: int = 0
     loaders: weakref.WeakSet[Any]
 
@@ -44,9 +47,10 @@ class _Epochs:
 
     def __iter__(self) -> Iterator[int]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        for first in range(0, self.order.samples, _AT_ONCE):
-            positions = np.arange(first, min(first + _AT_ONCE, self.order.samples), dtype=np.int64)
-            yield from self.order.ids(epoch, positions).tolist()
+        order = self.order.with_seed(self.seed.value())
+        for first in range(0, order.samples, _AT_ONCE):
+            positions = np.arange(first, min(first + _AT_ONCE, order.samples), dtype=np.int64)
+            yield from order.ids(epoch, positions).tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of this sampler and of its loaders, as frameworks do before every epoch."""
@@ -63,13 +67,13 @@ class _Stored(_Epochs, SequentialSampler):
     """Stands in for torch's SequentialSampler."""
 
 
-def show_order(loader: DataLoader[Any], order: Order) -> None:
+def show_order(loader: DataLoader[Any], order: Order, seed: RunSeed) -> None:
     """Replaces the sampler that torch's constructor made by one of feeder's order."""
     dataset: Any = loader.dataset
     if isinstance(loader.sampler, _Epochs):  # a copied loader's
         return
     shown = (_Shuffled if isinstance(loader.sampler, RandomSampler) else _Stored)(dataset)
-    shown.order, shown.loaders = order, weakref.WeakSet([loader])
+    shown.order, shown.seed, shown.loaders = order, seed, weakref.WeakSet([loader])
     object.__setattr__(loader, "sampler", shown)  # torch's __setattr__ refuses it
     if loader.batch_sampler is not None:
         loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]

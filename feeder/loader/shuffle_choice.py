@@ -33,14 +33,17 @@ def choose_shuffle(
     """
     if goes_by_shard(given):
         return given
+
     if isinstance(given, str) and given != "full":
         raise ArgumentError(f"shuffle must be True, False, 'full', a feeder.Window or feeder.Lanes, got {given!r}")
     if not given:
         return False
+
     remote = remote_readers(dataset)
     if not remote or by_size or given == "full":
         refuse_full_shuffle(dataset)
         return True
+
     if current_ranks(ranks)[0] == 0:
         warn(
             f"{remote[0].place} is remote, so shuffle=True shuffles it in lanes, by which a rank reads the same share "

@@ -125,6 +125,10 @@ class BucketOrder(Order):
         super().__init__(len(table), seed, shuffle)
         object.__setattr__(self, "table", table)
 
+    def with_seed(self, seed: int) -> BucketOrder:
+        """See :meth:`Order.with_seed`."""
+        return self if seed == self.seed else BucketOrder(self.table, seed, bool(self.shuffle))
+
     def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """See :meth:`Order.ids`."""
         places = np.array(positions, dtype=np.int64, ndmin=1)

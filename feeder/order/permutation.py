@@ -41,9 +41,11 @@ def permute(
         raise ArgumentError(f"n must be 1 to 2**62, got {n}")
     if values.size and (values.min() < 0 or values.max() >= n):
         raise ArgumentError(f"positions must be in [0, {n}), got {values.min()} to {values.max()}")
+
     keys = philox(seed, epoch, np.arange(FEISTEL_ROUNDS), Stream.ORDER).view(np.uint64)[:, 0]
     bits = max(2, (n - 1).bit_length())
     network = _inverse_feistel if inverse else _feistel
+
     state = values.astype(np.uint64)
     outside = np.arange(state.size)
     while outside.size:
@@ -74,6 +76,7 @@ def permute_each(
     """
     bits = np.maximum(np.frexp((sizes - 1).astype(np.float64))[1], 2).astype(np.uint64)  # exact below 2**53
     network = _inverse_feistel if inverse else _feistel
+
     state, by_round = positions.astype(np.uint64), np.ascontiguousarray(keys.T)
     outside = np.arange(state.size)
     while outside.size:

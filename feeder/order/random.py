@@ -59,18 +59,21 @@ def philox(seed: int, epoch: int, sample_ids: npt.ArrayLike, stream: int, blocks
     check_range("epoch", epoch, 1 << 32)
     check_range("stream", stream, 1 << 16)
     check_range("blocks", blocks - 1, 1 << 16)
+
     ids = np.asarray(sample_ids).astype(np.uint64)[:, None]
     # Words 0 and 2 of the counter share an array, and so do words 1 and 3, which halves the calls to numpy.
     even = np.empty((2, len(ids), blocks), np.uint64)
     odd = np.empty_like(even)
     even[0], odd[0] = ids & _MASK32, ids >> _SHIFT32
     even[1], odd[1] = np.uint64(epoch), np.uint64(stream << 16) | np.arange(blocks, dtype=np.uint64)
+
     key = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint64)[:, None, None]
     for _ in range(_ROUNDS):
         product = even * _MULTIPLIERS
         even = (product[::-1] >> _SHIFT32) ^ odd ^ key
         odd = product[::-1] & _MASK32
         key = (key + _WEYL) & _MASK32
+
     words = np.stack([even[0], odd[0], even[1], odd[1]], axis=-1).astype(np.uint32)
     return words.reshape(len(ids), 4 * blocks)
 

@@ -132,6 +132,10 @@ class Order:
         self.__dict__.update(state)
         self.__post_init__()
 
+    def with_seed(self, seed: int) -> Order:
+        """Returns the order of the same samples by a seed, 0 to 2**64-1."""
+        return self if seed == self.seed else dataclasses.replace(self, seed=seed)
+
     def ids(self, epoch: int, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the sample ids at the given positions.
 

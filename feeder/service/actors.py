@@ -125,6 +125,7 @@ class Registry:
         """Starts a server on each node that has none, and forgets those of nodes that are gone."""
         now = time.monotonic()
         suitable = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if self._suits(node)}
+
         for node in set(self._actors) - set(suitable):
             del self._actors[node]
         heard = {node: heard_s for node, (_, _, heard_s) in list(self._heard.items())}
@@ -133,6 +134,7 @@ class Registry:
             del self._heard[node]
         for node in [node for node in self._problems if node not in suitable]:
             del self._problems[node]
+
         for node, (actor, started, since_s) in list(self._actors.items()):
             heard_s = heard.get(node, -math.inf)
             if now - heard_s < _START_S:
@@ -145,6 +147,7 @@ class Registry:
                 self._problems[node] = suitable[node], reason, now
                 del self._actors[node]
                 ray.kill(actor)
+
         most = self._options["nodes"]
         for node in sorted(set(suitable) - set(self._actors)):
             if self._is_stopped.is_set() or (most is not None and len(self._actors) >= most):

@@ -252,6 +252,7 @@ class Receiver:
             self._todo.append(self._whole)
             self._stage = 1
             return None
+
         if self._stage == 1:
             try:
                 message = json.loads(bytes(self._whole))
@@ -261,6 +262,7 @@ class Receiver:
                 raise ProtocolError("a frame without an object")
             self._message = message
             self._stage = 2
+
             if self._sizes[1]:
                 buffers = self._place(self._kind, message, self._sizes[1])
                 if buffers is None:
@@ -271,6 +273,7 @@ class Receiver:
                     self._payload = list(buffers)
                     self._todo.extend(buffers)
                 return None
+
         frame = Frame(self._kind, self._message, self._payload)
         self._begin()
         return frame

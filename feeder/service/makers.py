@@ -15,7 +15,7 @@ from feeder.loader.workers.process import Forked
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.service.frames import Kind, pack_frame
 from feeder.service.part_maker import ANSWER
-from feeder.service.part_memory import Memory
+from feeder.service.part_memory import PartMemory
 from feeder.service.part_queue import Task
 from feeder.service.work_size import WorkSize
 from feeder.system.process_usage import stat_fields
@@ -77,7 +77,7 @@ class Makers:
     Args:
         count: Their number.
         here: Arguments of :class:`feeder.service.roots.Roots`.
-        memory: Memory for results.
+        memory: PartMemory for results.
         selector: Has their sockets, with their numbers as data.
         end: Is told of the end of a task.
         again: Takes back a task that was interrupted.
@@ -90,7 +90,7 @@ class Makers:
         self,
         count: int,
         here: Mapping[str, Any],
-        memory: Memory,
+        memory: PartMemory,
         selector: selectors.BaseSelector,
         end: Callable[[Task, Answer], None],
         again: Callable[[Task], None],

@@ -1,6 +1,6 @@
 """The memory of a server that parts are made in.
 
-Note [Memory of parts]
+Note [PartMemory of parts]
     All parts lie in one memfd, which every process of the server maps once, and so does a client on the same host, for
     reading. Its size is fixed, so that nobody's parts take more; pages are allocated as they are first used, and given
     back once they were free for a while. Clients get a descriptor that was opened for reading, of a file that nobody
@@ -20,7 +20,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.slots.region import Region
 from feeder.system.memory import available_bytes
 
-__all__ = ["PART_BYTES", "Memory", "MemoryPiece", "memory_bytes"]
+__all__ = ["PART_BYTES", "MemoryPiece", "PartMemory", "memory_bytes"]
 
 PART_BYTES = 64 << 20  # of a large part; of these there is memory for two for each core
 _UNIT, _CLASS_BITS = 1 << 16, 4  # sizes differ by a sixteenth at least, or few pieces would be used again
@@ -65,8 +65,8 @@ class MemoryPiece:
         return self.offset + self.size_bytes
 
 
-class Memory:
-    """See Note [Memory of parts].
+class PartMemory:
+    """See Note [PartMemory of parts].
 
     Args:
         size_bytes: Size of all of it.

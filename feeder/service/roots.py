@@ -13,7 +13,7 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.fast.set_json import SetPlace
 from feeder.service.listings import Listings
-from feeder.shard.cache.mirror import open_mirror
+from feeder.shard.cache.cache_mirror import open_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import Url, is_remote, local_path

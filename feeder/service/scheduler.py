@@ -11,14 +11,14 @@ from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.loader.fast.work_json import check_work, size_from_json
-from feeder.service.client import Client
+from feeder.service.connection import Client
 from feeder.service.frames import Kind, ProtocolError
 from feeder.service.job_counts import JobCounts
 from feeder.service.makers import NUMBER_BYTES, Answer, KnownWork, Makers
-from feeder.service.part_memory import Memory, memory_bytes
+from feeder.service.part_memory import PartMemory, memory_bytes
 from feeder.service.part_queue import PartQueue, Task
 from feeder.service.server_options import ServerOptions
-from feeder.service.window import Result, Window
+from feeder.service.window import Result, ResultWindow
 from feeder.service.work_size import WorkSize
 
 __all__ = ["TURN_S", "Scheduler"]
@@ -43,8 +43,8 @@ class Scheduler:
     def __init__(self, options: ServerOptions, selector: selectors.BaseSelector) -> None:
         self._cores = options.cores
         self._job_cores = min(options.cores, options.job_cores or options.cores)
-        self.memory = Memory(memory_bytes(options.window_bytes, options.cores))
-        self._window = Window(options.window_bytes, self.memory)
+        self.memory = PartMemory(memory_bytes(options.window_bytes, options.cores))
+        self._window = ResultWindow(options.window_bytes, self.memory)
         self._works: OrderedDict[str, KnownWork] = OrderedDict()
         self._queue = PartQueue(options.job_cores)
         self._tasks: dict[Any, Task] = {}
@@ -158,17 +158,21 @@ class Scheduler:
             raise ProtocolError("a part that can't be made")
         if client.is_known(number) or client.owed >= self._most_owed():
             raise ProtocolError("more parts than it has credit for")
+
         size = _size(message.get("size"))
         if (size is None) != (work.size.pixel_bytes == 0):
             raise ProtocolError("a part with a size that is none of its work")
         size_bytes = work.size.part_bytes(len(numbers) // NUMBER_BYTES, size)
         task = Task(Kind.PART, client.job, client.digest, epoch, numbers, size, size_bytes)
+
         if size_bytes > self.memory.size_bytes:
             self._fail(task, [(client, number)], {"error": self._too_large(size_bytes)})
             return
+
         task = self._tasks.setdefault(task.key, task)
         if any(waiter is client for waiter, _ in task.waiters):
             raise ProtocolError("a part that it has asked for already")
+
         if not task.waiters and not task.started_s:
             found = self._window.get(task.key)
             if found is not None and self._may_hold(task):
@@ -176,6 +180,7 @@ class Scheduler:
                 self._answer(client, number, found)
                 return
             self._queue.add(task)
+
         task.waiters.append((client, number))
         client.parts[number] = task
 

@@ -23,7 +23,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from feeder.service.client import Client
+from feeder.service.connection import Client
 from feeder.service.frames import BEAT_S, CLIENT_LIMITS, Frame, Kind, ProtocolError, peer_versions
 from feeder.service.roots import Roots
 from feeder.service.scheduler import Scheduler, whole

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from feeder.service.part_memory import Memory, MemoryPiece
+from feeder.service.part_memory import MemoryPiece, PartMemory
 from feeder.service.part_queue import Key
 
-__all__ = ["Result", "Window"]
+__all__ = ["Result", "ResultWindow"]
 
 
 class Result:
@@ -30,7 +30,7 @@ class Result:
         self.report, self.memory, self.places, self.rows = report, memory, places, rows
 
 
-class Window:
+class ResultWindow:
     """Finished parts, the newest of them; see Note [Sharing].
 
     Args:
@@ -38,7 +38,7 @@ class Window:
         memory: Their memory.
     """
 
-    def __init__(self, most_bytes: int, memory: Memory) -> None:
+    def __init__(self, most_bytes: int, memory: PartMemory) -> None:
         self._most_bytes, self._memory = most_bytes, memory
         self._results: OrderedDict[Key, Result] = OrderedDict()
         self._bytes = 0

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 __all__ = [
-    "Memory",
+    "MemoryUse",
     "cpu_seconds",
     "cpu_seconds_by_process",
     "cpu_seconds_of",
@@ -24,7 +24,7 @@ _MIB = 1 << 20
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-class Memory(NamedTuple):
+class MemoryUse(NamedTuple):
     """Memory of several processes together, MiB.
 
     Attributes:
@@ -57,14 +57,14 @@ def cpu_seconds_of(pids: Iterable[int]) -> float:
     return sum(sum(map(int, fields[11:15])) for fields in found) / _TICKS_PER_S
 
 
-def memory(root: int | None = None) -> Memory:
+def memory(root: int | None = None) -> MemoryUse:
     """Returns the memory of a process tree. Reads every page table: milliseconds, too slow for a timed section."""
     peak = pss = 0
     for pid in process_tree(root):
         with contextlib.suppress(OSError):  # the process has just ended
             peak += status_bytes("VmHWM", pid)
             pss += pss_bytes(pid)
-    return Memory(peak / _MIB, pss / _MIB)
+    return MemoryUse(peak / _MIB, pss / _MIB)
 
 
 def pss_bytes(pid: int) -> int:

@@ -59,22 +59,20 @@ def encoding_gains(
         JPEGs or can't be encoded so.
     """
     try:
-        from feeder.decoders.native import CpuDecoder
+        from feeder.decoders.cpu_decoder import CpuDecoder
     except ImportError:
         return []
     reader = dataset.reader
     ids = np.unique(np.linspace(0, len(reader) - 1, _IMAGES).astype(np.int64))
     encoded = reader.read(ids)
-    jpegs = {
-        row: bytes(buffer)
-        for row, buffer in enumerate(encoded.buffers)
-        if encoded.errors[row] is None and bytes(buffer[:2]) == b"\xff\xd8"
-    }
+    buffers = [b"" if error else bytes(each) for each, error in zip(encoded.buffers, encoded.errors, strict=True)]
+    jpegs = {row: buffer for row, buffer in enumerate(buffers) if buffer.startswith(b"\xff\xd8")}
     if len(jpegs) < len(ids) / 2:
         return []
+
     gains = []
     decoder = CpuDecoder(fidelity=fidelity)
-    for encoding, encode in (("seekable", _seekable()), ("packed", _packed(list(jpegs.values())))):
+    for encoding, encode in _encoders(list(jpegs.values())).items():
         others = {row: other for row, jpeg in jpegs.items() if (other := encode(jpeg)) is not None}
         if len(others) < len(ids) / 2:
             continue
@@ -82,45 +80,41 @@ def encoding_gains(
         views = _views(dataset, seed, on_device, ids[rows], encoded.sizes[rows])
         if views is None:
             return []
+
         both = [jpegs[row] for row in others], list(others.values())
         times: tuple[list[Any], list[Any]] = ([], [])
         for _ in range(_PASSES):
             for images, spent in zip(both, times, strict=True):
-                decoder.decode_views(images, encoded.orientations[rows], views)
-                spent.append(decoder.spent_ns[:, 0].copy())
-        before, after = (sum(map(len, images)) for images in both)
+                result = decoder.decode(images, encoded.orientations[rows], views)
+                assert result.spent_ns is not None
+                spent.append(result.spent_ns[:, 0])
         # Each image's best pass: what interrupts a pass on a busy machine meets few images of it.
-        best = [int(np.min(spent, axis=0).sum()) for spent in times]
-        gains.append(EncodingGain(encoding, best[1] / max(1, best[0]), after / before))
+        now, then = (int(np.min(spent, axis=0).sum()) for spent in times)
+        before, after = (sum(map(len, images)) for images in both)
+        gains.append(EncodingGain(encoding, then / max(1, now), after / before))
     return [gain for gain in gains if gain.decode < 1 - NOTICEABLE_WAIT]
 
 
-def _seekable() -> Callable[[bytes], bytes | None]:
-    from feeder import _native
-
-    def encode(jpeg: bytes) -> bytes | None:
-        try:
-            return _native.transcode(jpeg, keep_metadata=True)
-        except _native.Unsupported:
-            return None
-
-    return encode
-
-
-def _packed(jpegs: Sequence[bytes]) -> Callable[[bytes], bytes | None]:
+def _encoders(jpegs: Sequence[bytes]) -> dict[str, Callable[[bytes], bytes | None]]:
+    """Returns functions that encode a JPEG; of one that an encoding does not support they return None."""
     from feeder import _native
     from feeder.decoders.packed import add_codebooks, codebook_id
 
+    def or_none(encode: Callable[[bytes], bytes]) -> Callable[[bytes], bytes | None]:
+        def encoded(jpeg: bytes) -> bytes | None:
+            try:
+                return encode(jpeg)
+            except _native.Unsupported:
+                return None
+
+        return encoded
+
     codebook = _native.train_codebook(jpegs)
     add_codebooks([codebook])
-
-    def encode(jpeg: bytes) -> bytes | None:
-        try:
-            return _native.pack(jpeg, codebook_id(codebook), hashlib.sha256(jpeg).digest())
-        except _native.Unsupported:
-            return None
-
-    return encode
+    return {
+        "seekable": or_none(lambda jpeg: _native.transcode(jpeg, keep_metadata=True)),
+        "packed": or_none(lambda jpeg: _native.pack(jpeg, codebook_id(codebook), hashlib.sha256(jpeg).digest())),
+    }
 
 
 def _views(dataset: FeederDataset, seed: int, on_device: bool, ids: Any, sizes: Any) -> list[View] | None:

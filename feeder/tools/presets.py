@@ -19,7 +19,8 @@ __all__ = ["DTYPES", "MEAN", "PRESETS", "STD", "describe", "is_shards", "open_da
 
 PRESETS = ("train", "val")
 DTYPES = ("float32", "uint8")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 
 
 def preset(name: str, dtype: str, image_size: int) -> T.Compose:
@@ -96,6 +97,7 @@ def open_dataset(
             f"{path}: there is no such path; give a shard set, its URL, or a folder with a folder of images for each "
             "class"
         )
+
     if not is_shards(path):
         if version not in (None, 1):
             raise ArgumentError(f"{path}: a folder of images has version 1 only, asked for version {version}")
@@ -104,6 +106,7 @@ def open_dataset(
             reader = FolderReader.scan(os.path.abspath(path), exif=exif, targets=tuple(targets))
             return FeederDataset(reader, transform, ())
         return FolderDataset(path, transform, exif_orientation=exif_orientation)
+
     options: dict[str, Any] = {"cache_dir": cache_dir, "cache_bytes": cache_bytes, "version": version}
     try:
         return ShardDataset(path, transform, exif_orientation=exif_orientation, **options)

@@ -164,9 +164,11 @@ def strengths(
     most[..., 4] = height
     most[..., 5] = degrees
     most[..., 6:10] = factor
+
     end = np.take_along_axis(most, kind[..., None], axis=-1)[..., 0]
     # Computed exactly, then rounded once: torch.linspace, which torchvision uses, differs by CPU in the last bit.
     strength = (end * bins / (count - 1)).astype(np.float32).astype(np.float64)
+
     posterize = np.rint(np.float32(most_bits) - bins.astype(np.float32) / np.float32((count - 1) / bits))
     solarize = (1.0 - bins / (count - 1)).astype(np.float32)
     strength = np.where(kind == AUGMENTATIONS.index("Posterize"), posterize, strength)

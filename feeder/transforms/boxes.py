@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.transforms.matrices import forward_matrix
-from feeder.transforms.moves import Border, Mirror, Move, Moves, Scaling, Swap, Tilt, Warp, Window, drawn_moves
+from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp, drawn_moves
 from feeder.transforms.op import IntArray, Op, Params
 from feeder.transforms.target_ops import ClampBoundingBoxes, SanitizeBoundingBoxes, TargetOp
 
@@ -114,17 +114,20 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
     values, format, mode = boxes
     if not len(values):
         return values
-    if isinstance(move, Window):
+
+    if isinstance(move, Crop):
         by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
         cropped = _clamped(values - by, format, (move.height, move.width), mode)
         if move.keeps_centers:
             cropped[~_has_center(to_xyxy(values, format), move)] = 0
         return cropped
+
     if isinstance(move, Scaling):
         if (move.height, move.width) == canvas:
             return values
         return values * np.array([move.width / canvas[1], move.height / canvas[0]] * 2, np.float32)
-    if isinstance(move, Mirror):
+
+    if isinstance(move, Flip):
         return _mirrored(values, format, int(move.is_vertical), np.float32(canvas[0 if move.is_vertical else 1]))
     if isinstance(move, Swap):
         return values[:, [1, 0, 3, 2]]
@@ -132,11 +135,13 @@ def _moved(boxes: Boxes, move: Move, canvas: tuple[int, int]) -> Floats:
         by = np.array([move.left, move.top] * 2 if format == "xyxy" else [move.left, move.top, 0, 0], np.float32)
         size = canvas[0] + move.top + move.bottom, canvas[1] + move.left + move.right
         return _clamped(values + by, format, size, mode)
+
     corners = to_xyxy(values, format)[:, _CORNERS].reshape(-1, 2)
     if isinstance(move, Warp):
         corners, size = warped(corners, move, canvas), (move.height, move.width)
     else:
         corners, size = tilted(corners, move), canvas
+
     around = corners.reshape(-1, 4, 2)
     xyxy = np.concatenate([around.min(axis=1), around.max(axis=1)], axis=1)
     return _from_xyxy(_clamped(xyxy, "xyxy", size, mode), format)
@@ -153,7 +158,7 @@ def _mirrored(values: Floats, format: str, axis: int, length: np.float32) -> Flo
     return mirrored
 
 
-def _has_center(xyxy: Floats, window: Window) -> npt.NDArray[np.bool_]:
+def _has_center(xyxy: Floats, window: Crop) -> npt.NDArray[np.bool_]:
     x, y = (np.float32(0.5) * (xyxy[:, :2] + xyxy[:, 2:])).T
     right, bottom = window.left + window.width, window.top + window.height
     has: npt.NDArray[np.bool_] = (window.left < x) & (x < right) & (window.top < y) & (y < bottom)

@@ -12,14 +12,14 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_probability
-from feeder.transforms.op import Drawn, Extent, IntArray, Op, Params, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, Params, SizeBounds, Uniforms
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
 __all__ = ["Branches", "RandomApply", "RandomChoice", "Steps"]
 
 # No resize or crop leaves both unchanged.
-_PROBES = Extent((7, 5), fixed=True), Extent((4, 11), fixed=True)
+_PROBES = SizeBounds((7, 5), fixed=True), SizeBounds((4, 11), fixed=True)
 
 
 # Ops, each with its drawn parameters.

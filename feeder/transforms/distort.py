@@ -10,7 +10,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_fill, check_probability, check_range, check_warp_interpolation
-from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomAffine", "RandomPerspective", "RandomRotation"]
 
@@ -77,8 +77,8 @@ class RandomRotation(Op):
         ys = [minus_sin * x + cos * y + shift_y for x, y in corners]
         return math.ceil(max(ys)) - math.floor(min(ys)), math.ceil(max(xs)) - math.floor(min(xs))
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent() if self.expand else extent
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds() if self.expand else extent
 
 
 @dataclass(frozen=True, init=False)

@@ -18,7 +18,7 @@ from feeder.transforms.arguments import (
     check_range,
     check_size,
 )
-from feeder.transforms.op import Drawn, Extent, FloatArray, IntArray, Op, ProbabilityOp, Uniforms
+from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, ProbabilityOp, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, VariableSize, by_phase, check_by_epoch, check_variable
 
 __all__ = [
@@ -128,10 +128,10 @@ class RandomResizedCrop(Op):
         crop_width = np.where(ratio > self.ratio[1], wide, width)
         return np.maximum(crop_height, 1), np.maximum(crop_width, 1)
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent(self.size, fixed=True)
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds(self.size, fixed=True)
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return self.interpolation == "bilinear"
 
     @property
@@ -231,17 +231,17 @@ class Resize(Op):
         resized: IntArray = np.maximum(pairs, 1)
         return resized
 
-    def extent(self, extent: Extent) -> Extent:
+    def extent(self, extent: SizeBounds) -> SizeBounds:
         if self.size is not None and self.cover and not extent.fixed:
-            return Extent((self.size[0], self.size[-1]))
+            return SizeBounds((self.size[0], self.size[-1]))
         if extent.fixed or (self.size is not None and len(self.size) == 2):
             height, width = self._resized(np.array([extent.minimum], np.int64))[0].tolist()
-            return Extent((height, width), fixed=True)
+            return SizeBounds((height, width), fixed=True)
         if self.size is not None and self.max_size is None:
-            return Extent((self.size[0], self.size[0]))
-        return Extent()
+            return SizeBounds((self.size[0], self.size[0]))
+        return SizeBounds()
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return self.interpolation == "bilinear"
 
     @property
@@ -277,10 +277,10 @@ class CenterCrop(Op):
         params = {"top": start[:, 0], "left": start[:, 1], "height": cropped[:, 0], "width": cropped[:, 1]}
         return Drawn(params, cropped)
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent(self.size, fixed=True)
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds(self.size, fixed=True)
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
 
 
@@ -297,7 +297,7 @@ class RandomHorizontalFlip(ProbabilityOp):
     on_arrays = True
     drawn_name = "flip"
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return True
 
 
@@ -376,9 +376,9 @@ class RandomCrop(Op):
     def _pads(self) -> bool:
         return self.padding is not None or self.pad_if_needed
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent(self.size, fixed=True)
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds(self.size, fixed=True)
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         fits = self.size[0] <= extent.minimum[0] and self.size[1] <= extent.minimum[1]
         return fits and not self._pads

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError
-from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["RandomIoUCrop"]
 
@@ -66,19 +66,23 @@ class RandomIoUCrop(Op):
             raise ArgumentError(
                 f"RandomIoUCrop takes numbers, and sampler_options as a list of them: {error}"
             ) from None
+
         if not 0.0 < min_scale <= max_scale <= 1.0:
             raise ArgumentError(
                 f"min_scale and max_scale must be increasing numbers within (0, 1], got {min_scale!r} and {max_scale!r}"
             )
+
         if not 0.0 < min_aspect_ratio <= max_aspect_ratio:
             raise ArgumentError(
                 "min_aspect_ratio and max_aspect_ratio must be increasing numbers above 0, got "
                 f"{min_aspect_ratio!r} and {max_aspect_ratio!r}"
             )
+
         if not options or min(options) < 0.0:
             raise ArgumentError(f"sampler_options must be numbers of 0 or more, at least one, got {sampler_options!r}")
         if not isinstance(trials, int) or trials < 1:
             raise ArgumentError(f"trials must be an int of at least 1, got {trials!r}")
+
         self._set(
             min_scale=min_scale,
             max_scale=max_scale,
@@ -144,26 +148,30 @@ class RandomIoUCrop(Op):
         left = ((width - new_width) * numbers[:, 2]).astype(np.int64)
         top = ((height - new_height) * numbers[:, 3]).astype(np.int64)
         right, bottom = left + new_width, top + new_height
+
         aspect = new_width / np.maximum(new_height, 1)
         fits = (self.min_aspect_ratio <= aspect) & (aspect <= self.max_aspect_ratio)
         fits &= (new_width > 0) & (new_height > 0)
+
         start, end = boxes[:, :2].astype(np.float64), boxes[:, 2:].astype(np.float64)
         x, y = (0.5 * (start + end)).T
         inside = (left[:, None] < x) & (x < right[:, None]) & (top[:, None] < y) & (y < bottom[:, None])
         corner, opposite = np.stack([left, top], axis=1), np.stack([right, bottom], axis=1)
         common = np.minimum(opposite[:, None], end) - np.maximum(corner[:, None], start)
         intersection = np.maximum(common, 0.0).prod(axis=2)
+
         union = (new_width * new_height)[:, None] + (end - start).prod(axis=1) - intersection
         with np.errstate(divide="ignore", invalid="ignore"):
             overlap = np.where(inside, intersection / union, -1.0).max(axis=1)
+
         chosen = np.flatnonzero(fits & inside.any(axis=1) & (overlap >= least_overlap))
         if not len(chosen):
             return None
         first = chosen[0]
         return int(top[first]), int(left[first]), int(new_height[first]), int(new_width[first]), 1
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent()
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds()
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return True

@@ -102,14 +102,17 @@ def perspective_matrix(
     """
     (x0, y0), (x1, y1), (x2, y2), (x3, y3) = corners
     sum_x, sum_y = x0 - x1 + x2 - x3, y0 - y1 + y2 - y3
+
     i = (x1 - x2) * (y3 - y2) - (x3 - x2) * (y1 - y2)
     g = sum_x * (y3 - y2) - (x3 - x2) * sum_y
     h = (x1 - x2) * sum_y - sum_x * (y1 - y2)
     a, b, c = (x1 - x0) * i + g * x1, (x3 - x0) * i + h * x3, x0 * i
     d, e, f = (y1 - y0) * i + g * y1, (y3 - y0) * i + h * y3, y0 * i
+
     divisor = a * e - b * d
     if divisor == 0 or a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g) == 0:
         return None
+
     inverse = (
         (width - 1) * (e * i - f * h),
         (width - 1) * (c * h - b * i),

@@ -18,13 +18,13 @@ from feeder.transforms.op import Op, Params
 from feeder.transforms.padding import Pad
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["Border", "Mirror", "Move", "Moves", "Scaling", "Swap", "Tilt", "Warp", "Window", "drawn_moves", "upright"]
+__all__ = ["Border", "Crop", "Flip", "Move", "Moves", "Scaling", "Swap", "Tilt", "Warp", "drawn_moves", "upright"]
 
 # (height, width) in pixels.
 Canvas = tuple[int, int]
 
 
-class Window(NamedTuple):
+class Crop(NamedTuple):
     """A crop; the window may reach outside the image.
 
     Attributes:
@@ -50,7 +50,7 @@ class Scaling(NamedTuple):
     is_exact: bool = False
 
 
-class Mirror(NamedTuple):
+class Flip(NamedTuple):
     """A flip, left to right or top to bottom."""
 
     is_vertical: bool = False
@@ -93,7 +93,7 @@ class Tilt(NamedTuple):
     matrix: tuple[float, float, float, float, float, float, float, float]
 
 
-Move = Window | Scaling | Mirror | Swap | Border | Warp | Tilt
+Move = Crop | Scaling | Flip | Swap | Border | Warp | Tilt
 
 # Moves, and ops on targets alone, each with the size of the image before it.
 Moves = Iterator[tuple[Move | TargetOp, Canvas]]
@@ -127,9 +127,9 @@ def upright(orientation: int, canvas: Canvas) -> Moves:
     """
     mirrors, flips, swaps = _TURNS.get(orientation, (0, 0, 0))
     if mirrors:
-        yield Mirror(), canvas
+        yield Flip(), canvas
     if flips:
-        yield Mirror(is_vertical=True), canvas
+        yield Flip(is_vertical=True), canvas
     if swaps:
         yield Swap(), canvas
 
@@ -156,18 +156,20 @@ def _moves(op: Op, sample: Mapping[str, Any], canvas: Canvas) -> Iterator[Move |
     elif "padding" in sample:
         left, top, right, bottom = sample["padding"].tolist()
         yield Border(left, top, right, bottom, getattr(op, "padding_mode", "constant"))
+
     marks = isinstance(op, RandomIoUCrop)
     if "top" in sample and (not marks or sample["crop"]):
         top, left, height, width = (int(sample[name]) for name in ("top", "left", "height", "width"))
-        yield Window(top, left, height, width, marks)
+        yield Crop(top, left, height, width, marks)
     if "resized_height" in sample:
         # resized_crop_mask does not know of the op's interpolation.
         is_exact = not isinstance(op, RandomResizedCrop) and getattr(op, "interpolation", "") == "nearest-exact"
         yield Scaling(int(sample["resized_height"]), int(sample["resized_width"]), is_exact)
+
     if sample.get("flip"):
-        yield Mirror()
+        yield Flip()
     if sample.get("flip_vertically"):
-        yield Mirror(is_vertical=True)
+        yield Flip(is_vertical=True)
 
 
 def _rotation(op: RandomRotation, angle: float, canvas: Canvas) -> Warp:
@@ -191,7 +193,7 @@ def _affine(op: RandomAffine, sample: Mapping[str, Any], canvas: Canvas) -> Warp
 
 def _after(move: Move | TargetOp, canvas: Canvas) -> Canvas:
     """Returns the image's size after a move."""
-    if isinstance(move, (Window, Scaling, Warp)):
+    if isinstance(move, (Crop, Scaling, Warp)):
         return move.height, move.width
     if isinstance(move, Border):
         return canvas[0] + move.top + move.bottom, canvas[1] + move.left + move.right

@@ -15,7 +15,7 @@ from feeder.transforms.sizes import VariableSize
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Drawn", "Extent", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "Uniforms"]
+__all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "SizeBounds", "Uniforms"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ FloatArray = npt.NDArray[np.float64]
 Params = dict[str, npt.NDArray[Any]]
 
 
-class Extent(NamedTuple):
+class SizeBounds(NamedTuple):
     """Facts about the images' size that hold for every image.
 
     Attributes:
@@ -119,11 +119,11 @@ class Op:
         op.__dict__.update(vars(self) | sizes)
         return op
 
-    def extent(self, extent: Extent) -> Extent:
+    def extent(self, extent: SizeBounds) -> SizeBounds:
         """Returns the output's extent for an input's."""
         return extent
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         """Returns whether a source box, a flip and an output size can express the op.
 
         Such an op has parameters of these names only: ``top, left, height, width`` (crop to this window),

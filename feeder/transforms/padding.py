@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from feeder.transforms.arguments import check_fill, check_padding, check_padding_mode, check_probability, check_range
-from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 
 __all__ = ["Pad", "RandomZoomOut"]
 
@@ -40,7 +40,7 @@ class Pad(Op):
         padding = np.broadcast_to(np.array(self.padding, np.int64), (len(sizes), 4))
         return Drawn({"padding": padding}, sizes + np.array([top + bottom, left + right], np.int64))
 
-    def extent(self, extent: Extent) -> Extent:
+    def extent(self, extent: SizeBounds) -> SizeBounds:
         left, top, right, bottom = self.padding
         return extent._replace(minimum=(extent.minimum[0] + top + bottom, extent.minimum[1] + left + right))
 
@@ -82,5 +82,5 @@ class RandomZoomOut(Op):
         padding = np.concatenate([before, missing - before], axis=1)
         return Drawn({"padding": padding}, sizes + missing[:, ::-1])
 
-    def extent(self, extent: Extent) -> Extent:
+    def extent(self, extent: SizeBounds) -> SizeBounds:
         return extent._replace(fixed=False)

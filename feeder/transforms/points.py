@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.transforms.boxes import Floats, tilted, warped
-from feeder.transforms.moves import Border, Mirror, Move, Moves, Scaling, Swap, Warp, Window
+from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Warp
 from feeder.transforms.target_ops import ClampKeyPoints, SanitizeKeyPoints, TargetOp
 
 __all__ = ["move_points"]
@@ -36,13 +36,13 @@ def move_points(points: Floats, moves: Moves) -> tuple[Floats, npt.NDArray[np.in
 
 
 def _moved(points: Floats, move: Move, canvas: tuple[int, int]) -> Floats:
-    if isinstance(move, Window):
+    if isinstance(move, Crop):
         return points - np.array([move.left, move.top], np.float32)
     if isinstance(move, Scaling):
         if (move.height, move.width) == canvas:
             return points
         return points * np.array([move.width / canvas[1], move.height / canvas[0]], np.float32)
-    if isinstance(move, Mirror):
+    if isinstance(move, Flip):
         axis, length = (1, canvas[0]) if move.is_vertical else (0, canvas[1])
         mirrored: Floats = points.copy()
         mirrored[:, axis] = np.float32(length - 1) - points[:, axis]

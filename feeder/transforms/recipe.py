@@ -15,7 +15,7 @@ from feeder.order.random import Stream, uniform
 from feeder.system.warning import warn
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp
-from feeder.transforms.op import Extent, FloatArray, IntArray, Op, Params, Uniforms
+from feeder.transforms.op import FloatArray, IntArray, Op, Params, SizeBounds, Uniforms
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
@@ -233,7 +233,7 @@ class Recipe:
         if self._variable:
             raise ArgumentError(f"{self._variable[0]!r} is no size by itself; Recipe.at(bucket, epoch) has the size")
         fused = 0
-        extent = Extent()
+        extent = SizeBounds()
         resized = False
         for op in self.ops:
             if not op.fuses(extent) or (op.resizes and resized):
@@ -252,8 +252,8 @@ class Recipe:
         if self._variable:  # it depends on no size above a pixel
             return any(self.at(_ANY_BUCKET, epoch).crops_first for epoch in self.phases)
         for op in self.ops:
-            if op.crops or op.resizes or not op.fuses(Extent()):
-                return op.crops and op.fuses(Extent())
+            if op.crops or op.resizes or not op.fuses(SizeBounds()):
+                return op.crops and op.fuses(SizeBounds())
         return False
 
     @property
@@ -333,13 +333,16 @@ class Recipe:
         """
         if self._variable:
             return self.at(None, epoch).draw(seed, epoch, sample_ids, sizes, boxes)
+
         ids = np.asarray(sample_ids, np.int64)
         image_size = np.maximum(np.asarray(sizes, np.int64).reshape(-1, 2), 1)
         if len(ids) != len(image_size):
             raise ArgumentError(f"sample_ids and sizes must be of one length, got {len(ids)} and {len(image_size)}")
+
         base = _Base(image_size)
         current = image_size
         drawn: list[Params] = []
+
         for stream, op in enumerate(self.ops):
             uniforms = Uniforms(seed, epoch, ids, stream)
             if isinstance(op, RandomIoUCrop) and boxes is not None:
@@ -350,6 +353,7 @@ class Recipe:
             drawn.append(params)
             if stream < self.base_length:
                 base.apply(params)
+
         return Draws(
             image_size=image_size.astype(np.int32),
             source_box=base.source,
@@ -448,7 +452,7 @@ def _flatten(transform: object) -> list[Op]:
 
 
 def _fixed_size(ops: tuple[Op, ...]) -> tuple[int, int] | None:
-    extent = Extent()
+    extent = SizeBounds()
     for op in ops:
         extent = op.extent(extent)
     return extent.minimum if extent.fixed else None

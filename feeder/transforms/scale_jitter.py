@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from feeder.transforms.arguments import check_interpolation, check_range, check_size
-from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["ScaleJitter"]
@@ -57,10 +57,10 @@ class ScaleJitter(Op):
         resized = np.maximum((sizes * factor[:, None]).astype(np.int64), 1)
         return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
 
-    def extent(self, extent: Extent) -> Extent:
-        return Extent()
+    def extent(self, extent: SizeBounds) -> SizeBounds:
+        return SizeBounds()
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return self.interpolation == "bilinear"
 
     @property

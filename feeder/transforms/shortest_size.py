@@ -10,7 +10,7 @@ import numpy as np
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_interpolation, check_size
-from feeder.transforms.op import Drawn, Extent, IntArray, Op, Uniforms
+from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
 __all__ = ["RandomShortestSize"]
@@ -61,13 +61,13 @@ class RandomShortestSize(Op):
         resized: IntArray = np.maximum((sizes * scale[:, None]).astype(np.int64), 1)
         return Drawn({"resized_height": resized[:, 0], "resized_width": resized[:, 1]}, resized)
 
-    def extent(self, extent: Extent) -> Extent:
+    def extent(self, extent: SizeBounds) -> SizeBounds:
         if self.max_size is not None:
-            return Extent()
+            return SizeBounds()
         shortest = min(self.min_size) - 1  # torchvision's product may come out just below the length
-        return Extent((max(1, shortest), max(1, shortest)))
+        return SizeBounds((max(1, shortest), max(1, shortest)))
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return self.interpolation == "bilinear"
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.transforms.op import Extent, Op
+from feeder.transforms.op import Op, SizeBounds
 
 __all__ = ["ClampBoundingBoxes", "ClampKeyPoints", "SanitizeBoundingBoxes", "SanitizeKeyPoints", "TargetOp"]
 
@@ -15,7 +15,7 @@ class TargetOp(Op):
 
     on_arrays = True
 
-    def fuses(self, extent: Extent) -> bool:
+    def fuses(self, extent: SizeBounds) -> bool:
         return True
 
 

@@ -20,7 +20,7 @@ import torch
 
 import feeder
 from bench.gpu import common, cuda, feed, summary, train, transfer
-from feeder._gpu import dispatch
+from feeder.decoders.gpu import dispatch
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench import result_file
@@ -352,7 +352,7 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
 def test_an_installed_feeder_is_measured_with_the_checkouts_files_and_commit(tmp_path: Path, state: str) -> None:
     checkout, installed, out = (tmp_path / name for name in ("checkout", "site/feeder", "out"))
     files = dict.fromkeys(("feeder/a.py", "tests/t.py", "examples/e.py", "kernels/fuzz/make_corpus.py"), "as committed")
-    built = {"kernels/k.fatbin": "", "kernels/gpu/__pycache__/a.pyc": "", "kernels/n.so": ""}
+    built = {"kernels/k.fatbin": "", "feeder/decoders/gpu/__pycache__/a.pyc": "", "kernels/n.so": ""}
     files |= {"pyproject.toml": "", "bench/gpu.sh": (ROOT / "bench/gpu.sh").read_text(), **built}
     for name, text in files.items():
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ from feeder.dataset.decoding import counted
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.errors import ArgumentError, DecodeError, FormatError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_file import INDEX_NAME
@@ -235,14 +235,14 @@ def test_threads_count_their_own_images(tmp_path: Path, monkeypatch: pytest.Monk
     Image.fromarray(np.full((20, 20), 40_000, np.uint16)).save(tmp_path / "a/deep.png")  # 16 bits, clipped
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(tmp_path / "a/plain.png")
     dataset = FolderDataset(tmp_path, Resize((16, 16)))
-    decode, both = CpuDecoder.decode_views, threading.Barrier(2)
+    decode, both = CpuDecoder.decode, threading.Barrier(2)
 
     def decode_and_wait(self: CpuDecoder, *arguments: Any) -> Any:
         found = decode(self, *arguments)
         both.wait(60)
         return found
 
-    monkeypatch.setattr(CpuDecoder, "decode_views", decode_and_wait)
+    monkeypatch.setattr(CpuDecoder, "decode", decode_and_wait)
 
     def clipped(i: int) -> int:
         with counted() as counts:

@@ -85,7 +85,7 @@ def test_parts_of_a_split_have_every_sample_once_and_draw_for_themselves(shards:
 
 def test_ranks_share_a_subset_and_pad_it_by_its_own_samples(shards: Path) -> None:
     subset = Subset(ShardDataset(shards, RANDOM, fields=("index",)), [40, 30, 20, 10, 5])
-    loaders = [DataLoader(subset, batch_size=2, rank=rank, world_size=2) for rank in (0, 1)]
+    loaders = [DataLoader(subset, batch_size=2, rank=rank, world_size=2, seed=0) for rank in (0, 1)]
     assert [sample_ids(copied_epoch(loader)) for loader in loaders] == [[40, 30, 5], [20, 10, 40]]
     assert [loader.stats()["padded"] for loader in loaders] == [[], [40]]
 

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from feeder.decoders.device.borrowed_memory import Borrowed
+from feeder.decoders.dali.queue import Borrowed
 
 
 class Owner:

@@ -14,13 +14,14 @@ import torch
 
 from feeder import _native as native
 from feeder import transforms as T
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.cuda import driver
 from feeder.decoders.cuda.batch import PlannedImages, Uploaded, upload
-from feeder.decoders.cuda.decoder import CudaDecoder, checked_device
-from feeder.decoders.decoder import Decoder, LeftToCpu, Padding, StagedView
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder, checked_device
+from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import available_decoders, get_decoder
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.staged import RowKind, Staged
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import ArgumentError, BackendError
 from tests.support import conformance, cuda_driver, jpegs
 from tests.support.conformance import MEAN, STD
@@ -63,14 +64,14 @@ def run(decoder: Decoder, buffers: list[bytes], recipe: T.Recipe, epoch: int = 0
     assert recipe.output_size is not None
     out = np.zeros((len(buffers), 3, *recipe.output_size), recipe.storage_dtype)
     draws = draw(recipe, len(buffers), epoch)
-    return out, decoder.decode(buffers, np.ones(len(buffers), np.uint8), recipe, draws, out)
+    return out, decoder.decode(buffers, np.ones(len(buffers), np.uint8), [View(recipe, draws, out)]).errors
 
 
 def staged(decoder: CudaDecoder, buffers: list[bytes], recipe: T.Recipe, epoch: int = 0) -> Staged:
-    batch, errors = decoder.stager.stage(
-        buffers, np.ones(len(buffers), np.uint8), recipe, draw(recipe, len(buffers), epoch)
+    batch, result = decoder.stager.stage(
+        buffers, np.ones(len(buffers), np.uint8), [recipe], [draw(recipe, len(buffers), epoch)]
     )
-    assert errors == [None] * len(buffers)
+    assert result.errors == [None] * len(buffers)
     return batch
 
 
@@ -118,7 +119,7 @@ def test_boxes_of_few_pixels_are_decoded_exactly_as_by_the_cpu_backend(
     draws = replace(draw(recipe, 1), source_box=np.array([box], np.float64), support_box=np.array([box], np.int32))
     found, expected = np.zeros((2, 1, 3, 40, 40), np.uint8)
     for each, out in ((decoder, found), (CpuDecoder(), expected)):
-        assert each.decode([jpeg()], np.ones(1, np.uint8), recipe, draws, out) == [None]
+        assert each.decode([jpeg()], np.ones(1, np.uint8), [View(recipe, draws, out)]).errors == [None]
     assert np.array_equal(found, expected)
     assert (decoder.cuda_images, decoder.cpu_images) == counts
 
@@ -175,7 +176,7 @@ def test_a_batch_that_the_gpu_has_no_memory_for_names_the_remedy(monkeypatch: py
 
     recipe, decoder = T.Recipe.of(BASE), CudaDecoder()
     batch = staged(decoder, [jpeg()], recipe)
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.PlannedImages", full)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.PlannedImages", full)
     with pytest.raises(torch.OutOfMemoryError, match=r"no memory for 1 images, .* use a smaller batch_size"):
         decoder.start(batch)
 
@@ -196,7 +197,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[Uploaded]:
         found.append(upload(device, plans))
         return found[-1]
 
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.upload", noted)
     return found
 
 
@@ -213,10 +214,10 @@ def test_plans_of_all_views_and_parts_are_copied_once_as_they_lie_in_slots(
     decoder, parts = CudaDecoder(), []
     for rows in (np.arange(3), np.arange(3, 6)):
         some, ones = [buffers[row] for row in rows.tolist()], np.ones(len(rows), np.uint8)
-        batch, _ = decoder.stager.stage_views(some, ones, recipes, [each.take(rows) for each in draws])
+        batch, _ = decoder.stager.stage(some, ones, recipes, [each.take(rows) for each in draws])
         parts.append(in_slots(batch, missing))
     whole, copied = Staged.join(parts), uploads(monkeypatch)
-    assert whole.rows["kind"][::2].tolist() == [Kind.PIXELS, Kind.PLAN, Kind.FAILED, *[Kind.PLAN] * 3]
+    assert whole.rows["kind"][::2].tolist() == [RowKind.PIXELS, RowKind.PLAN, RowKind.FAILED, *[RowKind.PLAN] * 3]
     assert any(np.frombuffer(payload, np.uint8).ctypes.data % 4 for payload in whole.payloads if len(payload))
     images, errors = decoder.finish(whole, [StagedView(recipe, ()) for recipe in recipes])
     assert errors == [None] * count
@@ -257,8 +258,8 @@ def test_views_that_lie_close_together_are_decoded_once_and_have_the_cpus_pixels
         drawn = draw(recipe, len(buffers))
         draws.append(replace(drawn, source_box=box.astype(np.float64), support_box=box.astype(np.int32)))
     decoder = CudaDecoder()
-    batch, errors = decoder.stager.stage_views(buffers, ones, [recipe] * views, draws)
-    assert errors == [None] * len(buffers)
+    batch, result = decoder.stager.stage(buffers, ones, [recipe] * views, draws)
+    assert result.errors == [None] * len(buffers)
     for row in range(len(buffers)):
         own = of_the_plain_one if row == plain else owners
         assert (batch.owners[row * views :][:views] - row * views).tolist() == list(own)
@@ -268,7 +269,7 @@ def test_views_that_lie_close_together_are_decoded_once_and_have_the_cpus_pixels
     assert decoder.redone_images == (owners.count(0) if has_damage else 0)
     for view, drawn in enumerate(draws):
         out = np.zeros((len(buffers), 3, 20, 24), np.float16)
-        CpuDecoder().decode(buffers, ones, recipe, drawn, out)
+        CpuDecoder().decode(buffers, ones, [View(recipe, drawn, out)])
         assert np.array_equal(found[view].numpy()[:wrong], out[:wrong])
 
 
@@ -277,15 +278,16 @@ def test_images_of_several_sizes_in_a_view_share_a_copy(monkeypatch: pytest.Monk
     buffers, ones = [jpeg(seed=k) for k in range(6)], np.ones(6, np.uint8)
     draws = draw(recipe, 6)
     sizes = draws.output_size.tolist()
-    batch, errors = decoder.stager.stage(buffers, ones, recipe, draws)
-    assert errors == [None] * 6
+    batch, result = decoder.stager.stage(buffers, ones, [recipe], [draws])
+    assert result.errors == [None] * 6
     padding = Padding(draws.output_size, (64, 64), 7)
     (images,), errors = decoder.finish(in_slots(batch, 0), [StagedView(recipe, (), padding=padding)])
     assert errors == [None] * 6
     assert (len({*map(tuple, sizes)}), len(copied)) == (2, 1)
     for row, (height, width) in enumerate(sizes):
         expected = np.zeros((1, 3, height, width), np.uint8)
-        assert CpuDecoder().decode([buffers[row]], ones[:1], recipe, draws.take(np.array([row])), expected) == [None]
+        view = View(recipe, draws.take(np.array([row])), expected)
+        assert CpuDecoder().decode([buffers[row]], ones[:1], [view]).errors == [None]
         assert np.array_equal(images[row, :, :height, :width].numpy(), expected[0])
 
 
@@ -304,9 +306,7 @@ def test_memory_of_a_batch_is_its_own_again_once_its_copies_are_waited_for(
 
     monkeypatch.setattr(PlannedImages, "faults", noted)
     recipes, decoder = [T.Recipe.of(BASE), T.Recipe.of([T.Resize((20, 20))])], CudaDecoder()
-    batch, _ = decoder.stager.stage_views(
-        [jpeg()], np.ones(1, np.uint8), recipes, [draw(recipe, 1) for recipe in recipes]
-    )
+    batch, _ = decoder.stager.stage([jpeg()], np.ones(1, np.uint8), recipes, [draw(recipe, 1) for recipe in recipes])
     views = [StagedView(recipe, ()) for recipe in recipes]
     assert decoder.start(batch)
     assert waited == []

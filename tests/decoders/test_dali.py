@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
-from feeder.decoders.decoder import Decoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
+from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from tests.support.conformance import MEAN, STD, decode, encode, natural_image
@@ -33,7 +33,7 @@ def test_a_batch_that_dali_fails_on_is_redone_on_the_cpu(native: bool, hide_nati
     buffers = [*good[:2], bad, *good[2:]]
     draws = draw(BASE, 4).take(np.array([0, 1, 0, 2, 3]))
     out = np.zeros((5, 3, 48, 48), np.uint8)
-    errors = decoder.decode(buffers, np.ones(5, np.uint8), BASE, draws, out)
+    errors = decoder.decode(buffers, np.ones(5, np.uint8), [View(BASE, draws, out)]).errors
     assert [error is None for error in errors] == [True, True, False, True, True]
     assert isinstance(errors[2], DecodeError)
     check_alike(out[[0, 1, 3, 4]], alone, 1)
@@ -80,7 +80,9 @@ def test_damage_has_the_same_fate_as_with_the_cpu_backend(seekable: bool, fideli
     def fates(decoder: Decoder, names: list[str], epoch: int) -> dict[str, bool]:
         draws = recipe.draw(1, epoch, np.arange(len(names)), [[HEIGHT, WIDTH]] * len(names))
         out = np.zeros((len(names), 3, 24, 24), np.uint8)
-        errors = decoder.decode([bad[name] for name in names], np.ones(len(names), np.uint8), recipe, draws, out)
+        errors = decoder.decode(
+            [bad[name] for name in names], np.ones(len(names), np.uint8), [View(recipe, draws, out)]
+        ).errors
         return {name: error is None for name, error in zip(names, errors, strict=True)}
 
     expected = [fates(cpu, list(bad), epoch) for epoch in range(12)]
@@ -207,7 +209,9 @@ def test_auto_takes_dali_for_a_cuda_device_only(
     assert "dali" not in caplog.text
     assert get_decoder("auto", BASE, device="cuda").name != "dali"
     assert "finds none" in caplog.text  # it says why not dali
-    monkeypatch.setattr("feeder.decoders.dali.decoder.DaliDecoder", lambda *, device, **options: DaliDecoder(**options))
+    monkeypatch.setattr(
+        "feeder.decoders.dali.dali_decoder.DaliDecoder", lambda *, device, **options: DaliDecoder(**options)
+    )
     assert get_decoder("auto", BASE, device="cuda").name == "dali"
     function = T.Recipe.of([*BASE.ops, T.Lambda(abs)])
     assert get_decoder("auto", function, device="cuda").name != "dali"
@@ -231,4 +235,4 @@ def test_wrong_outputs_are_argument_errors() -> None:
     decoder, draws, ones = DaliDecoder(), draw(BASE, 1), np.ones(1, np.uint8)
     for out in (np.zeros((2, 3, 48, 48), np.uint8), np.zeros((1, 3, 48, 48)), np.zeros((1, 3, 48, 47), np.uint8)):
         with pytest.raises(ArgumentError, match=r"out must be|one length"):
-            decoder.decode([jpeg()], ones, BASE, draws, out)
+            decoder.decode([jpeg()], ones, [View(BASE, draws, out)])

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
-from feeder.decoders.decoder import Decoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
+from feeder.decoders.decoder import Decoder, View
 from tests.support import conformance
 from tests.support.conformance import MEAN, STD
 from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, run, staged
@@ -81,7 +81,7 @@ class TestOnTheGpu:
         buffers = [*good, without_tables(good[0])]
         draws = draw(BASE, 8).take(np.array([*range(8), 0]))
         out = np.zeros((9, 3, 48, 48), np.uint8)
-        errors = decoder.decode(buffers, np.ones(9, np.uint8), BASE, draws, out)
+        errors = decoder.decode(buffers, np.ones(9, np.uint8), [View(BASE, draws, out)]).errors
         assert [error is None for error in errors] == [True] * 8 + [False]
         check_alike(out[:8], alone)
         check_alike(run(decoder, good), alone)  # by a pipeline that was built anew

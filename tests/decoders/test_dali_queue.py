@@ -17,7 +17,7 @@ import torch
 from feeder import transforms as T
 from feeder.decoders.dali import pipeline as dali_pipeline
 from feeder.decoders.dali import queue as dali_queue
-from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
 from tests.support.conformance import MEAN, STD, decode
 from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, rest, run, staged

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import View
 from feeder.decoders.registry import get_decoder
@@ -45,7 +45,7 @@ def made(decoder: Any, buffers: list[bytes], recipes: tuple[T.Recipe, ...]) -> l
         View(recipe, draws, np.zeros((len(buffers), 3, *recipe.output_size), np.uint8))  # type: ignore[misc]
         for recipe, draws in zip(recipes, drawn(recipes), strict=True)
     ]
-    assert decoder.decode_views(buffers, ORIENTATIONS, views) == [None] * len(buffers)
+    assert decoder.decode(buffers, ORIENTATIONS, views).errors == [None] * len(buffers)
     return [view.out for view in views]
 
 
@@ -54,7 +54,8 @@ def alone(buffers: list[bytes], recipes: tuple[T.Recipe, ...]) -> list[npt.NDArr
     found = []
     for recipe, draws in zip(recipes, drawn(recipes), strict=True):
         out = np.zeros((len(buffers), 3, *recipe.output_size), np.uint8)  # type: ignore[misc]
-        assert get_decoder("cpu", recipe).decode(buffers, ORIENTATIONS, recipe, draws, out) == [None] * len(buffers)
+        result = get_decoder("cpu", recipe).decode(buffers, ORIENTATIONS, [View(recipe, draws, out)])
+        assert result.errors == [None] * len(buffers)
         found.append(out)
     return found
 
@@ -71,7 +72,7 @@ class WholeImages(PipelineOptions):
 def test_views_are_decoded_once_with_the_pixels_of_each_alone(
     seekable: bool, options: type[PipelineOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.decoders.dali.decoder.PipelineOptions", options)
+    monkeypatch.setattr("feeder.decoders.dali.dali_decoder.PipelineOptions", options)
     decoder = DaliDecoder()
     buffers = images(seekable)
     together = made(decoder, buffers, VIEWS)
@@ -79,7 +80,7 @@ def test_views_are_decoded_once_with_the_pixels_of_each_alone(
     for found, expected, recipe, draws in zip(together, alone(buffers, VIEWS), VIEWS, drawn(VIEWS), strict=True):
         check_alike(found, expected)
         out = np.zeros_like(found)
-        assert decoder.decode(buffers, ORIENTATIONS, recipe, draws, out) == [None] * len(buffers)
+        assert decoder.decode(buffers, ORIENTATIONS, [View(recipe, draws, out)]).errors == [None] * len(buffers)
         np.testing.assert_array_equal(found, out)
 
 
@@ -131,7 +132,7 @@ def test_a_bad_image_has_no_view_and_others_join_as_pixels() -> None:
         View(recipe, draws, np.zeros((6, 3, *recipe.output_size), np.uint8))  # type: ignore[misc]
         for recipe, draws in zip(VIEWS, drawn(VIEWS), strict=True)
     ]
-    errors = decoder.decode_views(buffers, ORIENTATIONS, views)
+    errors = decoder.decode(buffers, ORIENTATIONS, views).errors
     assert [error is None for error in errors] == [True, False, True, True, True, True]
     assert (decoder.dali_images, decoder.cpu_images) == (4, 1)
     good = [0, 2, 3, 4, 5]
@@ -144,8 +145,8 @@ def test_a_decoder_with_one_place_for_each_image_gets_one_cut() -> None:
     buffers, ones = images(seekable=True), np.ones(6, np.uint8)
     draws = [recipe.draw(1, 0, np.arange(6) + k * 6, [[HEIGHT, WIDTH]] * 6) for k, recipe in enumerate(APART)]
     for apart in (False, True):
-        staged, errors = Stager(apart=apart).stage_views(buffers, ones, APART, draws)
-        assert errors == [None] * 6
+        staged, result = Stager(apart=apart).stage(buffers, ones, APART, draws)
+        assert result.errors == [None] * 6
         own = sum(bool(payload) for payload in staged.payloads)
         assert (own == 6) is not apart
         assert own == len(np.unique(staged.owners))

@@ -13,7 +13,7 @@ from PIL import Image
 
 import feeder
 from feeder import transforms as T
-from feeder.decoders.images import sample_id
+from feeder.decoders.decode import sample_id
 from feeder.decoders.registry import available_decoders
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions

@@ -15,10 +15,10 @@ from PIL import Image, features
 
 from feeder import transforms
 from feeder.decoders import registry
-from feeder.decoders.decoder import Decoder
+from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.op_math import bfloat16_bits
-from feeder.decoders.pillow.decoder import PillowDecoder
-from feeder.decoders.pillow.ops import ARRAY_OPS, IMAGE_OPS
+from feeder.decoders.pillow.image_ops import ARRAY_OPS, IMAGE_OPS
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import (
     CenterCrop,
@@ -62,7 +62,8 @@ def decode_one(
     buffer: bytes, orientation: int, recipe: Recipe, draws: transforms.Draws, decoder: Decoder | None = None
 ) -> npt.NDArray[Any]:
     out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
-    error = (decoder or PillowDecoder()).decode([buffer], np.array([orientation], np.uint8), recipe, draws, out)[0]
+    view = View(recipe, draws, out)
+    (error,) = (decoder or PillowDecoder()).decode([buffer], np.array([orientation], np.uint8), [view]).errors
     if error is not None:
         raise error
     return out[0]
@@ -339,7 +340,7 @@ def test_too_small_for_a_random_crop_is_the_error_of_that_image() -> None:
     buffers = [encode(natural_image(0, 50, 60)), encode(natural_image(0, 39, 60))]
     draws = recipe.draw(0, 0, [0, 1], sizes_of(buffers, ONES[:2]))
     out = np.zeros((2, 3, 40, 40), np.uint8)
-    first, second = PillowDecoder().decode(buffers, ONES[:2], recipe, draws, out)
+    first, second = PillowDecoder().decode(buffers, ONES[:2], [View(recipe, draws, out)]).errors
     assert first is None
     assert second is not None
     assert "pad_if_needed=True" in second.reason
@@ -411,11 +412,11 @@ def test_out_of_the_wrong_shape_or_dtype_is_the_callers_error() -> None:
     recipe = Recipe.of([Resize(10)])
     draws = recipe.draw(0, 0, [0], [[20, 30]])
     with pytest.raises(ArgumentError, match=r"out must be \[3, 10, 15\]"):
-        PillowDecoder().decode([buffer], ONES[:1], recipe, draws, np.zeros((1, 3, 10, 10), np.uint8))
+        PillowDecoder().decode([buffer], ONES[:1], [View(recipe, draws, np.zeros((1, 3, 10, 10), np.uint8))])
     with pytest.raises(ArgumentError, match="uint8"):
-        PillowDecoder().decode([buffer], ONES[:1], recipe, draws, np.zeros((1, 3, 10, 15), np.float32))
+        PillowDecoder().decode([buffer], ONES[:1], [View(recipe, draws, np.zeros((1, 3, 10, 15), np.float32))])
     with pytest.raises(ArgumentError, match="one length"):
-        PillowDecoder().decode([buffer], ONES[:2], recipe, draws, np.zeros((1, 3, 10, 15), np.uint8))
+        PillowDecoder().decode([buffer], ONES[:2], [View(recipe, draws, np.zeros((1, 3, 10, 15), np.uint8))])
 
 
 def test_an_op_that_nobody_knows_is_refused_by_name() -> None:

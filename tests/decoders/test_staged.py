@@ -7,7 +7,7 @@ import pytest
 
 from feeder import transforms as T
 from feeder.decoders.registry import available_decoders
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.staged.stager import Stager
 from feeder.errors import ArgumentError
 from tests.support.conformance import encode, natural_image
@@ -21,9 +21,9 @@ def draw(count: int, height: int = 60, width: int = 80) -> T.Draws:
 
 def test_packed_and_unpacked_is_the_same() -> None:
     buffers = [encode(natural_image(1, 60, 80)), encode(natural_image(2, 60, 80), "png"), b"junk"]
-    staged, errors = Stager().stage(buffers, np.array([1, 6, 1], np.uint8), RECIPE, draw(3, 60, 80))
-    assert [error is None for error in errors] == [True, False, False]  # orientation 6 turns it to 80x60
-    assert staged.rows["kind"].tolist() == [Kind.JPEG, Kind.FAILED, Kind.FAILED]
+    staged, result = Stager().stage(buffers, np.array([1, 6, 1], np.uint8), [RECIPE], [draw(3, 60, 80)])
+    assert [error is None for error in result.errors] == [True, False, False]  # orientation 6 turns it to 80x60
+    assert staged.rows["kind"].tolist() == [RowKind.JPEG, RowKind.FAILED, RowKind.FAILED]
     memory = np.full(staged.packed_bytes + 8, 9, np.uint8)
     assert staged.pack(memory) == {}
     assert (memory[staged.packed_bytes :] == 9).all()
@@ -39,7 +39,7 @@ def check_same(found: Staged, expected: Staged) -> None:
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 def test_what_finds_no_room_goes_another_way(room: int) -> None:
     buffers = [encode(natural_image(k, 60, 80)) for k in range(3)]
-    staged, _ = Stager().stage(buffers, np.ones(3, np.uint8), RECIPE, draw(3))
+    staged, _ = Stager().stage(buffers, np.ones(3, np.uint8), [RECIPE], [draw(3)])
     memory = np.zeros(staged.rows.nbytes + sum(map(len, staged.payloads[:room])), np.uint8)
     left_over = staged.pack(memory)
     assert sorted(left_over) == list(range(room, 3))
@@ -53,7 +53,7 @@ def test_what_finds_no_room_goes_another_way(room: int) -> None:
 
 def test_joined_batches_are_one() -> None:
     buffers = [encode(natural_image(k, 60, 80)) for k in range(5)]
-    staged, _ = Stager().stage(buffers, np.ones(5, np.uint8), RECIPE, draw(5))
+    staged, _ = Stager().stage(buffers, np.ones(5, np.uint8), [RECIPE], [draw(5)])
     parts = [Staged(staged.rows[a:b], staged.payloads[a:b]) for a, b in ((0, 2), (2, 5))]
     check_same(Staged.join(parts), staged)
     assert Staged.join(parts[:1]) is parts[0]
@@ -86,13 +86,13 @@ def test_what_jpeg_decoders_disagree_on_is_decoded_here() -> None:
         encode(rgb, "png"),
     ]
     stager, ones, draws = Stager(), np.ones(6, np.uint8), draw(6)
-    staged, errors = stager.stage(buffers, ones, RECIPE, draws)
-    assert errors == [None] * 6
-    assert staged.rows["kind"].tolist() == [Kind.JPEG] * 2 + [Kind.PIXELS] * 4
+    staged, result = stager.stage(buffers, ones, [RECIPE], [draws])
+    assert result.errors == [None] * 6
+    assert staged.rows["kind"].tolist() == [RowKind.JPEG] * 2 + [RowKind.PIXELS] * 4
     assert [len(payload) for payload in staged.payloads[2:]] == [32 * 32 * 3] * 4
     assert staged.rows["turn"][2:].tolist() == [0] * 4
-    staged, _ = Stager(outlier_pixels=60 * 80 - 1).stage(buffers, ones, RECIPE, draws)
-    assert staged.rows["kind"].tolist() == [Kind.PIXELS] * 6
+    staged, _ = Stager(outlier_pixels=60 * 80 - 1).stage(buffers, ones, [RECIPE], [draws])
+    assert staged.rows["kind"].tolist() == [RowKind.PIXELS] * 6
 
 
 def test_seekable_images_are_cut_to_their_window() -> None:
@@ -105,13 +105,13 @@ def test_seekable_images_are_cut_to_their_window() -> None:
     recipe = T.Recipe.of([T.RandomResizedCrop(32, scale=(0.05, 0.05))])
     draws = recipe.draw(0, 0, [0], [[480, 640]])
     for data, cuts in ((seekable, True), (whole, False)):
-        staged, _ = Stager().stage([data], np.ones(1, np.uint8), recipe, draws)
+        staged, _ = Stager().stage([data], np.ones(1, np.uint8), [recipe], [draws])
         row = staged.rows[0]
         assert (len(staged.payloads[0]) < len(data) / 2) == cuts
         moved = draws.support_box[0] - row["window"]
         np.testing.assert_allclose(draws.source_box[0] - row["source"], moved)
         assert (moved[:2].any()) == cuts
-    exact, _ = Stager(fidelity="exact").stage([seekable], np.ones(1, np.uint8), recipe, draws)
+    exact, _ = Stager(fidelity="exact").stage([seekable], np.ones(1, np.uint8), [recipe], [draws])
     assert exact.payloads[0] == seekable
 
 
@@ -119,8 +119,8 @@ def test_seekable_images_are_cut_to_their_window() -> None:
 def test_views_of_a_sample_stand_behind_each_other(room: int) -> None:
     buffers = [encode(natural_image(k, 60, 80)) for k in range(3)]
     draws = [RECIPE.draw(0, 0, np.arange(3) + 3 * k, [[60, 80]] * 3) for k in range(2)]
-    staged, errors = Stager().stage_views(buffers, np.ones(3, np.uint8), (RECIPE, RECIPE), draws)
-    assert errors == [None] * 3
+    staged, result = Stager().stage(buffers, np.ones(3, np.uint8), (RECIPE, RECIPE), draws)
+    assert result.errors == [None] * 3
     assert (len(staged), len(staged.rows), staged.owners.tolist()) == (3, 6, [0, 0, 2, 2, 4, 4])
     assert staged.payloads == [buffers[0], b"", buffers[1], b"", buffers[2], b""]
     memory = np.zeros(staged.rows.nbytes + sum(map(len, staged.payloads[: 2 * room])), np.uint8)

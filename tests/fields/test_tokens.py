@@ -19,7 +19,7 @@ from feeder.errors import ArgumentError, DecodeError, FormatError
 from feeder.fields import Int, Json, Text, Tokens
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import Resize
-from tests.support import ROOT
+from tests.support import PYTHON_PATH
 from tests.support.field_sets import members_set
 from tests.support.tokenizer_files import WORDS, byte_tokenizer, word_tokenizer
 
@@ -195,7 +195,7 @@ print(before, len(os.listdir("/proc/self/task")), "torch" in sys.modules)
 
 @pytest.mark.parametrize("write", [word_tokenizer, byte_tokenizer])
 def test_encoding_starts_no_threads(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    env = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "TOKENIZERS_PARALLELISM": "true", "PYTHONPATH": PYTHON_PATH}
     command = [sys.executable, "-c", _SCRIPT, str(write(tmp_path / "tokenizer.json"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True)
     before, after, has_torch = done.stdout.split()

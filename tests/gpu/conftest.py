@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from feeder import _gpu
+from feeder.decoders import gpu
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -20,7 +20,7 @@ def _scalars_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Triton 3.6's can't count up to one in a loop then; compiled kernels can.
     """
-    if os.environ.get("TRITON_INTERPRET") != "1" or not _gpu.has_triton():
+    if os.environ.get("TRITON_INTERPRET") != "1" or not gpu.has_triton():
         return
     from triton.runtime import interpreter
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from feeder import _gpu
+from feeder.decoders import gpu
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _gpu.has_triton(), reason="Triton is not installed")
+@pytest.mark.skipif(not gpu.has_triton(), reason="Triton is not installed")
 def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)

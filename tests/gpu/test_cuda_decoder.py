@@ -14,11 +14,12 @@ import torch
 from feeder import DataLoader, ShardDataset
 from feeder import _native as native
 from feeder import transforms as T
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.cuda.batch import Uploaded, upload
-from feeder.decoders.cuda.decoder import CudaDecoder
-from feeder.decoders.decoder import StagedView
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder
+from feeder.decoders.decoder import View
 from feeder.decoders.staged.staged import Staged
+from feeder.decoders.staged.trainer_decoder import StagedView
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support import jpegs
@@ -59,13 +60,14 @@ def of_the_cpu(files: list[bytes], recipe: T.Recipe, epoch: int = 0) -> npt.NDAr
     assert recipe.output_size is not None
     out = np.zeros((len(files), 3, *recipe.output_size), recipe.storage_dtype)
     draws = draw(recipe, len(files), epoch)
-    assert CpuDecoder().decode(files, np.ones(len(files), np.uint8), recipe, draws, out) == [None] * len(files)
+    result = CpuDecoder().decode(files, np.ones(len(files), np.uint8), [View(recipe, draws, out)])
+    assert result.errors == [None] * len(files)
     return out
 
 
 def staged(decoder: CudaDecoder, files: list[bytes], recipe: T.Recipe, epoch: int = 0) -> Staged:
     draws = draw(recipe, len(files), epoch)
-    return decoder.stager.stage(files, np.ones(len(files), np.uint8), recipe, draws)[0]
+    return decoder.stager.stage(files, np.ones(len(files), np.uint8), [recipe], [draws])[0]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "float16", "bfloat16"])
@@ -156,7 +158,7 @@ def test_views_share_their_planes(decoder: CudaDecoder) -> None:
     near, small = T.RandomResizedCrop(64, scale=(0.5, 1.0)), T.RandomResizedCrop(32, scale=(0.1, 0.4))
     recipes = [T.Recipe.of([crop, T.RandomHorizontalFlip()]) for crop in (near, near, small, small, small)]
     draws = [draw(recipe, len(files), epoch) for epoch, recipe in enumerate(recipes)]
-    batch, _ = decoder.stager.stage_views(files, np.ones(len(files), np.uint8), recipes, draws)
+    batch, _ = decoder.stager.stage(files, np.ones(len(files), np.uint8), recipes, draws)
     assert len(np.unique(batch.owners)) < 3 * len(files)
     images, errors = decoder.finish(batch, [StagedView(recipe, ()) for recipe in recipes])
     assert errors == [None] * len(files)
@@ -173,7 +175,7 @@ def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(
         pinned.extend(torch.from_numpy(run).is_pinned() for run, _ in native.upload_runs(plans)[1])
         return upload(device, plans)
 
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.upload", noted)
     for i in range(96):
         path = tmp_path / "images" / f"{i % 3}" / f"{i}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from feeder._gpu import dispatch
+from feeder.decoders.gpu import dispatch
 from feeder.errors import ArgumentError
 
 GPU = torch.device("cuda")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from feeder import _gpu
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders import gpu
 from feeder.decoders.registry import available_decoders
 from feeder.loader.dataloader import DataLoader
 from feeder.order.buckets import Buckets
@@ -115,7 +115,7 @@ def _close(loader: DataLoader[Any]) -> None:
     loader.close()
 
 
-@pytest.mark.skipif(not _gpu.has_triton(), reason="without Triton the references wait")
+@pytest.mark.skipif(not gpu.has_triton(), reason="without Triton the references wait")
 @pytest.mark.parametrize("recipe", [RECIPE, MORE, VIEWS], ids=["one pass", "batched ops", "views"])
 def test_no_batch_waits_for_the_gpu(shards: Path, backend: str, recipe: Compose | Views) -> None:
     loader = _loader(shards, backend, recipe, mix=CutMix())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from feeder import _gpu
+from feeder.decoders import gpu
 from feeder.errors import ArgumentError
 from tests.support import gpu_oracle as oracle
 from tests.support.gpu_oracle import BIAS, SCALE, USING
@@ -50,7 +50,7 @@ def test_turned_and_normalized(
 ) -> None:
     turns = list(range(8))
     images = stored(turns)
-    found = _gpu.normalize(
+    found = gpu.normalize(
         pack(images, layout, device), SIZE, scale=torch.from_numpy(SCALE).to(device),
         bias=torch.from_numpy(BIAS).to(device), dtype=dtype, layout=layout, channels_last=channels_last,
         turn=torch.tensor(turns, device=device), using=using,
@@ -74,13 +74,13 @@ def test_everything_in_one_pass(using: str, channels_last: bool, device: torch.d
         for image, code, order, strengths in zip(images, turns, steps, factors, strict=True)
     ]
     for mix in (([4, 0, 1, 2, 3], 0.3, (0, 0, *SIZE)), ([4, 0, 1, 2, 3], 0.0, (4, 6, 12, 31)), None):
-        found = _gpu.normalize(
+        found = gpu.normalize(
             pack(images, "nhwc", device), SIZE, scale=torch.from_numpy(SCALE).to(device),
             bias=torch.from_numpy(BIAS).to(device), channels_last=channels_last,
             turn=torch.tensor(turns, device=device),
-            color=_gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device)),
-            erase=_gpu.Erase(torch.tensor(erase, device=device), torch.from_numpy(value).to(device)),
-            mix=None if mix is None else _gpu.Mix(torch.tensor(mix[0], device=device), mix[1], mix[2]), using=using,
+            color=gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device)),
+            erase=gpu.Erase(torch.tensor(erase, device=device), torch.from_numpy(value).to(device)),
+            mix=None if mix is None else gpu.Mix(torch.tensor(mix[0], device=device), mix[1], mix[2]), using=using,
         )  # fmt: skip
         expected = oracle.finish(colored, SCALE, BIAS, erase, value, mix)
         difference = np.abs(found.cpu().double().numpy() - expected)
@@ -93,8 +93,8 @@ def test_everything_in_one_pass(using: str, channels_last: bool, device: torch.d
 def test_the_mean_for_contrast_is_of_the_image_as_it_is_then(using: str, device: torch.device) -> None:
     images = stored([0, 0, 0], seed=2)
     steps, factors = [[1, 2], [2, 1], [3, 2]], [[0.5, 1.0], [1.0, 0.5], [0.0, 1.0]]
-    parameters = _gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device))
-    found = _gpu.gray_mean(pack(images, "nhwc", device), SIZE, parameters, using=using)
+    parameters = gpu.Color(torch.tensor(steps, device=device), torch.tensor(factors, device=device))
+    found = gpu.gray_mean(pack(images, "nhwc", device), SIZE, parameters, using=using)
     dimmed = [oracle.color(images[0], [1], [0.5]), images[1], oracle.color(images[2], [3], [0.0])]
     expected = [np.floor(oracle.color(image, [3], [0.0]).mean((0, 1)) + 0.5)[0] for image in dimmed]
     np.testing.assert_array_equal(found.cpu().numpy(), expected)
@@ -114,9 +114,9 @@ def test_a_mean_between_two_levels_is_rounded_up_on_a_gpu_too(using: str, device
     size, levels = (14, 14), torch.tensor([0, 1, 2, 3, 7, 254], dtype=torch.uint8, device=device)
     images = levels[:, None].repeat(1, 14 * 14 * 3)
     images[:, : 7 * 14 * 3] += 1  # the upper half
-    contrast = torch.full((len(levels), 1), _gpu.CONTRAST, device=device)
+    contrast = torch.full((len(levels), 1), gpu.CONTRAST, device=device)
     with _DividesAsAGpu():
-        found = _gpu.gray_mean(images, size, _gpu.Color(contrast, torch.ones_like(contrast).float()), using=using)
+        found = gpu.gray_mean(images, size, gpu.Color(contrast, torch.ones_like(contrast).float()), using=using)
     assert torch.equal(found, levels.float() + 1)
 
 
@@ -125,7 +125,7 @@ def test_a_mean_between_two_levels_is_rounded_up_on_a_gpu_too(using: str, device
 def test_uint8_keeps_its_levels(using: str, channels_last: bool, device: torch.device) -> None:
     turns = [3, 5]
     images = stored(turns)
-    found = _gpu.normalize(
+    found = gpu.normalize(
         pack(images, "nhwc", device), SIZE, dtype=torch.uint8, channels_last=channels_last,
         turn=torch.tensor(turns, device=device), using=using,
     )  # fmt: skip
@@ -137,14 +137,14 @@ def test_uint8_keeps_its_levels(using: str, channels_last: bool, device: torch.d
 def test_writes_into_the_callers_tensor_only(using: str, device: torch.device) -> None:
     images = pack(stored([0, 0]), "nhwc", device)
     whole = torch.full((4, 3, *SIZE), 7.0, device=device)
-    assert _gpu.normalize(images, SIZE, out=whole[1:3], using=using).data_ptr() == whole[1].data_ptr()
+    assert gpu.normalize(images, SIZE, out=whole[1:3], using=using).data_ptr() == whole[1].data_ptr()
     assert bool((whole[0] == 7).all())
     assert bool((whole[3] == 7).all())
     torch.testing.assert_close(whole[1:3], images.reshape(2, *SIZE, 3).permute(0, 3, 1, 2).float())
 
 
 def test_no_images_are_no_work() -> None:
-    assert _gpu.normalize(torch.zeros((0, 12), dtype=torch.uint8), (2, 2)).shape == (0, 3, 2, 2)
+    assert gpu.normalize(torch.zeros((0, 12), dtype=torch.uint8), (2, 2)).shape == (0, 3, 2, 2)
 
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
@@ -161,6 +161,6 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
     ):
         arguments: dict[str, Any] = {"size": (2, 3)} | bad
         with pytest.raises(ArgumentError, match=message):
-            _gpu.normalize(images, **arguments)
+            gpu.normalize(images, **arguments)
     with pytest.raises(ArgumentError, match="uint8"):
-        _gpu.normalize(images.float(), (2, 3))
+        gpu.normalize(images.float(), (2, 3))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from feeder import _native as native
-from feeder.decoders.images import decode
+from feeder.decoders.decode import decode
 from feeder.transforms import RandomResizedCrop
 from tests.support import ROOT, jpegs
 from tests.support.packed import packed

@@ -51,10 +51,12 @@ def test_an_argument_that_other_datasets_do_not_take_is_named_alone(options: Any
 
 def test_loaders_show_what_they_are(tmp_path: Path) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 8), CROP_AND_FLIP)
-    fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, device="cpu")
+    fast = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, seed=0, device="cpu")
     held = f"DataLoader({dataset!r}, batch_size=4, "
     assert repr(fast) == f"{held}shuffle=True, num_workers=2, seed=0, device='cpu', path='fast')"
-    assert repr(DataLoader(dataset, 4, sampler=[1])) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
+    assert (
+        repr(DataLoader(dataset, 4, sampler=[1], seed=0)) == f"{held}sampler=list, num_workers=0, seed=0, path='fast')"
+    )
     plain = DataLoader(range(9), shuffle=True)
     assert repr(plain) == "DataLoader(range, batch_size=1, shuffle=True, num_workers=0, path='generic')"
     batches = DataLoader(range(9), batch_sampler=[[1, 2]])
@@ -188,7 +190,9 @@ def test_a_loader_of_torchs_in_its_place_is_refused(shards: Path, named: str, ar
 
 def test_a_loader_of_torchs_in_place_of_one_with_buckets_is_refused(shards: Path) -> None:
     loader = DataLoader(ShardDataset(shards, RandomResizedCrop(BUCKET)), 8, buckets=Buckets([(8, 8), (8, 16)]))
-    with pytest.raises(ArgumentError, match=r"buckets=feeder.Buckets\(...\), and iterate over it, not over one of torch's"):
+    with pytest.raises(
+        ArgumentError, match=r"buckets=feeder.Buckets\(...\), and iterate over it, not over one of torch's"
+    ):
         _torchs(loader)
 
 

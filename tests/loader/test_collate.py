@@ -22,7 +22,7 @@ from torch.utils.data import RandomSampler, Subset, get_worker_info
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.decoder import TrainerDecoder
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import setup
@@ -209,7 +209,7 @@ def test_the_rank_split_holds_with_a_collate_fn(shards: Path, monkeypatch: pytes
     seen: list[int] = []
     for rank in range(2):
         monkeypatch.setenv("RANK", str(rank))
-        loader = DataLoader(dataset, 5, shuffle=True, collate_fn=as_dict, num_workers=rank)
+        loader = DataLoader(dataset, 5, shuffle=True, collate_fn=as_dict, num_workers=rank, seed=0)
         assert len(loader) == 5
         seen += [index for batch in loader for index in batch["index"]]
     assert sorted(seen) == list(range(50))

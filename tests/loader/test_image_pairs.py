@@ -15,6 +15,7 @@ from feeder import transforms as T
 from feeder.dataset.base import drawn_samples
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders.decoder import View
 from feeder.decoders.registry import get_decoder
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields import Int
@@ -84,7 +85,7 @@ def decoded(recipe: Any, ids: list[int], keys: list[int], epoch: int = 0, backen
     draws = recipe.draw(SEED, epoch, keys, [(40, 56)] * len(ids))
     out = np.empty((len(ids), 3, *size), recipe.storage_dtype)
     buffers = [encoded_pixels(pair_pixels(1000 + i)) for i in ids]
-    assert not any(get_decoder(backend).decode(buffers, np.ones(len(ids), np.uint8), recipe, draws, out))
+    assert not any(get_decoder(backend).decode(buffers, np.ones(len(ids), np.uint8), [View(recipe, draws, out)]).errors)
     return torch.from_numpy(out)
 
 

@@ -235,14 +235,14 @@ def test_window_shuffle_sees_every_sample_once(shards: Path) -> None:
 def test_ranks_take_equal_batches_and_share_the_epoch(shards: Path) -> None:
     dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     whole = sample_ids(copied_epoch(DataLoader(dataset, batch_size=24, shuffle=True)))
-    loaders = [DataLoader(dataset, batch_size=8, shuffle=True, rank=r, world_size=3) for r in range(3)]
+    loaders = [DataLoader(dataset, batch_size=8, shuffle=True, rank=r, world_size=3, seed=0) for r in range(3)]
     epochs = [copied_epoch(loader) for loader in loaders]
     assert [len(e) for e in epochs] == [len(loader) for loader in loaders] == [3, 3, 3]
     joined = [i for step in zip(*epochs, strict=True) for batch in step for i in batch[2].tolist()]
     assert joined[:50] == whole
     padded = [i for loader in loaders for i in loader.stats()["padded"]]
     assert joined[50:] == padded == whole[:1]
-    dropped = [DataLoader(dataset, batch_size=8, drop_last=True, rank=r, world_size=3) for r in range(3)]
+    dropped = [DataLoader(dataset, batch_size=8, drop_last=True, rank=r, world_size=3, seed=0) for r in range(3)]
     assert [len(loader) for loader in dropped] == [2, 2, 2]
 
 
@@ -251,7 +251,7 @@ def test_torchruns_variables_give_the_rank(shards: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     with pytest.warns(UserWarning, match="rank 1 of 2"):
-        assert sample_ids(copied_epoch(DataLoader(dataset, batch_size=5, drop_last=True))) == [
+        assert sample_ids(copied_epoch(DataLoader(dataset, batch_size=5, drop_last=True, seed=0))) == [
             i for t in range(5) for i in range(10 * t + 5, 10 * t + 10)
         ]
 
@@ -262,14 +262,14 @@ def test_a_split_of_the_stored_order_that_nobody_asked_for_is_told_once(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
-    loader = DataLoader(dataset, batch_size=5)
+    loader = DataLoader(dataset, batch_size=5, seed=0)
     with pytest.warns(UserWarning, match="rank 1 of 3 gets its part.*, 17 of 50 samples.*rank=0, world_size=1") as told:
         assert sum(len(labels) for _, labels, _ in loader) == 17
     assert told[0].filename == __file__  # where it is iterated
     copied_epoch(loader)  # not a second time: a warning is an error here
     chosen: tuple[dict[str, Any], ...] = ({"shuffle": True}, {"rank": 0, "world_size": 1}, {"sampler": range(1, 50, 3)})
     for options in chosen:
-        counted = sample_ids(copied_epoch(DataLoader(dataset, batch_size=5, **options)))
+        counted = sample_ids(copied_epoch(DataLoader(dataset, batch_size=5, seed=0, **options)))
     assert counted == [*range(1, 50, 3)]
 
 
@@ -280,16 +280,16 @@ def test_an_explicit_sampler_replaces_order_and_rank_split(
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
-    loader = DataLoader(dataset, batch_size=3, sampler=[5, 4, 49, 4, -50], num_workers=workers)
+    loader = DataLoader(dataset, batch_size=3, sampler=[5, 4, 49, 4, -50], num_workers=workers, seed=0)
     assert len(loader) == 2
     assert [b[2].tolist() for b in loader] == [[5, 4, 49], [4, 0]]
     batches = [[1], [2, 3, 4, 5, 6], [7, 8], list(range(20))]
-    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers)
+    loader = DataLoader(dataset, batch_sampler=batches, num_workers=workers, seed=0)
     assert [b[2].tolist() for b in loader] == batches
     with pytest.raises(IndexError, match="50"):
-        list(DataLoader(dataset, sampler=[50], num_workers=workers))
+        list(DataLoader(dataset, sampler=[50], num_workers=workers, seed=0))
     with pytest.raises(ArgumentError, match="batch 1 is empty"):
-        list(DataLoader(dataset, batch_sampler=[[0, 1], [], [2]], num_workers=workers))
+        list(DataLoader(dataset, batch_sampler=[[0, 1], [], [2]], num_workers=workers, seed=0))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -407,6 +407,7 @@ def test_worker_init_fn_finds_another_seed_in_each_epoch_that_workers_start_in(
             num_workers=2,
             rank=rank,
             world_size=2,
+            seed=0,
             worker_init_fn=init,
             persistent_workers=persistent,
         )

@@ -268,6 +268,12 @@ def agree():
     return [together(loader), together(loader)]
 
 @in_a_group
+def seeds_that_are_drawn():
+    torch.manual_seed(rank)
+    loaders = [make(seed=None) for _ in range(2)]
+    return [together(loader) for loader in loaders] + [[loader.seed for loader in loaders]]
+
+@in_a_group
 def first_rank_fast():
     return by_turns([0, 1, 2], seed=rank // 2)
 
@@ -372,6 +378,9 @@ def _together(found: list[dict[str, Any]], name: str) -> list[int]:
 def test_real_ranks_that_agree_see_each_sample_once(found: list[dict[str, Any]]) -> None:
     for epoch in range(2):
         assert sorted(i for rank in found for i in rank["agree"][epoch]) == list(range(24))
+        assert sorted(i for rank in found for i in rank["seeds_that_are_drawn"][epoch]) == list(range(24))
+    (seeds,) = {tuple(rank["seeds_that_are_drawn"][2]) for rank in found}
+    assert seeds[0] != seeds[1]
     assert _together(found, "buckets_agree") == list(range(24))
     assert _together(found, "rank_0_alone_before_and_after") == sorted([*range(24), *range(24)])
     assert _together(found, "rank_0_takes_a_batch_and_all_set_the_epoch") == list(range(24))

@@ -158,7 +158,9 @@ def test_resume_with_other_world_sizes_sees_every_sample_once(shards: Path, at: 
     state: dict[str, Any] | None = None
     for world_size, batch_size in ((1, 4), (2, 5), (3, 2), (1, 7)):
         loaders = [
-            DataLoader(dataset, batch_size=batch_size, shuffle=True, rank=r, world_size=world_size, num_workers=r % 2)
+            DataLoader(
+                dataset, batch_size=batch_size, shuffle=True, rank=r, world_size=world_size, seed=0, num_workers=r % 2
+            )
             for r in range(world_size)
         ]
         for loader in loaders:

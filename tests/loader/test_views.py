@@ -12,6 +12,7 @@ import torch
 import feeder
 from feeder import transforms as T
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders.decoder import View
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.decoders.staged.capacity import plan_capacity
 from feeder.decoders.staged.staged import ROW
@@ -57,7 +58,7 @@ def drawn(
         draws = recipe.draw(seed, at_epoch, keys, encoded.sizes)
         out = np.empty((len(ids), 3, *recipe.output_size), recipe.storage_dtype)
         decoder = get_decoder(backend, recipe)
-        assert not any(decoder.decode(encoded.buffers, encoded.orientations, recipe, draws, out))
+        assert not any(decoder.decode(encoded.buffers, encoded.orientations, [View(recipe, draws, out)]).errors)
         tensor = torch.from_numpy(out)
         found.append(tensor.view(torch.bfloat16) if recipe.output_dtype == "bfloat16" else tensor)
     return found

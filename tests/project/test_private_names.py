@@ -32,7 +32,7 @@ _EXCEPTIONS = {
 
 
 def _private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name not in ("_native", "_gpu", "_replace")
+    return name.startswith("_") and not name.startswith("__") and name not in ("_native", "_replace")
 
 
 def _parsed(folder: str) -> Iterator[tuple[Path, ast.Module]]:

@@ -47,10 +47,10 @@ def wheel(
 ) -> Path:
     path = folder / "feeder_data-0.1.0-py3-none-any.whl"
     listed = subprocess.run(
-        ["git", "ls-files", "feeder", "kernels/gpu"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "feeder"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     with zipfile.ZipFile(path, "w") as archive:
-        for name in {name.replace("kernels/gpu", "feeder/_gpu") for name in listed} - {"feeder/_gpu", without}:
+        for name in set(listed) - {without}:
             archive.write(ROOT / name, name)
         archive.write(native.__file__, f"feeder/{Path(native.__file__).name}")
         if cuda:
@@ -79,7 +79,7 @@ def test_a_wheel_without_a_licence_is_refused(tmp_path: Path) -> None:
         "feeder/tools/browse/static/htmx.min.js",
         "feeder/tools/html/report.css",
         "feeder/py.typed",
-        "feeder/_gpu/__init__.py",
+        "feeder/decoders/gpu/__init__.py",
     ],
 )
 def test_a_wheel_without_a_file_of_the_package_is_refused(tmp_path: Path, file: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from feeder.tools import cli
-from feeder.tools.browse.server import make_app
+from feeder.tools.browse.page_server import make_app
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
 from tests.support.images import make_tree

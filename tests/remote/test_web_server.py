@@ -67,6 +67,15 @@ def test_opening_reading_inspecting_and_verifying_list_nothing(
     check_requests(google)
 
 
+def test_a_job_that_is_redirected_into_private_networks_shares_no_cache_with_one_that_is_not(
+    url: str, tmp_path: Path
+) -> None:
+    first = feeder.ShardDataset(url, cache_dir=tmp_path / "cache")
+    with pytest.raises(StoreError, match=r"another job .* allow_private"):
+        feeder.ShardDataset(url, cache_dir=tmp_path / "cache", allow_private=True)
+    assert len(first)
+
+
 _WRITERS: dict[str, Callable[[str, str], object]] = {
     "shard": lambda url, images: shard(images, url),
     "shard, replacing": lambda url, images: shard(images, url, force=True),

@@ -10,8 +10,8 @@ import torch
 
 from feeder import DataLoader, ShardDataset, _native
 from feeder.decoders.cuda.batch import PlannedImages, upload
-from feeder.decoders.cuda.decoder import CudaDecoder
-from feeder.decoders.cuda.stager import PlanStager
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder
+from feeder.decoders.cuda.plan_stager import PlanStager
 from feeder.errors import DecodeError
 from feeder.loader.fast.batch_queue import BatchQueue
 from feeder.order.buckets import Buckets
@@ -141,7 +141,7 @@ def test_plans_of_small_whole_images_find_room_in_the_slot(
         runs.append(len(_native.upload_runs(plans)[1]))
         return upload(device, plans)
 
-    monkeypatch.setattr("feeder.decoders.cuda.decoder.upload", noted)
+    monkeypatch.setattr("feeder.decoders.cuda.cuda_decoder.upload", noted)
     epochs(tmp_path / "set", (Resize((32, 32)),), batch_size=16, num_workers=1)
     assert runs == [1, 1, 1]  # those of a part lie back to back
 
@@ -150,13 +150,13 @@ def test_usual_samples_are_planned_without_a_step_in_python(
     sets: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step_by_step: list[int] = []
-    stage_views = PlanStager.stage_views
+    stage = PlanStager.stage
 
     def counting(stager: PlanStager, buffers: Any, *rest: Any) -> Any:
         step_by_step.append(len(buffers))
-        return stage_views(stager, buffers, *rest)
+        return stage(stager, buffers, *rest)
 
-    monkeypatch.setattr(PlanStager, "stage_views", counting)
+    monkeypatch.setattr(PlanStager, "stage", counting)
     for fields in ((), ("index",)):
         step_by_step.clear()
         epochs(sets["seekable"], CROP, fields)

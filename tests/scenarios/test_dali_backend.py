@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.dali import decoder as dali_backend
+from feeder.decoders.dali import dali_decoder as dali_backend
 from feeder.errors import BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.transforms import (

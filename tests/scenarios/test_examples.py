@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from feeder.tools.cli import main
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.gil import need
 from tests.support.images import encode
 from tests.support.ranks import TORCHRUN, run_job
@@ -91,7 +91,7 @@ def test_timm_style_learns(shards: Path, tmp_path: Path) -> None:
 def test_torchrun_ddp(shards: Path, tmp_path: Path) -> None:
     options = ("--size", "32", "--batch-size", "8", "--epochs", "3")
     command = [sys.executable, *TORCHRUN, str(ROOT / "examples/torchrun_ddp.py"), str(shards), *options]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     out = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     found = re.findall(r"^epoch \d: (\d+) samples, loss (\d+\.\d+)$", out, re.M)
     assert [int(samples) for samples, _ in found] == [60, 60, 60]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image, UnidentifiedImageError
 
+from feeder.decoders.decoder import View
 from feeder.decoders.image_header import image_info
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import DecodeError
 from feeder.tools.bench.options import BenchOptions
@@ -27,7 +28,8 @@ PNG_HEAD = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 def decode(data: bytes) -> None:
     recipe = Recipe.of([])
     draws = recipe.draw(0, 0, [0], [[8, 8]])
-    (error,) = PillowDecoder().decode([data], np.ones(1, np.uint8), recipe, draws, np.empty((1, 3, 8, 8), np.uint8))
+    view = View(recipe, draws, np.empty((1, 3, 8, 8), np.uint8))
+    (error,) = PillowDecoder().decode([data], np.ones(1, np.uint8), [view]).errors
     if error is not None:
         raise error
 

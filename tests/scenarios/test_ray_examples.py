@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import ROOT, train_example
+from tests.support import PYTHON_PATH, ROOT, train_example
 from tests.support.documents import block, run_shell, smaller
 from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
@@ -32,7 +32,7 @@ data = train_example.data
 
 pytestmark = pytest.mark.slow
 
-PATH = os.pathsep.join([str(ROOT), str(ROOT / "examples")])
+PATH = os.pathsep.join([PYTHON_PATH, str(ROOT / "examples")])
 SMALL = ["--size", "24", "--batch-size", "20", "--epochs", "2", "--loader-workers", "1"]
 EPOCH_PARTS = 9 + 4  # full batches to train on, and batches to validate with
 
@@ -90,7 +90,7 @@ def without_ray(script: str, function: str, folder: Path, configs: list[dict[str
     """
     command = ["-c", _WITHOUT_RAY, script, function, folder, json.dumps(configs)]
     env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1"}
-    done = run_warm(command, trains=True, env=env, capture_output=True, text=True)
+    done = run_warm(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     reported: list[list[dict[str, Any]]] = json.loads(done.stdout)
     return reported

@@ -15,7 +15,7 @@ from feeder import transforms as T
 from feeder.tools.cli import main
 from tests.scenarios.test_task_examples import boxes, masks
 from tests.scenarios.test_tutorials import images_by_class
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.documents import block, run_shell, smaller
 from tests.support.loader_data import write_shards
 from tests.support.ray_cluster import RayCluster
@@ -202,7 +202,7 @@ def test_shell_on_a_store(page: str, sign: str, tmp_path: Path, bucket: Bucket) 
 @pytest.fixture(scope="module")
 def cluster(s3_server: S3Server) -> Iterator[RayCluster]:
     made = RayCluster()
-    made.add_node({"PYTHONPATH": str(ROOT), **s3_server.environment()}, cores=2)
+    made.add_node({"PYTHONPATH": PYTHON_PATH, **s3_server.environment()}, cores=2)
     yield made
     made.close()
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.support import ROOT, train_example
+from tests.support import PYTHON_PATH, train_example
 from tests.support.ranks import run_job
 from tests.support.train_example import SCRIPT, SMALL, load, log, stripes
 from tests.support.warm_python import run_warm
@@ -111,9 +111,9 @@ for arguments, ranks, (mortal, *death) in runs:
 
 
 def _run_killed(runs: list[Any]) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     command = ["-W", "error", "-c", _KILLED, json.dumps([str(SCRIPT), runs])]
-    done = run_warm(command, trains=True, env=environment, capture_output=True, text=True)
+    done = run_warm(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 

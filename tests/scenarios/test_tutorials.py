@@ -11,7 +11,7 @@ import pytest
 
 from bench.make_images import make_images
 from tests.scenarios.test_task_examples import boxes, masks
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.documents import blocks, run_shell, smaller
 from tests.support.gil import need
 from tests.support.images import encode, pixels
@@ -95,7 +95,7 @@ def test_tutorial_runs_from_its_first_command_to_its_last_line(
     if tutorial == "cluster":
         cluster = RayCluster()
         request.addfinalizer(cluster.close)
-        cluster.add_node({"PYTHONPATH": str(ROOT)}, cores=2)
+        cluster.add_node({"PYTHONPATH": PYTHON_PATH}, cores=2)
         places, environment = {"/shared": str(tmp_path / "shared")}, {"RAY_ADDRESS": cluster.address}
     code = "\n".join([*(block.text for block in blocks(page, "python")), CHECKS[tutorial]])
     (tmp_path / "tutorial.py").write_text("import torch\n\ntorch.set_num_threads(1)\n" + smaller(code, places))

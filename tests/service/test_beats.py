@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from feeder.service import client, server
+from feeder.service import connection, server
 from feeder.service.frames import SERVER_LIMITS, Kind, Receiver, pack_frame, peer_versions
 from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions
@@ -61,7 +61,7 @@ def test_beats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     clock = Clock()
     with socket.socket() as peer:
         selector = FastSelector(peer, clock)
-        for module in (client, server):
+        for module in (connection, server):
             monkeypatch.setattr(module, "time", clock)
         faked = {**vars(selectors), "DefaultSelector": lambda: selector}
         monkeypatch.setattr(server, "selectors", SimpleNamespace(**faked))

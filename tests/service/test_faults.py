@@ -189,7 +189,7 @@ def test_a_trainer_that_dies_leaves_nothing(root: Path, server: ServiceServer) -
         "import sys, feeder\n"
         "from feeder import transforms as T\n"
         "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
-        "loader = feeder.DataLoader(dataset, batch_size=8, service=sys.argv[2], service_only=True)\n"
+        "loader = feeder.DataLoader(dataset, batch_size=8, seed=0, service=sys.argv[2], service_only=True)\n"
         "iterator = iter(loader)\n"
         "next(iterator)\n"
         "print(*loader.worker_pids(), flush=True)\n"
@@ -230,7 +230,7 @@ def test_a_server_that_answers_nothing_ends_in_a_named_error(
 def test_a_refusal_is_in_the_error(root: Path, server: ServiceServer, tmp_path: Path) -> None:
     write_shards(tmp_path / "outside", 64)
     dataset = feeder.ShardDataset(tmp_path / "outside", transform=RECIPE)
-    one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True, timeout=1)
+    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True, timeout=1)
     assert re.search(r"refuses this job: .*lies below no folder", refusal(one))
 
 

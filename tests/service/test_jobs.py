@@ -30,7 +30,7 @@ recipe = T.Compose([T.Resize((16, 16)), T.Lambda(ended_by_white)])
 dataset = feeder.ShardDataset(sys.argv[1], transform=recipe)
 while True:
     try:
-        list(feeder.DataLoader(dataset, batch_size=4, service=sys.argv[2], service_only=True))
+        list(feeder.DataLoader(dataset, batch_size=4, seed=0, service=sys.argv[2], service_only=True))
     except feeder.ServiceError as error:
         print(error, flush=True)
 """

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from feeder.service import scheduler as scheduler_module
-from feeder.service.client import Client
+from feeder.service.connection import Client
 from feeder.service.frames import Kind
 from feeder.service.makers import Answer
 from feeder.service.part_queue import Task
@@ -62,7 +62,7 @@ class OneTick:
 
 class Trial:
     """A client that asks for the parts of an epoch in their order, as many at a time as it has credit for; in place of
-    :class:`feeder.service.client.Client`.
+    :class:`feeder.service.connection.Client`.
 
     Attributes:
         got: Number of the parts that it has got.

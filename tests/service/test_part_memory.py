@@ -11,22 +11,22 @@ import os
 import pytest
 
 import feeder
-from feeder.service.part_memory import PART_BYTES, Memory, MemoryPiece, memory_bytes
-from feeder.service.window import Result, Window
+from feeder.service.part_memory import PART_BYTES, MemoryPiece, PartMemory, memory_bytes
+from feeder.service.window import Result, ResultWindow
 from feeder.system.mapping import map_other_memory
 from feeder.system.memory import available_bytes
 
 MIB = 1 << 20
 
 
-def taken(memory: Memory, size_bytes: int) -> MemoryPiece:
+def taken(memory: PartMemory, size_bytes: int) -> MemoryPiece:
     piece = memory.take(size_bytes)
     assert piece is not None
     return piece
 
 
 def test_pieces_do_not_overlap_and_there_is_an_end() -> None:
-    memory = Memory(8 * MIB)
+    memory = PartMemory(8 * MIB)
     pieces = [taken(memory, MIB + 1) for _ in range(7)]
     assert memory.take(MIB) is None
     places = sorted((piece.offset, piece.end) for piece in pieces)
@@ -35,7 +35,7 @@ def test_pieces_do_not_overlap_and_there_is_an_end() -> None:
 
 
 def test_the_piece_freed_last_is_used_first() -> None:
-    memory = Memory(8 * MIB)
+    memory = PartMemory(8 * MIB)
     pieces = [taken(memory, MIB) for _ in range(3)]
     for piece in pieces:
         memory.release(piece)
@@ -43,7 +43,7 @@ def test_the_piece_freed_last_is_used_first() -> None:
 
 
 def test_free_pieces_of_any_size_become_one_that_is_larger_or_smaller() -> None:
-    memory = Memory(8 * MIB)
+    memory = PartMemory(8 * MIB)
     small = [taken(memory, MIB) for _ in range(8)]
     for piece in small:
         memory.release(piece)
@@ -56,7 +56,7 @@ def test_free_pieces_of_any_size_become_one_that_is_larger_or_smaller() -> None:
 
 @pytest.mark.parametrize(("kept_s", "kept_bytes"), [(3600.0, 4 * MIB), (-1.0, 0)])
 def test_pages_that_were_free_for_a_while_are_given_back(kept_s: float, kept_bytes: int) -> None:
-    memory = Memory(8 * MIB, kept_s)
+    memory = PartMemory(8 * MIB, kept_s)
     piece = taken(memory, 4 * MIB)
     assert os.fstat(memory.region.descriptor).st_blocks * 512 == 4 * MIB
     memory.release(piece)
@@ -67,7 +67,7 @@ def test_pages_that_were_free_for_a_while_are_given_back(kept_s: float, kept_byt
 
 
 def test_want_of_memory_costs_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = Memory(4 * MIB)
+    memory = PartMemory(4 * MIB)
 
     def refuse(*arguments: int) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -80,7 +80,7 @@ def test_want_of_memory_costs_no_piece(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_gets_the_memory_can_not_write_to_it_nor_is_it_cut_off() -> None:
-    memory = Memory(MIB)
+    memory = PartMemory(MIB)
     memory.region.memory[:3] = b"abc"
     assert bytes(map_other_memory(memory.for_reading, MIB)[:3]) == b"abc"
     with pytest.raises(PermissionError):
@@ -116,8 +116,8 @@ def test_a_window_that_the_machine_has_no_memory_for_is_refused() -> None:
 
 
 def test_the_window_keeps_the_newest_parts_and_never_memory_in_use() -> None:
-    memory = Memory(4 * MIB)
-    window = Window(2 * MIB, memory)
+    memory = PartMemory(4 * MIB)
+    window = ResultWindow(2 * MIB, memory)
     pieces = [taken(memory, MIB) for _ in range(3)]
     for number, piece in enumerate(pieces):
         window.add(("work", 0, bytes([number]), None), Result(b"{}", piece, [[piece.offset, 16]], 1))
@@ -130,8 +130,8 @@ def test_the_window_keeps_the_newest_parts_and_never_memory_in_use() -> None:
 
 
 def test_the_window_gives_its_memory_up() -> None:
-    memory = Memory(4 * MIB)
-    window = Window(4 * MIB, memory)
+    memory = PartMemory(4 * MIB)
+    window = ResultWindow(4 * MIB, memory)
     for number in range(4):
         piece = taken(memory, MIB)
         window.add(("work", 0, bytes([number]), None), Result(b"{}", piece, [], 1))

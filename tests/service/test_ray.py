@@ -176,7 +176,7 @@ def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayC
     recipe = T.Compose([RECIPE, T.Lambda(named_functions.inverted)])
     dataset = feeder.ShardDataset(root / "set", transform=recipe)
     service = f"feeder@{cluster.address}"
-    only = feeder.DataLoader(dataset, batch_size=8, service=service, service_only=True)
+    only = feeder.DataLoader(dataset, batch_size=8, seed=0, service=service, service_only=True)
     check_same(copied_epoch(only), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
     only.close()
 
@@ -296,7 +296,7 @@ def test_a_trainer_that_dies_leaves_no_helper(root: Path, cluster: RayCluster) -
         "import sys, feeder\n"
         "from feeder import transforms as T\n"
         "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
-        "loader = feeder.DataLoader(dataset, batch_size=8, service=sys.argv[2], service_only=True)\n"
+        "loader = feeder.DataLoader(dataset, batch_size=8, seed=0, service=sys.argv[2], service_only=True)\n"
         "iterator = iter(loader)\n"
         "next(iterator)\n"
         "print(loader.worker_pids()[-1], flush=True)\n"

@@ -29,7 +29,7 @@ from feeder.loader.fast import set_json
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.set_json import set_to_json
 from feeder.loader.fast.work_json import work_to_json
-from feeder.service.client import Client
+from feeder.service.connection import Client
 from feeder.service.frames import (
     CLIENT_LIMITS,
     HEAD,
@@ -41,7 +41,7 @@ from feeder.service.frames import (
     peer_versions,
 )
 from feeder.service.makers import Answer, KnownWork
-from feeder.service.part_memory import Memory
+from feeder.service.part_memory import PartMemory
 from feeder.service.part_queue import Task
 from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
@@ -135,7 +135,7 @@ def test_nothing_is_done_before_the_token(server: ServiceServer) -> None:
 @pytest.mark.parametrize("kind", [Kind.WORK, Kind.PART, Kind.STATUS])
 def test_the_head_of_what_may_not_come_before_the_token_ends_a_connection_at_once(kind: Kind) -> None:
     here, there = socket.socketpair()
-    with contextlib.closing(Memory(1 << 20)) as memory, there:
+    with contextlib.closing(PartMemory(1 << 20)) as memory, there:
         there.sendall(HEAD.pack(b"fd", kind, 2, CLIENT_LIMITS[kind][1]))
         stranger = Client(here, "a peer", memory, is_local=True)
         with contextlib.closing(stranger), pytest.raises(ProtocolError, match=f"a frame of kind {kind:d}"):
@@ -408,7 +408,7 @@ def test_few_are_kept_who_have_not_said_the_token(server: ServiceServer) -> None
 
 def test_no_more_is_taken_from_who_does_not_read_what_it_is_answered() -> None:
     here, there = socket.socketpair()
-    with contextlib.closing(Memory(1 << 20)) as memory, there:
+    with contextlib.closing(PartMemory(1 << 20)) as memory, there:
         client = Client(here, "a peer", memory, is_local=True)
         assert client.may_speak()
         client.sender.add(Kind.STATUS, {}, [memoryview(bytes(8 << 20))])
@@ -605,7 +605,7 @@ def test_a_server_listens_on_ipv6(root: Path, tmp_path: Path) -> None:
     with contextlib.closing(ServiceServer(tmp_path, root, "--host", "::1", "--tcp-only")) as server:
         check_serves(server, work_of(root / "set"), numbers_of(4))
         one = feeder.DataLoader(
-            feeder.ShardDataset(root / "set", transform=RECIPE), 8, service=server.service, service_only=True
+            feeder.ShardDataset(root / "set", transform=RECIPE), 8, seed=0, service=server.service, service_only=True
         )
         assert len(list(one)) == 8
         one.close()

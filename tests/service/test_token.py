@@ -29,7 +29,7 @@ LOAD = (
     AT_DEBUG + "import feeder\n"
     "from feeder import transforms as T\n"
     "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
-    "one = feeder.DataLoader(dataset, batch_size=8, service=sys.argv[2], service_only=True, timeout=3)\n"
+    "one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=sys.argv[2], service_only=True, timeout=3)\n"
     "print(one, repr(one), one.state_dict())\n"
     "try:\n"
     "    list(one)\n"

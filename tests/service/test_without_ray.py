@@ -21,7 +21,7 @@ EPOCHS = (
     "from feeder import transforms as T\n"
     "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
     "for how in ({'num_workers': 1}, {'service': sys.argv[2], 'service_only': True}):\n"
-    "    loader = feeder.DataLoader(dataset, batch_size=8, **how)\n"
+    "    loader = feeder.DataLoader(dataset, batch_size=8, seed=0, **how)\n"
     "    print(len(list(loader)))\n"
     "    loader.close()\n"
 )

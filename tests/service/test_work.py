@@ -239,17 +239,17 @@ def test_functions_of_other_modules_are_refused_by_name(root: Path, tmp_path: Pa
     server = ServiceServer(tmp_path, root)
     recipe = T.Compose([CROP, INVERTED])
     dataset = feeder.ShardDataset(root / "set", recipe)
-    one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True, timeout=1)
+    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True, timeout=1)
     assert re.search(rf"'{MODULE}:inverted' is of .* feeder serve --allow-module {MODULE}", refusal(one))
     server.close()
 
 
 def test_a_value_that_can_not_be_sent_is_named(root: Path, server: ServiceServer) -> None:
     dataset = feeder.ShardDataset(root / "set", CROP, fields={"json": named_functions.spread_out})
-    one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True)
+    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True)
     with pytest.raises(feeder.ServiceError, match=r"a field's value of set can't be sent"):
         list(one)
-    local = feeder.DataLoader(dataset, batch_size=8, service=server.service)
+    local = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service)
     assert all(
         is_same(*each) for each in zip(copied_epoch(local), copied_epoch(feeder.DataLoader(dataset, 8)), strict=True)
     )
@@ -259,7 +259,7 @@ def test_a_value_that_can_not_be_sent_is_named(root: Path, server: ServiceServer
 def test_functions_without_a_name_are_refused_when_the_loader_is_made(root: Path, function: Any) -> None:
     dataset = feeder.ShardDataset(root / "set", CROP, fields={"json": function})
     with pytest.raises(feeder.ArgumentError, match=r"'json': (<lambda>|a partial is no function)"):
-        feeder.DataLoader(dataset, batch_size=8, service="train")
+        feeder.DataLoader(dataset, batch_size=8, seed=0, service="train")
 
 
 def test_a_set_in_a_store_is_read_with_the_servers_own_credentials(
@@ -277,12 +277,12 @@ def test_a_set_in_a_store_is_read_with_the_servers_own_credentials(
         check_equal(remote, server, shuffle=feeder.Lanes())
         for key in outside:
             dataset = feeder.ShardDataset(f"{bucket.url}/{key}", CROP, **mine)
-            one = feeder.DataLoader(dataset, batch_size=8, service=server.service, service_only=True, timeout=1)
+            one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True, timeout=1)
             assert "lies below no URL" in refusal(one)
         with monkeypatch.context() as without:
             for name in [name for name in os.environ if name.startswith("AWS_")]:
                 without.delenv(name)
-            one = feeder.DataLoader(remote, batch_size=8, service=server.service, service_only=True)
+            one = feeder.DataLoader(remote, batch_size=8, seed=0, service=server.service, service_only=True)
             assert len(copied_epoch(one)) == 8  # by the server's credentials
             one.close()
     finally:

@@ -254,7 +254,7 @@ def test_a_disk_that_fails_in_a_tar_ends_the_run(tmp_path: Path, monkeypatch: py
     def fail(file: object, size: int) -> bytes:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(tar.HeaderFile, "read", fail)
+    monkeypatch.setattr(tar.TarHeaders, "read", fail)
     with pytest.raises(SourceError, match=rf"x\.tar: can't be read: {os.strerror(code)}"):
         shard(str(tmp_path / "x.tar"), str(tmp_path / "out"), kept())
 

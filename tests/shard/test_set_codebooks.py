@@ -15,6 +15,7 @@ from feeder.decoders.packed import MOST_CODEBOOKS, codebook_id, codebook_name
 from feeder.errors import FormatError
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import SetHeader
@@ -23,7 +24,7 @@ from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.set_writer import HashedShard, extend_set, write_set
+from feeder.shard.write.set_writer import write_set
 from feeder.shard.write.sharding import shard
 from feeder.tools.export import export
 from feeder.tools.verify import verify
@@ -45,7 +46,7 @@ def codebook(code: int) -> bytes:
 A, B, C = map(codebook, (1, 2, 3))
 
 
-def shard_of(folder: Path, number: int, codebooks: list[bytes]) -> HashedShard:
+def shard_of(folder: Path, number: int, codebooks: list[bytes]) -> ShardRecord:
     """A shard with an index that has these codebooks."""
     name = f"{number}.tar"
     (folder / name).write_bytes(bytes(5000))
@@ -55,7 +56,7 @@ def shard_of(folder: Path, number: int, codebooks: list[bytes]) -> HashedShard:
         orientation=1, source_bytes=100, crc32=0, members=[],
     )  # fmt: skip
     builder.write(str(folder / f"{number}.fidx"), np.zeros(1, np.uint32), 5000, codebooks)
-    return HashedShard(name, 5000, "00" * 32)
+    return ShardRecord(name, 1, 5000, "00" * 32)
 
 
 def test_a_set_has_the_codebooks_of_its_shards_each_once(tmp_path: Path) -> None:
@@ -63,7 +64,7 @@ def test_a_set_has_the_codebooks_of_its_shards_each_once(tmp_path: Path) -> None
     path = str(tmp_path / "index.bin")
     write_set(path, [shard_of(tmp_path, number, found) for number, found in enumerate(each)], None)
     assert open_index(path).codebooks == (A, B)
-    extend_set(SetHeader(path), path, str(tmp_path), [shard_of(tmp_path, 4, [C, B]), shard_of(tmp_path, 5, [])], None)
+    write_set(path, [shard_of(tmp_path, 4, [C, B]), shard_of(tmp_path, 5, [])], None, before=SetHeader(path))
     assert open_index(path).codebooks == (A, B, C)
     assert ShardIndex(str(tmp_path / "2.fidx")).codebooks() == [B, A]
 
@@ -101,7 +102,7 @@ def test_a_shard_with_what_is_no_codebook_goes_into_no_set(tmp_path: Path, kind:
     head["groups"]["codebooks"] = [at, len(text), short_hash(text).hex()]
     path.write_bytes(sealed(path.read_bytes()[:8], head) + data[:at] + text)
     with pytest.raises(FormatError, match=r"0\.fidx.*its codebooks"):
-        write_set(str(tmp_path / "index.bin"), [HashedShard("0.tar", 5000, "00" * 32)], None)
+        write_set(str(tmp_path / "index.bin"), [ShardRecord("0.tar", 1, 5000, "00" * 32)], None)
     assert not (tmp_path / "index.bin").exists()
 
 
@@ -160,7 +161,7 @@ def test_an_append_adds_a_codebook_where_the_sets_do_not_fit(tmp_path: Path) -> 
 
 
 def test_a_full_set_takes_one_of_its_codebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.shard.write.codebook.MOST_CODEBOOKS", 1)
+    monkeypatch.setattr("feeder.shard.write.run.MOST_CODEBOOKS", 1)
     out = tmp_path / "set"
     shard(str(folder_of(tmp_path / "first", [flat(k) for k in range(6)])), str(out), PACKED)
     (one,) = open_index(out / "index.bin").codebooks
@@ -210,11 +211,11 @@ def test_an_interrupted_append_takes_the_same_codebook_again(tmp_path: Path, mon
         shard(str(first), str(tmp_path / name), ShardOptions(samples_per_shard=2, encode=PACKED.encode))
     append(str(tmp_path / "whole"), str(second), ShardOptions())
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.write.append.extend_set", stop)
+        patch.setattr("feeder.shard.write.append.write_set", stop)
         with pytest.raises(KeyboardInterrupt):
             append(str(tmp_path / "again"), str(second), ShardOptions())
     (tmp_path / "again" / "shard-000003.tar").unlink()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,16 +25,16 @@ import pytest
 from feeder.errors import ArgumentError, LockedError
 from feeder.shard.source.open import open_source
 from feeder.shard.source.sample_table import NO_FILE, SampleTable, StoredField
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.store.store import open_store
 from feeder.shard.write.attempt import attempt_shard, pickled_order, writer_versions
-from feeder.shard.write.engine import Engine, open_engine
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids, plan_shards
-from feeder.shard.write.shard_job import ShardJob, WrittenShard
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.shard_engine import ShardEngine
+from feeder.shard.write.shard_writer import ShardJob, WrittenShard
+from feeder.shard.write.sharding import open_engine, shard, write_shards
 from feeder.shard.write.shared_output import SharedFolder, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.progress import Progress
@@ -64,6 +64,7 @@ class _Elsewhere:
     """An engine whose attempts get what a machine of a cluster gets: the order, and nothing else."""
 
     def __init__(self) -> None:
+        self.options = ShardOptions()
         self.orders: list[int] = []
         self.ends: list[Any] = []
 
@@ -72,13 +73,13 @@ class _Elsewhere:
         folder: OutputFolder,
         source: Source,
         jobs: Mapping[int, ShardJob],
-        ids: Callable[[range], Iterator[int]],
         progress: Progress,
     ) -> dict[int, WrittenShard]:
         written = {}
         with folder.shared() as output:
             for number, job in jobs.items():
-                order = pickled_order(job, source, ids(job.positions), folder, output, raises_unreadable=True)
+                ids = ordered_ids(job.positions, len(source.table), self.options)
+                order = pickled_order(job, source, ids, folder, output, raises_unreadable=True)
                 self.orders.append(len(order))
                 with _far_away(folder):
                     kind, content = list(attempt_shard(writer_versions(), order))[-1]
@@ -96,8 +97,9 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> _Elsewhere:
     """Has runs with the engine "ray" use this one."""
     engine = _Elsewhere()
 
-    def opened(options: ShardOptions) -> AbstractContextManager[Engine]:
-        return nullcontext(engine) if options.engine == "ray" else open_engine(options)
+    def opened(options: ShardOptions) -> AbstractContextManager[ShardEngine]:
+        engine.options = options
+        return nullcontext(engine.write) if options.engine == "ray" else open_engine(options)
 
     monkeypatch.setattr("feeder.shard.write.sharding.open_engine", opened)
     return engine
@@ -191,7 +193,7 @@ def test_an_iterable_is_sharded_elsewhere(tmp_path: Path, bucket: Bucket, elsewh
 
 
 def test_an_order_has_the_rows_of_its_shard_alone(tmp_path: Path) -> None:
-    source = Source("flat folder", "/data")
+    source = Source(SourceKind.FLAT_FOLDER, "/data")
     for i in range(20_000):
         parts = [StoredField("json", 0, 10 * i, 10), source.table.add_file("txt", b"%06d.txt" % i, 5)]
         source.table.add(b"images/%06d.jpg" % i, 100 + i, i, i % 10, parts)
@@ -218,7 +220,7 @@ def test_containers_are_numbered_anew_among_the_rows() -> None:
 def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Path) -> None:
     """An order takes no more than 100 bytes a sample, and no copy of the table of all samples is made for it."""
     samples, options = 100_000, kept(samples_per_shard=1000)
-    source: Any = Source("flat folder", str(tmp_path))
+    source: Any = Source(SourceKind.FLAT_FOLDER, str(tmp_path))
     tracemalloc.start()
     try:
         for i in range(samples):
@@ -226,7 +228,7 @@ def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Pat
         plan = plan_shards(source, options)
         table_bytes = tracemalloc.get_traced_memory()[0]
         assert table_bytes < 100 * samples
-        folder: Any = SimpleNamespace(is_shared=True, path=str(tmp_path))
+        folder: Any = SimpleNamespace(is_copy=False, path=str(tmp_path))
         tracemalloc.reset_peak()
         for number, positions in enumerate(plan[:8]):
             job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)

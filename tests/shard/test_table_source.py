@@ -557,3 +557,31 @@ def test_a_changed_manifest_is_noticed_on_resume(images: Path, tmp_path: Path) -
     os.utime(manifest, (1, 1))  # some file systems count whole seconds
     with pytest.raises(ShardError, match=r"list\.csv had \d+ bytes"):
         shard(str(manifest), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("column", [None, "url"])
+def test_a_column_of_urls_is_refused_with_the_commands_that_take_it(
+    tmp_path: Path, kind: str, column: str | None
+) -> None:
+    rows = [{"caption": "a cat", "url": f"https://host/{k}.jpg?token=HIDDEN"} for k in range(2)]
+    manifest = write_manifest(tmp_path, kind, rows)
+    place = "#1: column 'url' holds a URL; " if column else ": no column for the images; it has caption, url: "
+    commands = (
+        rf"img2dataset --url_list {manifest} --input_format {kind} --url_col url --output_format webdataset "
+        "--output_folder DIR; then feeder index DIR$"
+    )
+    with pytest.raises(SourceError, match=f"^{manifest}{place}download the images: {commands}") as caught:
+        sharded(manifest, tmp_path, columns=ManifestColumns(path=column))
+    assert "HIDDEN" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x.jpg", "s3:/KEY:HIDDEN@bucket/x.jpg", "file:///data/HIDDEN.jpg"])
+@pytest.mark.parametrize("place", ["local", "store"])
+def test_another_url_among_paths_is_refused(images: Path, tmp_path: Path, url: str, place: str) -> None:
+    manifest = write_manifest(images, "csv", [{"path": url}, {"path": "class-0/img-000.jpg"}])
+    message = rf"{manifest}#1: column 'path' holds a URL; write paths, and .* --image-root s3://bucket/folder$"
+    root = None if place == "local" else "https://127.0.0.1:1/images"
+    with pytest.raises(SourceError, match=message) as caught:
+        sharded(manifest, tmp_path, columns=ManifestColumns(root=root))
+    assert "HIDDEN" not in str(caught.value)

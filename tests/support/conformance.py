@@ -137,7 +137,7 @@ def decode(
     """The batch; fails if an image fails."""
     assert recipe.output_size is not None
     out = np.full((len(buffers), 3, *recipe.output_size), 77, recipe.storage_dtype)
-    errors = decoder.decode(buffers, orientations, recipe, draws, out)
+    errors = decoder.decode(buffers, orientations, [View(recipe, draws, out)]).errors
     failed = {row: error for row, error in enumerate(errors) if error is not None}
     assert not failed, f"images failed: {failed}"
     return out
@@ -427,7 +427,7 @@ def check_views(decoder: Decoder) -> None:
         draws = recipe.draw(6, 1, np.arange(len(buffers)) * len(recipes) + number, sizes)
         out = np.full((len(buffers), 3, *recipe.output_size), 77, recipe.storage_dtype)
         views.append(View(recipe, draws, out))
-    errors = decoder.decode_views(buffers, orientations, views)
+    errors = decoder.decode(buffers, orientations, views).errors
     assert [row for row, error in enumerate(errors) if error is not None] == [len(buffers) - 1]
     good = slice(0, len(buffers) - 1)
     for recipe, draws, out in views:
@@ -458,7 +458,7 @@ def check_bad_images_stay_alone(decoder: Decoder) -> None:
     sizes[[6, 7]] = 64, 80
     draws = recipe.draw(0, 0, np.arange(len(buffers)), sizes)
     out = np.zeros((len(buffers), 3, 48, 48), np.uint8)
-    errors = decoder.decode(buffers, ones, recipe, draws, out)
+    errors = decoder.decode(buffers, ones, [View(recipe, draws, out)]).errors
     assert errors[0] is None, errors[0]
     assert errors[-1] is None, errors[-1]
     for name, error in zip(bad, errors[1:-1], strict=True):
@@ -477,12 +477,12 @@ def check_limits(decoder: Decoder) -> None:
     draws = recipe.draw(0, 0, np.arange(2), np.array([[40, 50], [90, 100]]))
     out = np.zeros((2, 3, 32, 32), np.uint8)
     limited = get_decoder(decoder.name, max_pixels=5000)
-    first, second = limited.decode([small, large], ones, recipe, draws, out)
+    first, second = limited.decode([small, large], ones, [View(recipe, draws, out)]).errors
     assert first is None, first
     assert isinstance(second, DecodeError)
     assert "max_pixels" in second.reason
     wrong = recipe.draw(0, 0, np.arange(2), np.array([[40, 50], [9000, 1]]))
-    first, second = decoder.decode([small, large], ones, recipe, wrong, out)
+    first, second = decoder.decode([small, large], ones, [View(recipe, wrong, out)]).errors
     assert first is None, first
     assert isinstance(second, DecodeError)
     assert "9000" in second.reason

@@ -9,8 +9,9 @@ import pytest
 
 from feeder import _native as native
 from feeder import transforms as T
-from feeder.decoders.cuda.decoder import CudaDecoder
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.cuda.cuda_decoder import CudaDecoder
+from feeder.decoders.decoder import View
 from feeder.errors import BackendError
 from tests.support import jpeg_corpus, jpegs
 from tests.support.packed import packed
@@ -116,7 +117,7 @@ def _check_alike(decoder: CudaDecoder, files: list[bytes], sizes: list[tuple[int
         draws = recipe.draw(1, 0, np.arange(start, start + count), sizes[start : start + _CHUNK])
         found, expected = np.zeros((2, count, 3, *recipe.output_size), np.uint8)
         errors, wanted = (
-            each.decode(some, np.ones(count, np.uint8), recipe, draws, out)
+            each.decode(some, np.ones(count, np.uint8), [View(recipe, draws, out)]).errors
             for each, out in ((decoder, found), (CpuDecoder(), expected))
         )
         assert list(map(str, errors)) == list(map(str, wanted))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from feeder.decoders.cuda import decoder, driver
+from feeder.decoders.cuda import cuda_decoder, driver
 from feeder.loader.dataloader import DataLoader
 from tests.support.cuda_emulator import compiled
 
@@ -72,7 +72,7 @@ def install(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeDriver:
     path.write_bytes(_FATBIN)
     monkeypatch.setattr(driver, "fatbin_path", lambda: path)
     monkeypatch.setattr(driver, "LIBRARY", str(_path()))
-    monkeypatch.setattr(decoder, "checked_device", torch.device)
+    monkeypatch.setattr(cuda_decoder, "checked_device", torch.device)
     found = FakeDriver()
     found.describe()
     return found

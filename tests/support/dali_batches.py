@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder import transforms as T
-from feeder.decoders.dali.decoder import DaliDecoder
-from feeder.decoders.decoder import StagedView, TrainerDecoder
+from feeder.decoders.dali.dali_decoder import DaliDecoder
+from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
 from tests.support.conformance import decode, encode, natural_image
 
 __all__ = ["BASE", "HEIGHT", "WIDTH", "check_alike", "draw", "finish", "jpeg", "rest", "run", "staged"]
@@ -32,8 +32,8 @@ def run(decoder: DaliDecoder, buffers: list[bytes], recipe: T.Recipe = BASE, epo
 
 
 def staged(decoder: DaliDecoder, buffers: list[bytes], recipe: T.Recipe, draws: T.Draws) -> Any:
-    batch, errors = decoder.stager.stage(buffers, np.ones(len(buffers), np.uint8), recipe, draws)
-    assert errors == [None] * len(buffers)
+    batch, result = decoder.stager.stage(buffers, np.ones(len(buffers), np.uint8), [recipe], [draws])
+    assert result.errors == [None] * len(buffers)
     return batch
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 
 __all__ = ["PAGES", "SMALLER", "Block", "block", "blocks", "run_shell", "smaller"]
 
@@ -113,7 +113,7 @@ def run_shell(script: str, folder: Path, environment: Mapping[str, str] | None =
         (bin / name).write_text(text.format(python=sys.executable, root=str(ROOT)))
         (bin / name).chmod(0o755)
     (folder / "examples").symlink_to(ROOT / "examples")
-    env = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}", "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         ["bash", "-c", f"set -euo pipefail\n{script}"],
         cwd=folder,

@@ -18,9 +18,9 @@ import numpy as np
 
 from feeder._native import crc32c
 from feeder.errors import ChangedError, NotFoundError, StoreError
+from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions
 from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.fetcher import become_fetcher
-from feeder.shard.cache.mirror import CacheMirror, FetchOptions
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.store import Entry

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from feeder import _gpu
+from feeder.decoders import gpu
 
 __all__ = ["BIAS", "SCALE", "USING", "color", "finish", "resize", "turn"]
 
@@ -20,7 +20,7 @@ SCALE, BIAS = (1 / 255 / _STD).astype(np.float32), (-_MEAN / _STD).astype(np.flo
 # Ways to run a fused op: its reference in torch, and its kernel.
 USING = [
     "torch",
-    pytest.param("triton", marks=pytest.mark.skipif(not _gpu.has_triton(), reason="Triton is not installed")),
+    pytest.param("triton", marks=pytest.mark.skipif(not gpu.has_triton(), reason="Triton is not installed")),
 ]
 
 

@@ -16,7 +16,8 @@ from PIL import Image
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.write.set_writer import HashedShard, index_path, write_set
+from feeder.shard.format.manifest import ShardRecord
+from feeder.shard.write.set_writer import index_path, write_set
 from feeder.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 CROP_AND_FLIP = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
@@ -99,7 +100,7 @@ def write_shards(
                     members=members,
                 )
         sha256, blocks = file_sums(str(folder / name))
-        shards.append(HashedShard(name, os.path.getsize(folder / name), sha256))
+        shards.append(ShardRecord(name, len(builder), os.path.getsize(folder / name), sha256))
         builder.write(index_path(str(folder), name), blocks, shards[-1].size_bytes)
     write_set(str(folder / INDEX_NAME), shards, None)
     (folder / "manifest.json").write_text(json.dumps({"classes": [f"class{k}" for k in range(7)]}))

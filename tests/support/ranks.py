@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.daemons import free_port
 from tests.support.warm_python import WarmPython
 
@@ -36,7 +36,7 @@ def run_job(
         folder: The one that it runs in; None: this process's.
     """
     # With more threads, small operations mostly wait for each other where others use the cores too.
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": PYTHON_PATH, "OMP_NUM_THREADS": "1"}
     if ranks > 1:
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
@@ -46,7 +46,7 @@ def run_job(
         for rank in map(str, range(ranks)):
             place = {"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {}
             pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            process = WarmPython(command, trains=True, env=env | place, cwd=folder, **pipes)
+            process = WarmPython(command, env=env | place, cwd=folder, **pipes)
             started.append(stack.enter_context(process))
             stack.callback(process.kill)  # the others of one that fails
         for process in started:

@@ -8,6 +8,7 @@ the session.
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,17 @@ from tests.support.google_store import GoogleStore
 from tests.support.s3_server import S3Server
 from tests.support.tls import TlsProxy, haproxy_is_installed
 
-__all__ = ["Bucket", "bucket", "fault_proxy", "google", "read", "real_bucket", "s3_server", "tls_proxy"]
+__all__ = [
+    "Bucket",
+    "bucket",
+    "fault_proxy",
+    "google",
+    "read",
+    "real_bucket",
+    "s3_server",
+    "tls_proxy",
+    "without_proxies",
+]
 
 Read = Callable[..., bytes]
 
@@ -149,3 +160,9 @@ def tls_proxy(bucket: Bucket, tmp_path_factory: pytest.TempPathFactory) -> Itera
     proxy = TlsProxy(tmp_path_factory.mktemp("tls"), bucket.server.port)
     yield proxy
     proxy.close()
+
+
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides the proxies that the environment names."""
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)

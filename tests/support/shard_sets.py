@@ -20,7 +20,7 @@ from feeder.shard.format.block_sums import BLOCK_BYTES
 from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import COLUMNS, ShardEntry
-from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import ROW
@@ -29,7 +29,7 @@ from feeder.shard.format.shard_index import write_shard_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.set_writer import HashedShard, index_path, own_suffix, write_set
+from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.verify import verify
@@ -95,7 +95,7 @@ def write_rows(builder: IndexBuilder, path: Path | str, shard: ShardEntry) -> st
     suffix = own_suffix(str(path))
     blocks = np.zeros(-(-shard.size_bytes // BLOCK_BYTES), np.uint32)
     builder.write(index_path(os.path.dirname(path), shard.name, suffix), blocks, shard.size_bytes)
-    write_set(str(path), [HashedShard(*shard, "00" * 32)], None, suffix=suffix)
+    write_set(str(path), [ShardRecord(shard.name, len(builder), shard.size_bytes, "00" * 32)], None, suffix=suffix)
     return str(path)
 
 
@@ -133,7 +133,7 @@ def change_columns(
             columns = {name: np.array(column) for name, column in own.columns().items()}
             change(number, columns)
             write_shard_index(own.path, columns, own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks())
-        shards.append(HashedShard(shard.name, shard.size_bytes, shard.shard_hash.hex()))
+        shards.append(ShardRecord(shard.name, own.samples, shard.size_bytes, shard.shard_hash.hex()))
     write_set(str(path), shards, index.classes if classes else None, suffix=index.header.info.index_suffix)
 
 

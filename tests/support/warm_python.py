@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
-import importlib
 import json
 import multiprocessing.process
 import os
@@ -37,13 +36,10 @@ class WarmPython(subprocess.Popen[Any]):
     Args:
         arguments: Those of Python: ``-W`` and its value any number of times, and ``-c CODE`` or ``-m MODULE`` with its
             arguments.
-        trains: True for ``torch._dynamo``, too, which an optimizer imports at its first step, and which takes as long
-            again; it brings Triton, which says at the end what it leaks.
         options: Of :class:`subprocess.Popen`: the files, the folder, the environment and how text is read.
     """
 
-    def __init__(self, arguments: Sequence[Any], *, trains: bool = False, **options: Any) -> None:
-        self._modules = "torch._dynamo" if trains else "torch"
+    def __init__(self, arguments: Sequence[Any], **options: Any) -> None:
         super().__init__([sys.executable, *map(str, arguments)], **options)
 
     def _execute_child(
@@ -58,7 +54,6 @@ class WarmPython(subprocess.Popen[Any]):
                 os.fspath(cwd or os.getcwd()),
                 dict(os.environ if env is None else env),
                 files,
-                self._modules,
             )
             self._child_created = True
         finally:
@@ -79,10 +74,10 @@ def run_warm(
     return done
 
 
-def _start(arguments: list[str], folder: str, environment: dict[str, str], files: list[int], module: str) -> int:
+def _start(arguments: list[str], folder: str, environment: dict[str, str], files: list[int]) -> int:
     """Has the server fork a process, and returns its id."""
     request = {"arguments": arguments, "folder": folder, "environment": environment}
-    (_, connection), prctl = _server(os.getpid(), module), ctypes.CDLL(None).prctl
+    (_, connection), prctl = _server(os.getpid()), ctypes.CDLL(None).prctl
     # The process between the server and the new one ends, and the new one becomes a child of this one.
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
@@ -93,17 +88,18 @@ def _start(arguments: list[str], folder: str, environment: dict[str, str], files
 
 
 @functools.cache
-def _server(pid: int, module: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts the server of this process that has a module, with which it ends, and returns it and the connection."""
+def _server(pid: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts the server of this process, with which it ends, and returns it and the connection."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    code = f"from tests.support.warm_python import serve; serve({its.fileno()}, {module!r})"
+    code = f"from tests.support.warm_python import serve; serve({its.fileno()})"
     with its:
         return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, pass_fds=[its.fileno()]), mine
 
 
-def serve(file: int, module: str) -> None:
+def serve(file: int) -> None:
     """Forks processes while the other side of a socket is open; in each of them it returns when that is to end."""
-    importlib.import_module(module)
+    import torch  # noqa: F401
+
     import feeder.loader.dataloader
     import feeder.transforms  # noqa: F401
 

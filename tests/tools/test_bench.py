@@ -216,19 +216,12 @@ def test_what_a_rival_makes_is_checked_before_it_is_timed() -> None:
 
 
 def test_a_rival_that_fails_or_says_nothing_is_named_with_its_reason(tree: Path) -> None:
-    job: dict[str, Any] = {
-        "path": str(tree),
-        "folder": None,
-        "options": {"workers": []},
-        "workers": 0,
-        "do": "run",
-        "rival": "nobody",
-    }
+    task = RivalTask(str(tree), None, BenchOptions(), 0)
     with bench_run.Contestant() as contestant, pytest.raises(bench_run.Failed, match="no answer in 0 s"):
-        contestant.ask(job, 0.0)
+        contestant.ask("nobody", task, 0.0)
     assert contestant.ended
     with bench_run.Contestant() as contestant, pytest.raises(bench_run.Failed, match="KeyError: 'nobody'"):
-        contestant.ask(job, 100)
+        contestant.ask("nobody", task, 100)
 
 
 def test_the_reason_of_a_failure_in_a_worker_is_the_worker_s() -> None:
@@ -263,7 +256,8 @@ def test_images_that_feeder_or_pillow_cannot_decode_end_the_measurement(tmp_path
         (("bench", "x", "--json", "/proc/x.json"), "/proc/x.json: can't be written"),
         (("bench", "x", "--html", "/dev/null/x.html"), "/dev/null/x.html: can't be written"),
         (("bench", "--compare", "a.json", "b.json"), "a.json: can't be read: No such file"),
-        (("bench", "--compare", "a.json", "b.json", "--json", "c.json"), "--json needs DIR"),
+        (("bench", "--compare", "a.json", "b.json", "--json", "c.json"), "--json and --html need DIR"),
+        (("bench", "--compare", "a.json", "b.json", "--html", "c.html"), "--json and --html need DIR"),
     ],
 )
 def test_wrong_usage_is_named_before_anything_runs(
@@ -326,11 +320,7 @@ def test_labels_that_are_text_or_targets_are_no_reason_to_stop(tmp_path: Path, k
         shard(path, str(tmp_path / "targets"), ShardOptions(columns=ManifestColumns(targets=("x",))))
         path = str(tmp_path / "targets")
     task = RivalTask(path, None, BenchOptions(image_size=16, batch_size=4, workers=(0,)), 0, True)
-    made = {}
-    for name in ("torch", "feeder"):
-        contestant.check_rival(name, task, str(tmp_path / f"{name}.npz"))
-        with np.load(tmp_path / f"{name}.npz") as saved:
-            made[name] = dict(saved)
+    made = {name: contestant.first_batch(name, task) for name in ("torch", "feeder")}
     assert [bench_run.difference_of(made["torch"], made[name])[0] for name in made] == [None] * 2
     for text, label in ((b"dog", 1), (b"7", 7), (b"", -1), (b"cow", -1)):
         fields = {"jpg": encode(pixels(0)), "cls": text}

@@ -28,8 +28,8 @@ from starlette.testclient import TestClient
 import feeder
 from feeder.tools import cli
 from feeder.tools.browse.hosts import Hosts
-from feeder.tools.browse.server import make_app
-from feeder.tools.browse.set_view import Choice, SetView
+from feeder.tools.browse.page_server import make_app
+from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Training
 from feeder.tools.presets import open_dataset, preset
 from feeder.tools.replay import targets_of
@@ -253,7 +253,7 @@ def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
     for place in (tmp_path / "images", tmp_path / "images-shards"):
         view = SetView(str(place), str(tmp_path / "scans"))
         for text, name in wanted.items():
-            rows, following = view.rows(Choice(text=text), 0, 60)
+            rows, following = view.rows(SampleChoice(text=text), 0, 60)
             assert ([Path(row.path).name for row in rows], following) == ([name], None)
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import Locator, Page, TimeoutError, expect
 
 from feeder.tools import cli
-from feeder.tools.browse.server import make_app
+from feeder.tools.browse.page_server import make_app
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.browse.training import Training
 from tests.support.browser import PHONE_PX, check_look, open_page, serve

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import SetHeader
 from feeder.tools import cli
+from feeder.tools.browse.page_server import make_app
 from feeder.tools.browse.scan import Scan, scan_path
-from feeder.tools.browse.server import make_app
-from feeder.tools.browse.set_view import Choice, SetView
+from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Training
 from tests.support.images import encode, make_tree, pixels
 from tests.support.shard_sets import write_tar
@@ -46,7 +46,7 @@ def view_of(folder: Path) -> SetView:
 
 
 def keys(view: SetView, kind: str = "", text: str = "") -> list[str]:
-    return [row.key for row in view.rows(Choice(None, text, kind), 0, 60)[0]]
+    return [row.key for row in view.rows(SampleChoice(None, text, kind), 0, 60)[0]]
 
 
 def test_a_scan_finds_damaged_grey_and_duplicate_images_and_searches_captions(tars: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_scan_finds_damaged_grey_and_duplicate_images_and_searches_captions(ta
     assert found == {"damaged": ["c"], "grey": ["b"], "duplicate": ["d"], "uncaptioned": ["e"]}
     assert keys(view, text="red BICYCLE") == ["a"]
     assert keys(view, text="äpfel") == ["f"]
-    assert view.rows(Choice(kind="duplicate"), 0, 60)[0][0].notes == "the same bytes as sample 0"
+    assert view.rows(SampleChoice(kind="duplicate"), 0, 60)[0][0].notes == "the same bytes as sample 0"
     assert {path: path.read_bytes() for path in tars.iterdir()} == before
 
 
@@ -141,7 +141,7 @@ def test_captions_beyond_what_a_search_looks_at_are_found_at_once(tars: Path, mo
     assert "Searched 2 of 7 samples" in first
     assert 'href="/sample/5"' in first.partition("Further on, by their captions")[2]
     assert 'href="/sample/5"' not in page.get("/samples", params={"text": "äpfel", "kind": "grey"}).text
-    assert view.rows(Choice(text="äpfel"), 4, 60) == ([view.row(5)], 6)
+    assert view.rows(SampleChoice(text="äpfel"), 4, 60) == ([view.row(5)], 6)
 
 
 def test_versions_of_a_set_are_scanned_apart(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import feeder
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.decoder import DecodeResult
 from feeder.tools.encoding_gain import EncodingGain, encoding_gains
 from feeder.transforms import RandomResizedCrop
 from tests.support import jpegs
@@ -33,11 +34,12 @@ def gains(monkeypatch: pytest.MonkeyPatch, shards: feeder.ShardDataset, **costs_
     """The gains, if decoding takes that long."""
     costs = COSTS_NS | costs_ns
 
-    def decode_views(self: CpuDecoder, buffers: Any, *arguments: Any) -> None:
-        self.spent_ns = np.array([[costs[kind_of(bytes(each))], 0, 0] for each in buffers])
+    def decode(self: CpuDecoder, buffers: Any, *arguments: Any) -> DecodeResult:
+        spent_ns = np.array([[costs[kind_of(bytes(each))], 0, 0] for each in buffers])
+        return DecodeResult([None] * len(buffers), spent_ns=spent_ns)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CpuDecoder, "decode_views", decode_views)
+        patch.setattr(CpuDecoder, "decode", decode)
         return encoding_gains(shards)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time that headroom measures; no CPU time is known."""
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
-    monkeypatch.setattr("feeder.tools.headroom.measure.cpu_seconds_by_process", dict)
+    monkeypatch.setattr("feeder.loader.trial.cpu_seconds_by_process", dict)
     return clock
 
 
@@ -156,6 +157,18 @@ def test_nothing_is_changed_by_the_measurement(shards: Path, fast: bool, workers
         assert torch.equal(images, other)
 
 
+class _Few(torch.utils.data.IterableDataset[torch.Tensor]):
+    """Two batches, and no length that would tell so."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.zeros(2 * _BATCH, 2))
+
+
+def test_epochs_of_two_batches_without_a_length_are_measured() -> None:
+    found = feeder.headroom(DataLoader(_Few(), _BATCH), lambda batch: None, seconds=0.05)
+    assert found.fit.fed_rate > 0
+
+
 def _fit(**changes: Any) -> Fit:
     values: dict[str, Any] = {
         "step_rate": 1900.0,
@@ -212,25 +225,25 @@ def test_the_gain_of_seekable_shards_is_measured_where_a_device_does_the_last_op
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from feeder import _native
-    from feeder.decoders.native import CpuDecoder
+    from feeder.decoders.cpu_decoder import CpuDecoder
 
     recipe = Compose([RandomResizedCrop(8), Normalize([0.5] * 3, [0.25] * 3)])
     dataset = ShardDataset(write_shards(tmp_path, 8, jpegs=True), recipe)
     loader = DataLoader(dataset, _BATCH, backend="cpu", device="cpu")
     made: list[bytes] = []
     dtypes: list[Any] = []
-    transcode, original = _native.transcode, CpuDecoder.decode_views
-    monkeypatch.setattr("feeder.tools.headroom.headroom.step_rate", lambda step, batch, seconds: 1e9)
+    transcode, original = _native.transcode, CpuDecoder.decode
+    monkeypatch.setattr("feeder.tools.headroom.headroom.step_rate", lambda step, loader, seconds: 1e9)
     monkeypatch.setattr(
         _native, "transcode", lambda data, **options: made.append(transcode(data, **options)) or made[-1]
     )
 
-    def decode_views(self: CpuDecoder, buffers: Any, orientations: Any, views: Any, *arguments: Any) -> Any:
+    def decode(self: CpuDecoder, buffers: Any, orientations: Any, views: Any, *arguments: Any) -> Any:
         if list(buffers) == made:
             dtypes.extend(view.out.dtype for view in views)
         return original(self, buffers, orientations, views, *arguments)
 
-    monkeypatch.setattr(CpuDecoder, "decode_views", decode_views)
+    monkeypatch.setattr(CpuDecoder, "decode", decode)
     feeder.headroom(loader, lambda batch: None, seconds=0.1)
     assert made
     assert dtypes

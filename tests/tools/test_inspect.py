@@ -13,13 +13,14 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import COLUMNS, ShardEntry
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import write_shard_index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
-from feeder.shard.write.set_writer import HashedShard, write_set
+from feeder.shard.write.set_writer import write_set
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.cli import main
@@ -187,7 +188,9 @@ def test_a_wrong_checksum_of_a_block_is_noticed(shards: Path) -> None:
     number, blocks = index.header.shard(1), found.blocks() ^ np.uint32(1)
     write_shard_index(found.path, columns, found.fields, (), blocks, number.size_bytes)
     (shards / "manifest.json").unlink()
-    shard_of = [HashedShard(s.name, s.size_bytes, s.shard_hash.hex()) for s in map(index.header.shard, range(3))]
+    shard_of = [
+        ShardRecord(s.name, s.samples, s.size_bytes, s.shard_hash.hex()) for s in map(index.header.shard, range(3))
+    ]
     write_set(str(shards / "index.bin"), shard_of, None)
     assert [(d.shard, "CRC-32C" in d.reason) for d in verify(str(shards))] == [("shard-000001.fidx", True)]
 

@@ -14,7 +14,8 @@ from PIL import Image
 
 from feeder import transforms as T
 from feeder.decoders import registry
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.decoder import DecodeResult
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
@@ -33,8 +34,8 @@ class Off(PillowDecoder):
     name = "off"
     fault = ""
 
-    def decode_views(self, buffers: Any, orientations: Any, views: Any, first_rows: Any = None) -> Any:
-        errors = super().decode_views(buffers, orientations, views, first_rows)
+    def decode(self, buffers: Any, orientations: Any, views: Any, first_rows: Any = None) -> Any:
+        result = super().decode(buffers, orientations, views, first_rows)
         for _, _, out in views:
             if self.fault == "shifted":
                 out[...] = np.roll(out, 1, axis=-1)
@@ -47,8 +48,8 @@ class Off(PillowDecoder):
             elif self.fault == "moves what is tilted" and out.shape[2:] == (60, 60):
                 out[...] = np.roll(out, 6, axis=-1)
         if self.fault == "picky":
-            return [DecodeError("don't like it") for _ in errors]
-        return errors
+            return DecodeResult([DecodeError("don't like it") for _ in result.errors])
+        return result
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import torch
 
 import feeder
 from feeder.tools.profile import session
-from tests.support import ROOT
+from tests.support import PYTHON_PATH, ROOT
 from tests.support.loader_data import write_shards
 from tests.support.warm_python import run_warm
 
@@ -27,7 +27,7 @@ def profile(
     (folder / "train.py").write_text(script)
     return run_warm(
         ["-W", "error", "-m", "feeder", "profile", *options, "train.py", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **environment},
+        env={**os.environ, "PYTHONPATH": PYTHON_PATH, "COLUMNS": "80", **environment},
         cwd=folder,
         capture_output=True,
         text=True,

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from feeder.tools.bench.show import result_page
-from feeder.tools.cli import main
 from tests.support import ROOT
 from tests.support.browser import PHONE_PX, check_look, open_page
 
@@ -29,16 +28,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A report of each kind: of a benchmark, of two of them, and of a training script's profile."""
+    """A report of each kind: of a benchmark and of a training script's profile."""
     folder = tmp_path_factory.mktemp("reports")
     result = ROOT / "bench/results/throughput.json"
     (folder / "bench.html").write_text(result_page(json.loads(result.read_text())))
-    other = json.loads(result.read_text())
-    for rates in other["images_per_s"]["feeder"].values():
-        rates["all"] = [2 * rate for rate in rates["all"]]
-    (folder / "other.json").write_text(json.dumps(other))
-    compared = ["--compare", str(result), str(folder / "other.json"), "--html", str(folder / "compared.html")]
-    assert main(["bench", *compared]) == 0
     (folder / "train.py").write_text(TRAINING)
     profile = [sys.executable, "-m", "feeder", "profile", "--out", "profile.html", "train.py"]
     subprocess.run(profile, cwd=folder, capture_output=True, check=True)
@@ -47,7 +40,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize("width_px", [PHONE_PX, 1280])
 def test_reports_are_readable_on_a_phone_and_a_desktop_in_light_and_dark(width_px: int, reports: list[Path]) -> None:
-    assert [path.stem for path in reports] == ["bench", "compared", "profile"]
+    assert [path.stem for path in reports] == ["bench", "profile"]
     seen = set()
     with open_page(width_px) as page:
         for path in reports:

@@ -184,11 +184,13 @@ def test_any_dataset_and_a_function_that_makes_the_loader() -> None:
         asked.append(setting)
         return feeder.DataLoader(Squares(), batch_size=4, **setting)
 
+    drawn = torch.get_rng_state()
     found = feeder.tune(make, seconds=1, target=1)
     assert all(set(setting) <= {"num_workers", "prefetch_factor"} for setting in asked)
     assert found.call is not None
     assert found.call.startswith("feeder.DataLoader(..., num_workers=1")
     plain = feeder.tune(Squares(), batch_size=4, seconds=1, target=1)
+    assert torch.equal(torch.get_rng_state(), drawn)
     assert plain.outcome.chosen is not None
     assert plain.outcome.chosen.setting == Setting(1)
     assert family() <= before

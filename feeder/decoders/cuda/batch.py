@@ -48,7 +48,7 @@ def upload(device: torch.device, plans: list[Buffer]) -> Uploaded:
     return Uploaded(plans, places, memory)
 
 
-class Part(NamedTuple):
+class ViewPart(NamedTuple):
     """Images of one view that have one output size.
 
     Attributes:
@@ -82,19 +82,20 @@ class PlannedImages:
         from feeder import _native
 
         samples, of_view = np.divmod(planned, staged.views)
-        self.parts: list[Part] = []
+        self.parts: list[ViewPart] = []
         order = list[npt.NDArray[np.int64]]()
         for view in range(staged.views):
             here = np.flatnonzero(of_view == view)
             for size, some in by_size(staged.rows[planned[here]]) if len(here) else ():
                 order.append(here[some])
-                self.parts.append(Part(view, samples[here[some]], size))
+                self.parts.append(ViewPart(view, samples[here[some]], size))
         self._bounds = np.cumsum([0, *map(len, order)])
         here = np.concatenate(order)
         number = np.zeros(len(staged.rows), np.int64)
         number[planned[here]] = np.arange(len(here))
         self._planes = number[staged.owners[planned[here]]]
-        self._kernels, self._device = kernels, uploaded.memory.device
+        self._kernels = kernels
+        self._device = uploaded.memory.device
         self._plans = uploaded.memory
         plans = [uploaded.plans[i] for i in here.tolist()]
         self._batch = _native.CudaBatch(plans, uploaded.places[here], self._planes, self._bounds)
@@ -137,12 +138,14 @@ class PlannedImages:
                 stream.wait_event(self._decoded)
                 for memory in (self._tables, self._plans, self._scratch):
                     memory.record_stream(stream)
+
             out = torch.empty(
                 (len(rows), 3, *size),
                 dtype=getattr(torch, dtype),
                 device=self._device,
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format,
             )
+
             scale, bias = (None, None) if affine is None else affine
             resize = self._batch.finishing(
                 *self._addresses(),

@@ -67,7 +67,8 @@ class Kernels:
             )
         self._context = ctypes.c_void_p()  # torch's own
         self._check("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), handle)
-        self._module, self._functions = ctypes.c_void_p(), dict[str, ctypes.c_void_p]()
+        self._module = ctypes.c_void_p()
+        self._functions: dict[str, ctypes.c_void_p] = {}
         with self._in_context():
             self._check("cuModuleLoadData", ctypes.byref(self._module), fatbin)
 

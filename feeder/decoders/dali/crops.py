@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
-from feeder._gpu.tensors import to_device
+from feeder.decoders import gpu
 from feeder.decoders.dali.pipeline import PipelineError
+from feeder.decoders.device.rows import join_rows
 from feeder.decoders.staged.staged import by_size
 
 __all__ = ["resize_crops"]
@@ -40,6 +40,7 @@ def resize_crops(
     """
     if not len(rows):
         return torch.empty((0, 0), dtype=torch.uint8, device=device)
+
     corner = np.tile(rows["decoded"][:, :2], 2) if cropped else np.zeros((len(rows), 4), np.int32)
     support, source, decoded = rows["window"] - corner, rows["source"] - corner, rows["decoded"] - corner
     shapes = np.array(images.shape(), np.int64)[numbers]
@@ -48,26 +49,23 @@ def resize_crops(
     inside = (support[:, :2] >= 0) & (support[:, 2:] <= sizes[:, ::-1])
     if not (fits.all() and inside.all() and (shapes[:, 2] == 3).all()):
         raise PipelineError("DALI's images are not of the size that was asked for")
+
     if device.type == "cpu":
         pixels = _on_cpu(images, numbers, source, support, rows["size"])
         if pixels is not None:
             return torch.from_numpy(pixels)
+
     tensors = [images[number] for number in numbers.tolist()]
     addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
     resized = []
     for size, here in by_size(rows):
         places = torch.from_numpy(addresses[here]), torch.from_numpy(sizes[here])
-        crops = _gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
+        crops = gpu.Ragged([tensors[row] for row in here.tolist()], *places, device)
         boxes = torch.from_numpy(source[here]), torch.from_numpy(support[here])
-        done = _gpu.crop_resize(crops, *boxes, size, dtype=torch.uint8, channels_last=True)
+        done = gpu.crop_resize(crops, *boxes, size, channels_last=True)
         resized.append((here, done.permute(0, 2, 3, 1).reshape(len(here), -1)))
-    if len(resized) == 1:
-        return resized[0][1]
     longest = max(flat.shape[1] for _, flat in resized)
-    whole = torch.empty((len(rows), longest), dtype=torch.uint8, device=device)
-    for here, flat in resized:
-        whole[to_device(here, device), : flat.shape[1]] = flat
-    return whole
+    return join_rows(resized, (len(rows), longest), torch.uint8, device)
 
 
 def _on_cpu(
@@ -82,6 +80,7 @@ def _on_cpu(
         from feeder import _native
     except ImportError:
         return None
+
     pixels = np.empty((len(sizes), 3 * int(sizes.prod(axis=1).max())), np.uint8)
     boxes = zip(pixels, numbers.tolist(), sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
     for out, number, source, support, size in boxes:

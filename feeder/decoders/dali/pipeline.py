@@ -8,7 +8,7 @@ import os
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,23 +112,19 @@ class DaliPipeline:
         if self.options.crops:
             inputs["anchor"] = np.ascontiguousarray(window[:, 1::-1], np.int32)
             inputs["shape"] = np.ascontiguousarray((window[:, 2:] - window[:, :2])[:, ::-1], np.int32)
+
         if self._pipeline is None:
-            self._pipeline, self._first_count = build_pipeline(self.options), len(encoded)
-        failure = None
-        try:
+            self._pipeline = build_pipeline(self.options)
+            self._first_count = len(encoded)
+
+        def schedule() -> None:
             self._under_way.append((ticket, [*encoded, *inputs.values()]))
             self._pipeline.feed_input("encoded", encoded)
             for name, values in inputs.items():
                 self._pipeline.feed_input(name, values)
             self._pipeline.schedule_run()
-        except Exception as error:  # any kind that an operator raises
-            failure = str(error)
-        except BaseException:  # an interrupt: DALI's state is unknown
-            self.rebuild()
-            raise
-        if failure is not None:
-            self.rebuild()
-            raise PipelineError(failure)
+
+        self._attempt(schedule)
 
     def collect(self, ticket: object, stream: Any = None) -> Any:
         """Returns the oldest run's images.
@@ -147,26 +143,37 @@ class DaliPipeline:
         if not self._under_way or self._under_way[0][0] is not ticket:
             self.rebuild()
             raise PipelineError("its pipeline was interrupted, or closed, as the interpreter ends")
-        failure = None
-        try:
+
+        def share() -> Any:
             (images,) = self._pipeline.share_outputs(cuda_stream=stream)
             self._pipeline.release_outputs()
             self._under_way.popleft()
-        except Exception as error:  # StopIteration among them
+            return images
+
+        return self._attempt(share)
+
+    def _attempt(self, work: Callable[[], Any]) -> Any:
+        """Returns what DALI's work returns; if that fails, rebuilds the pipeline.
+
+        Raises:
+            PipelineError: with DALI's message.
+        """
+        try:
+            return work()
+        except Exception as error:  # any kind that an operator raises, StopIteration among them
             failure = str(error) or type(error).__name__
-        except BaseException:
+        except BaseException:  # an interrupt: DALI's state is unknown
             self.rebuild()
             raise
-        if failure is not None:
-            self.rebuild()
-            raise PipelineError(failure)
-        return images
+        self.rebuild()
+        raise PipelineError(failure)
 
     def rebuild(self) -> None:
         """Drops the pipeline and the runs under way; the next submit builds another."""
         if self._pipeline is not None:
             self._pipeline.feeder_inputs = self._under_way  # for as long as it lives: it may be reading them
-        self._pipeline, self._first_count = None, 0
+        self._pipeline = None
+        self._first_count = 0
         self._under_way = deque()
 
     def close(self) -> None:

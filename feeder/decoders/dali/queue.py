@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -13,11 +14,10 @@ import torch
 from feeder.decoders.dali.crops import resize_crops
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import Buffer
-from feeder.decoders.device.borrowed_memory import Borrowed
 from feeder.decoders.image_header import ImageInfo, image_info
-from feeder.decoders.staged.staged import Kind, Staged
+from feeder.decoders.staged.staged import RowKind, Staged
 
-__all__ = ["PIXEL_BYTES", "DaliQueue", "PipelineRows"]
+__all__ = ["PIXEL_BYTES", "Borrowed", "DaliQueue", "PipelineRows"]
 
 # Memory of a decoded pixel on the GPU.
 PIXEL_BYTES = 3
@@ -63,6 +63,59 @@ class _Resized(NamedTuple):
     event: Any
 
 
+class _Held(NamedTuple):
+    owner: Any
+    size_bytes: int
+    event: Any
+
+
+class Borrowed:
+    """Owners of foreign memory that kernels on a GPU still read, each held until the event after its last reader.
+
+    They must be held: they know nothing of torch's streams, and would use the memory again.
+    """
+
+    def __init__(self) -> None:
+        self._held: deque[_Held] = deque()
+        weakref.finalize(self, _wait_for_all, self._held)  # if nobody closes, and at the interpreter's end
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the memory held, after releasing what is no longer in use. Does not wait."""
+        self._release()
+        return sum(held.size_bytes for held in self._held)
+
+    def hold(self, owner: Any, size_bytes: int, event: Any) -> None:
+        """Keeps an owner alive until an event has occurred, and releases the owners whose event has. Does not wait.
+
+        Args:
+            owner: The object whose end frees the memory.
+            size_bytes: Size of the memory.
+            event: A CUDA event, recorded after the last reader.
+        """
+        self._release()
+        self._held.append(_Held(owner, size_bytes, event))
+
+    def wait(self, most_bytes: int) -> None:
+        """Waits until at most ``most_bytes`` are held."""
+        while self.size_bytes > max(0, most_bytes):
+            self._held[0].event.synchronize()
+
+    def wait_for_all(self) -> None:
+        """Waits until nothing is held."""
+        _wait_for_all(self._held)
+
+    def _release(self) -> None:
+        while self._held and self._held[0].event.query():
+            self._held.popleft()
+
+
+def _wait_for_all(held: deque[_Held]) -> None:
+    while held:
+        held[0].event.synchronize()
+        held.popleft()
+
+
 class DaliQueue:
     """Decodes staged JPEGs with a pipeline, and resizes them.
 
@@ -96,7 +149,7 @@ class DaliQueue:
 
     def parts(self, staged: Staged) -> list[PipelineRows]:
         """Divides a batch's JPEGs into runs within the limit."""
-        rows = np.flatnonzero(staged.rows["kind"] == Kind.JPEG)
+        rows = np.flatnonzero(staged.rows["kind"] == RowKind.JPEG)
         if len(rows) == 0:
             return []
         sources = staged.owners[rows]

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import to_device
 from feeder.decoders.device.rows import per_image
 from feeder.decoders.op_math import blur_weights
+from feeder.decoders.tensors import to_device
 
 __all__ = ["ADJUSTMENTS", "autocontrast", "blur", "equalize", "grayscale", "invert", "posterize", "solarize"]
 

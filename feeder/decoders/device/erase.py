@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import to_device
 from feeder.decoders.device.fused import Erasing
+from feeder.decoders.tensors import to_device
 
 __all__ = ["erase"]
 

@@ -1,10 +1,12 @@
 """The last step on the device: uint8 images turned, colored, normalized, erased and mixed in one pass of kernel 1.
 
-Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.ops`), further erasing after it.
+Ops that kernel 1 lacks run before it, on uint8 images (:mod:`feeder.decoders.device.device_ops`). Further erasing runs
+after it.
 """
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +14,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder import _gpu
-from feeder._gpu.tensors import to_device
-from feeder.decoders.decoder import Padding
+from feeder.decoders import gpu
+from feeder.decoders.device.device_ops import check_device_ops, run_on_device
 from feeder.decoders.device.erase import erase
 from feeder.decoders.device.fused import Erasing, fused_from, fused_parameters
-from feeder.decoders.device.ops import run_on_device
+from feeder.decoders.staged.trainer_decoder import Padding
+from feeder.decoders.tensors import to_device
 from feeder.transforms import Recipe
 from feeder.transforms.mixing import Mixing
 from feeder.transforms.op import Params
 
-__all__ = ["Finisher", "finish_padded", "mixing_partner"]
+__all__ = ["Finisher", "Finishers", "mixing_partner"]
+
+_FINISHERS = 256  # kept: of the recipes of an image's views, and of batches' sizes
 
 
 class Finisher:
@@ -34,7 +38,8 @@ class Finisher:
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._recipe, self._device = recipe, device
+        self._recipe = recipe
+        self._device = device
         self._first_fused = fused_from(recipe.rest)
         self._affine: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
 
@@ -47,21 +52,19 @@ class Finisher:
         layout: str = "nhwc",
         turn: npt.NDArray[np.uint8] | None = None,
         channels_last: bool = False,
-        mix: _gpu.Mix | None = None,
-        out: torch.Tensor | None = None,
+        mix: gpu.Mix | None = None,
     ) -> torch.Tensor:
         """Queues the work on the current stream.
 
         Args:
-            images: uint8, contiguous, N images of the size after the base path, as :func:`feeder._gpu.normalize` takes
-                them; not written to.
+            images: uint8, contiguous, N images of the size after the base path, as
+                :func:`feeder.decoders.gpu.normalize` takes them; not written to.
             size: (H, W) of the output.
             rest: Drawn parameters of the ops after the base path; None if these have been done.
             layout: Order of the images' bytes, "nhwc" or "nchw".
-            turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder._gpu.parameters``.
+            turn: uint8 [N], each image's turn; see Note [Turns] in ``feeder.decoders.gpu.parameters``.
             channels_last: Memory format of the output.
             mix: The partner of each sample; needs a float output.
-            out: [N, 3, H, W] of the recipe's output dtype, filled; None makes one.
 
         Returns:
             [N, 3, H, W] of the recipe's output dtype.
@@ -80,12 +83,14 @@ class Finisher:
             # Mirroring after rows and columns were swapped is mirroring the other axis before.
             codes ^= np.where(fused.flip != 0, np.where(codes & 4, 2, 1), 0).astype(np.uint8)
             further = fused.tensors(self._device)
+
         if self._affine is None:
             affine = self._recipe.affine
             # Copied once, with a wait: a later call may be on another stream.
             scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
             self._affine = scale, bias
-        result = _gpu.normalize(
+
+        result = gpu.normalize(
             images,
             size,
             scale=self._affine[0],
@@ -95,9 +100,9 @@ class Finisher:
             channels_last=channels_last,
             turn=to_device(codes, self._device) if codes.any() else None,
             mix=None if later else mix,
-            out=out,
             **further,
         )
+
         for erasing in later:
             erase(result, erasing)
         if later and mix is not None:
@@ -114,56 +119,81 @@ class Finisher:
     ) -> torch.Tensor:
         """Runs the ops before kernel 1 on the turned images: uint8 [N, 3, H, W], contiguous."""
         turn = to_device(codes, self._device) if codes.any() else None
-        pixels = _gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
+        pixels = gpu.normalize(images, size, dtype=torch.uint8, layout=layout, turn=turn)
         for op, params in zip(self._recipe.rest, rest, strict=False):
             pixels = run_on_device(pixels, op, params)
         return pixels.contiguous()
 
+    def padded(
+        self,
+        images: torch.Tensor,
+        rest: Sequence[Params],
+        padding: Padding,
+        *,
+        turn: npt.NDArray[np.uint8] | None = None,
+        channels_last: bool = False,
+    ) -> torch.Tensor:
+        """Finishes images of several sizes, those of each size together, and pads them to one.
 
-def finish_padded(
-    finisher: Finisher,
-    images: torch.Tensor,
-    recipe: Recipe,
-    rest: Sequence[Params],
-    padding: Padding,
-    *,
-    turn: npt.NDArray[np.uint8] | None = None,
-    channels_last: bool = False,
-) -> torch.Tensor:
-    """Finishes images of several sizes, those of each size together, and pads them to one.
+        Args:
+            images: uint8 [N, bytes], [H, W, 3] after the base path; a smaller image has the first bytes of its row.
+            rest: Drawn parameters of the ops after the base path, N rows each.
+            padding: The sizes.
+            turn: uint8 [N], each image's turn.
+            channels_last: Memory format of the output.
+
+        Returns:
+            [N, 3, H, W] of the recipe's output dtype.
+        """
+        recipe = self._recipe
+        whole = torch.empty(
+            (len(images), 3, *padding.size),
+            dtype=getattr(torch, recipe.output_dtype),
+            device=images.device,
+            memory_format=torch.channels_last if channels_last else torch.contiguous_format,
+        ).fill_(padding.value)
+
+        for height, width in np.unique(padding.sizes, axis=0).tolist():
+            rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
+            base_height, base_width = recipe.base_size or (height, width)
+            here = to_device(rows, images.device)
+            some = images[here, : 3 * base_height * base_width].contiguous()
+            drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
+            turns = None if turn is None else turn[rows]
+            finished = self(some, (height, width), drawn, turn=turns, channels_last=channels_last)
+            whole[here, :, :height, :width] = finished
+        return whole
+
+
+class Finishers:
+    """The finishers of the recipes in use, each made once.
 
     Args:
-        finisher: Of the recipe.
-        images: uint8 [N, bytes], [H, W, 3] after the base path; a smaller image has the first bytes of its row.
-        recipe: The ops for every image.
-        rest: Drawn parameters of the ops after the base path, N rows each.
-        padding: The sizes.
-        turn: uint8 [N], each image's turn.
-        channels_last: Memory format of the output.
-
-    Returns:
-        [N, 3, H, W] of the recipe's output dtype.
+        backend: Name of the backend that they are for.
+        device: The images' device.
     """
-    whole = torch.empty(
-        (len(images), 3, *padding.size),
-        dtype=getattr(torch, recipe.output_dtype),
-        device=images.device,
-        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
-    ).fill_(padding.value)
-    for height, width in np.unique(padding.sizes, axis=0).tolist():
-        rows = np.flatnonzero((padding.sizes == (height, width)).all(axis=1))
-        base_height, base_width = recipe.base_size or (height, width)
-        here = to_device(rows, images.device)
-        some = images[here, : 3 * base_height * base_width].contiguous()
-        drawn = [{name: values[rows] for name, values in params.items()} for params in rest]
-        turns = None if turn is None else turn[rows]
-        whole[here, :, :height, :width] = finisher(
-            some, (height, width), drawn, turn=turns, channels_last=channels_last
-        )
-    return whole
+
+    def __init__(self, backend: str, device: torch.device) -> None:
+        self._backend = backend
+        self._device = device
+        self._known: collections.deque[tuple[Recipe, Finisher]] = collections.deque(maxlen=_FINISHERS)
+
+    def of(self, recipe: Recipe) -> Finisher:
+        """Returns the finisher of a recipe; a new recipe is checked.
+
+        Raises:
+            BackendError: for an op that can't run on a device.
+        """
+        for known, finisher in self._known:
+            if known is recipe:
+                return finisher
+        check_device_ops(recipe, self._backend)
+        finisher = Finisher(recipe, self._device)
+        self._known.append((recipe, finisher))
+        return finisher
 
 
-def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
+def _mix(images: torch.Tensor, mix: gpu.Mix) -> None:
     """Mixes in place, for kernel 1, where erasing comes between."""
     top, left, bottom, right = mix.box or (0, 0, *images.shape[2:])
     own = images[:, :, top:bottom, left:right]
@@ -171,6 +201,6 @@ def _mix(images: torch.Tensor, mix: _gpu.Mix) -> None:
     own.copy_(mix.lam * own.float() + (1.0 - mix.lam) * partner.float())
 
 
-def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> _gpu.Mix:
+def mixing_partner(mixing: Mixing, count: int, device: torch.device) -> gpu.Mix:
     """Returns kernel 1's form of a mixing of ``count`` samples: the partner of each is the one before it."""
-    return _gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)
+    return gpu.Mix(torch.arange(-1, count - 1, device=device) % count, mixing.lam, mixing.box)

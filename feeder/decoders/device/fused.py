@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSplit", "Erasing", "FusedParameters", "fused_from", "fused_parameters", "split_for_device"]
 
-_JITTER = COLOR_STEPS[:3]  # steps 1, 2 and 3 of feeder._gpu.Color
+_JITTER = COLOR_STEPS[:3]  # steps 1, 2 and 3 of feeder.decoders.gpu.Color
 _SATURATION = 3
 
 
@@ -39,7 +39,7 @@ class Erasing:
     """One op's rectangles in the output.
 
     Args:
-        boxes: int32 [N, 4], see :class:`feeder._gpu.Erase`.
+        boxes: int32 [N, 4], see :class:`feeder.decoders.gpu.Erase`.
         value: float32 [3], the value written; None for noise.
         keys: uint64 [N], the seeds of the noise.
         mirrored: bool [N], True where the noise is mirrored left to right.
@@ -56,11 +56,11 @@ class Erasing:
 
 
 class FusedParameters(NamedTuple):
-    """Arguments of :func:`feeder._gpu.normalize` for N samples, as numpy arrays, and the erasing after it.
+    """Arguments of :func:`feeder.decoders.gpu.normalize` for N samples, as numpy arrays, and the erasing after it.
 
     Attributes:
         flip: uint8 [N], 1 where the ops mirror the image.
-        steps: uint8 [N, K], see :class:`feeder._gpu.Color`; None without color ops.
+        steps: uint8 [N, K], see :class:`feeder.decoders.gpu.Color`; None without color ops.
         factors: float32 [N, K]; None without color ops.
         erasing: The first erasing op, if it writes a value.
         later: The other erasing ops, in order.
@@ -74,15 +74,15 @@ class FusedParameters(NamedTuple):
 
     def tensors(self, device: torch.device) -> dict[str, object]:
         """Returns the keyword arguments ``color`` and ``erase``, on a device."""
-        from feeder import _gpu
-        from feeder._gpu.tensors import to_device
+        from feeder.decoders import gpu
+        from feeder.decoders.tensors import to_device
 
         color = erase = None
         if self.steps is not None and self.factors is not None:
-            has_contrast = bool((self.steps == _gpu.CONTRAST).any())
-            color = _gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
+            has_contrast = bool((self.steps == gpu.CONTRAST).any())
+            color = gpu.Color(to_device(self.steps, device), to_device(self.factors, device), has_contrast)
         if self.erasing is not None and self.erasing.value is not None:
-            erase = _gpu.Erase(to_device(self.erasing.boxes, device), to_device(self.erasing.value, device))
+            erase = gpu.Erase(to_device(self.erasing.boxes, device), to_device(self.erasing.value, device))
         return {"color": color, "erase": erase}
 
 
@@ -171,6 +171,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
     steps: list[npt.NDArray[np.uint8]] = []
     factors: list[npt.NDArray[np.float32]] = []
     erasings: list[Erasing] = []
+
     is_float = False
     for number, (op, params) in enumerate(zip(ops, drawn, strict=True)):
         if isinstance(op, ColorJitter):
@@ -186,6 +187,7 @@ def fused_parameters(ops: Sequence[Op], drawn: Sequence[Params], count: int, wid
             erasings.append(_erase(op, params, ops[number + 1 :], is_float))
         elif not isinstance(op, TargetOp):
             is_float = is_float or not (isinstance(op, ToDtype) and op.dtype == "uint8")
+
     in_kernel = int(bool(erasings) and erasings[0].value is not None)
     return FusedParameters(
         flip,

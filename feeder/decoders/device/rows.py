@@ -1,17 +1,17 @@
-"""Changes to some images of a batch on a device, in place. Their rows are known on the CPU: nothing waits for a GPU."""
+"""Some rows of a batch on a device, changed or put together. They are known on the CPU, so nothing waits for a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder._gpu.tensors import to_device
+from feeder.decoders.tensors import to_device
 
-__all__ = ["change_rows", "per_image"]
+__all__ = ["change_rows", "join_rows", "per_image"]
 
 # Pixels changed at a time: the ops' intermediate values (float64 in some) stay under a few hundred MiB.
 PIXELS_AT_ONCE = 1 << 21
@@ -40,3 +40,30 @@ def change_rows(
 def per_image(values: npt.NDArray[Any], images: torch.Tensor) -> torch.Tensor:
     """Returns a number for each image, [n], as [n, 1, 1, 1] on their device."""
     return to_device(values, images.device).reshape(-1, 1, 1, 1)
+
+
+def join_rows(
+    parts: Sequence[tuple[npt.NDArray[np.int64], torch.Tensor]],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> torch.Tensor:
+    """Puts images together that were made in several parts.
+
+    Args:
+        parts: The rows of each, ascending, and their images, [rows, length, ...] of at most the batch's length.
+        shape: The batch's: (N, length, ...).
+        dtype: The images'.
+        device: The images'.
+        memory_format: The batch's.
+
+    Returns:
+        The only part if it has all rows, else a new tensor; 0 where nothing was made.
+    """
+    if len(parts) == 1 and len(parts[0][0]) == shape[0]:
+        return parts[0][1]
+    whole = torch.zeros(shape, dtype=dtype, device=device).contiguous(memory_format=memory_format)
+    for rows, images in parts:
+        whole[to_device(rows, device), : images.shape[1]] = images
+    return whole

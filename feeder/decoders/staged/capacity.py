@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from feeder.decoders.staged.staged import ROW
 from feeder.order.permutation import permute
 
-__all__ = ["Capacity", "plan_capacity", "planning_sample"]
+__all__ = ["Capacity", "Peek", "plan_capacity", "planning_sample"]
 
 _PEEK = 1024
 # The same where each sample is a file to open.
@@ -39,17 +39,18 @@ class Capacity(NamedTuple):
     preallocate: tuple[int, int] | None
 
 
-class Known(Protocol):
-    """Facts of N images that need no decoding: see :class:`feeder.dataset.reader.Peek`."""
+class Peek(NamedTuple):
+    """Sizes of N samples, known without decoding them.
 
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]: ...
+    Attributes:
+        lengths: int64 [N], of the encoded images, bytes.
+        sizes: int64 [N, 2], (height, width), stored or upright, pixels.
+        is_jpeg: bool [N], by the name of the field or file.
+    """
 
-    @property
-    def sizes(self) -> npt.NDArray[np.int64]: ...
-
-    @property
-    def is_jpeg(self) -> npt.NDArray[np.bool_]: ...
+    lengths: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    is_jpeg: npt.NDArray[np.bool_]
 
 
 def planning_sample(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
@@ -63,7 +64,7 @@ def planning_sample(samples: int, *, in_shards: bool) -> npt.NDArray[np.int64]:
     return permute(np.arange(count), samples, 0) if samples else np.zeros(0, np.int64)
 
 
-def plan_capacity(found: Known, sizes: Sequence[tuple[int, int]], part_rows: int, *, plans: bool = False) -> Capacity:
+def plan_capacity(found: Peek, sizes: Sequence[tuple[int, int]], part_rows: int, *, plans: bool = False) -> Capacity:
     """Plans the memory for staged images.
 
     Args:

@@ -12,13 +12,13 @@ import numpy.typing as npt
 from feeder.decoders.decoder import Buffer
 from feeder.errors import ArgumentError
 
-__all__ = ["ROW", "Kind", "Staged", "by_size"]
+__all__ = ["ROW", "RowKind", "Staged", "by_size"]
 
 # The offset of a payload that did not fit.
 _ELSEWHERE = -1
 
 
-class Kind(IntEnum):
+class RowKind(IntEnum):
     """Content of a staged row."""
 
     JPEG = 0
@@ -76,6 +76,20 @@ class Staged:
         own: npt.NDArray[np.int64] = np.arange(len(self.rows)) - self.rows["back"]
         return own
 
+    def view(self, number: int) -> Staged:
+        """Returns the rows of one view alone."""
+        return Staged(self.rows[number :: self.views], self.payloads[number :: self.views])
+
+    def pixels(self, length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+        """Returns the rows that workers have decoded, int64 [R], and their pixels, uint8 [R, length]: a smaller image
+        takes the first bytes of its row."""
+        here = np.flatnonzero(self.rows["kind"] == RowKind.PIXELS)
+        pixels = np.zeros((len(here), length), np.uint8)
+        for row, out in zip(here.tolist(), pixels, strict=True):
+            payload = np.frombuffer(self.payloads[row], np.uint8)
+            out[: len(payload)] = payload
+        return here, pixels
+
     @property
     def packed_bytes(self) -> int:
         """Memory that :meth:`pack` needs to leave no payload over."""
@@ -132,6 +146,7 @@ class Staged:
         count *= views
         if count * ROW.itemsize > len(memory):
             raise ArgumentError(f"{count} staged rows take {count * ROW.itemsize} bytes, the slot has {len(memory)}")
+
         left_over = left_over or {}
         rows = memory[: count * ROW.itemsize].view(ROW)
         whole, payloads = memory.data, list[Buffer]()

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, View, check_options
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, View, check_options
 from feeder.decoders.image_header import image_info, is_plain_jpeg, jpeg_has_end
 from feeder.decoders.packed import is_packed, packed_head, unpack
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.registry import get_decoder
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
@@ -43,8 +44,6 @@ class Stager:
 
     Attributes:
         plans: True if its JPEGs are staged as plans, see ``_native.plan_images``.
-        clipped, slow: Number of images in the last call that were decoded here with a loss of range, or slowly; see
-            :class:`feeder.decoders.decoder.Decoder`.
     """
 
     plans = False
@@ -64,9 +63,9 @@ class Stager:
         self.max_pixels = max_pixels
         self.outlier_pixels = outlier_pixels
         self._options: dict[str, Any] = {"max_pixels": max_pixels, "threads": threads, "fidelity": fidelity}
-        self._cuts, self._apart = fidelity == "fast", apart
+        self._cuts = fidelity == "fast"
+        self._apart = apart
         self._here: Decoder | None = None
-        self.clipped = self.slow = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_here": None}
@@ -91,30 +90,23 @@ class Stager:
         """Returns a stager that decodes all images here."""
         return Stager(**self._options, outlier_pixels=0)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Decoder:
         """Makes the backend for the images that are decoded here; otherwise the first of them makes it."""
         if self._here is None:
-            self._here = _cpu_decoder(self._options)
+            try:
+                self._here = get_decoder("cpu", **self._options)
+            except BackendError:
+                self._here = get_decoder("pillow", **self._options)
+        return self._here
 
     def stage(
-        self,
-        buffers: Sequence[Buffer],
-        orientations: npt.NDArray[np.uint8],
-        recipe: Recipe,
-        draws: Draws,
-        first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> tuple[Staged, list[DecodeError | None]]:
-        """Checks, cuts and turns N images, of which one view is made; see :meth:`stage_views`."""
-        return self.stage_views(buffers, orientations, (recipe,), (draws,), first_rows)
-
-    def stage_views(
         self,
         buffers: Sequence[Buffer],
         orientations: npt.NDArray[np.uint8],
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None = None,
-    ) -> tuple[Staged, list[DecodeError | None]]:
+    ) -> tuple[Staged, DecodeResult]:
         """Checks, cuts and turns N images.
 
         Args:
@@ -125,28 +117,25 @@ class Stager:
             first_rows: int32 [N], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
 
         Returns:
-            The batch, and for each image None or why it can't be decoded; the kind of its rows is then FAILED.
+            The batch, and what became of its images: for each None or why it can't be decoded, when the kind of its
+            rows is FAILED. Only the images that were decoded here count as clipped or slow.
         """
         count = len(recipes)
-        self.clipped = self.slow = 0
         rows = np.zeros((len(buffers), count), ROW)
         for view, drawn in zip(rows.T, draws, strict=True):
             view["turn"] = turn_codes(orientations, drawn.flip)
             swapped = (view["turn"] & 4) != 0
             view["size"] = np.where(swapped[:, None], drawn.base_size[:, ::-1], drawn.base_size)
             view["window"], view["source"] = stored_boxes(drawn, orientations)
+
         payloads: list[Buffer] = []
-        errors: list[DecodeError | None] = []
+        results = []
         for row in range(len(buffers)):
-            try:
-                kind, found = self._one(row, buffers, orientations, recipes, draws, first_rows, rows[row])
-                errors.append(None)
-            except DecodeError as error:
-                kind, found = Kind.FAILED, [b""] * count
-                errors.append(error)
+            kind, found, result = self._one(row, buffers, orientations, recipes, draws, first_rows, rows[row])
             rows["kind"][row] = kind
             payloads += found
-        return Staged(rows.reshape(-1), payloads, count), errors
+            results.append(result)
+        return Staged(rows.reshape(-1), payloads, count), DecodeResult.join(results)
 
     def _one(
         self,
@@ -157,17 +146,21 @@ class Stager:
         draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None,
         rows: npt.NDArray[np.void],
-    ) -> tuple[Kind, list[Buffer]]:
-        if all(drawn.base_size[row].prod() <= self.max_pixels for drawn in draws):
-            data, first_row = _image(row, buffers, first_rows)
-            if self._is_for_the_decoder(data, first_row, int(orientations[row]), draws[0].image_size[row]):
-                payloads = self._cut(data, first_row, rows)
-                if payloads is not None:
-                    return Kind.JPEG, payloads
-        pixels = self._pixels(row, buffers, orientations, recipes, draws, first_rows)
+    ) -> tuple[RowKind, list[Buffer], DecodeResult]:
+        data, first_row = _image(row, buffers, first_rows)
+        is_small = all(drawn.base_size[row].prod() <= self.max_pixels for drawn in draws)
+        if is_small and self._is_for_the_decoder(data, first_row, int(orientations[row]), draws[0].image_size[row]):
+            try:
+                jpegs = self._cut(data, first_row, rows)
+            except DecodeError as error:
+                return RowKind.FAILED, [b""] * len(rows), DecodeResult([error])
+            if jpegs is not None:
+                return RowKind.JPEG, jpegs, DecodeResult([None])
+
+        pixels, result = self._pixels(row, buffers, orientations, recipes, draws, first_rows)
         rows["turn"] = rows["back"] = 0
         rows["size"] = [drawn.base_size[row] for drawn in draws]
-        return Kind.PIXELS, pixels
+        return RowKind.FAILED if result.errors[0] else RowKind.PIXELS, pixels, result
 
     def _pixels(
         self,
@@ -177,15 +170,29 @@ class Stager:
         recipes: Sequence[Recipe],
         draws: Sequence[Draws],
         first_rows: npt.NDArray[np.int32] | None,
-    ) -> list[Buffer]:
-        """Returns uint8 [H, W, 3] of each view of one image after the base path, decoded here."""
-        for drawn in draws:
-            height, width = drawn.base_size[row].tolist()
+    ) -> tuple[list[Buffer], DecodeResult]:
+        """Decodes one image here.
+
+        Returns:
+            uint8 [H, W, 3] of each view after the base path, empty where it failed, and the result.
+        """
+        one, views = slice(row, row + 1), []
+        for recipe, drawn in zip(recipes, (drawn.take(one) for drawn in draws), strict=True):
+            height, width = drawn.base_size[0].tolist()
             if height * width > self.max_pixels:
-                raise DecodeError(f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}")
+                reason = f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}"
+                return [b""] * len(draws), DecodeResult([DecodeError(reason)])
+            steps = zip(recipe.ops[: recipe.base_length], drawn.ops, strict=False)
+            kept = [(op, params) for op, params in steps if not isinstance(op, (ToDtype, Normalize))]
+            own = replace(drawn, ops=tuple(params for _, params in kept), output_size=drawn.base_size)
+            views.append(View(Recipe(tuple(op for op, _ in kept)), own, np.empty((1, 3, height, width), np.uint8)))
+
         data, first_row = _image(row, buffers, first_rows)
-        one = slice(row, row + 1)
-        return self._decode_here(data, first_row, orientations[one], recipes, [drawn.take(one) for drawn in draws])
+        rows = None if first_row == _WHOLE else np.array([first_row], np.int32)
+        result = self.prepare().decode([data], orientations[one], views, rows)
+        if result.errors[0]:
+            return [b""] * len(draws), result
+        return [np.ascontiguousarray(view.out[0].transpose(1, 2, 0)).tobytes() for view in views], result
 
     def _is_for_the_decoder(
         self, data: bytes, first_row: int, orientation: int, image_size: npt.NDArray[np.int32]
@@ -220,6 +227,7 @@ class Stager:
             from feeder import _native
         except ImportError:
             return _whole(data, rows)
+
         apart = len(rows) > 1 and self._apart and _areas(rows["window"]).sum() < _areas(_around(rows["window"]))
         jpegs: list[Buffer] = []
         for group in np.split(rows, len(rows)) if apart else [rows]:
@@ -233,6 +241,7 @@ class Stager:
                 raise DecodeError("JPEG: its rows are not where the index says")
             if cut is None or not self._cuts:
                 return None if unsound else _whole(data, rows)
+
             smaller, x, y = cut
             group["decoded"] = window - (x, y, x, y)
             group["window"] -= (x, y, x, y)
@@ -240,34 +249,6 @@ class Stager:
             group["back"] = np.arange(len(group))
             jpegs += [smaller, *[b""] * (len(group) - 1)]
         return jpegs
-
-    def _decode_here(
-        self,
-        data: bytes,
-        first_row: int,
-        orientations: npt.NDArray[np.uint8],
-        recipes: Sequence[Recipe],
-        draws: Sequence[Draws],
-    ) -> list[Buffer]:
-        """Returns uint8 [H, W, 3] of each view after the base path, by the CPU backend, or by Pillow where that is not
-        built."""
-        self.prepare()
-        assert self._here is not None
-        views = []
-        for recipe, drawn in zip(recipes, draws, strict=True):
-            steps = zip(recipe.ops[: recipe.base_length], drawn.ops, strict=False)
-            kept = [(op, params) for op, params in steps if not isinstance(op, (ToDtype, Normalize))]
-            base = Recipe(tuple(op for op, _ in kept))
-            out = np.empty((1, 3, *drawn.base_size[0].tolist()), np.uint8)
-            own = replace(drawn, ops=tuple(params for _, params in kept), output_size=drawn.base_size)
-            views.append(View(base, own, out))
-        first_rows = None if first_row == _WHOLE else np.array([first_row], np.int32)
-        (error,) = self._here.decode_views([data], orientations, views, first_rows)
-        if error is not None:
-            raise error
-        self.clipped += self._here.clipped
-        self.slow += self._here.slow
-        return [np.ascontiguousarray(view.out[0].transpose(1, 2, 0)).tobytes() for view in views]
 
 
 def _whole(jpeg: bytes, rows: npt.NDArray[np.void]) -> list[Buffer]:
@@ -292,12 +273,3 @@ def _image(row: int, buffers: Sequence[Buffer], first_rows: npt.NDArray[np.int32
     buffer = buffers[row]
     data = buffer if isinstance(buffer, bytes) else bytes(buffer)
     return data, _WHOLE if first_rows is None else int(first_rows[row])
-
-
-def _cpu_decoder(options: dict[str, Any]) -> Decoder:
-    from feeder.decoders.registry import get_decoder
-
-    try:
-        return get_decoder("cpu", **options)
-    except BackendError:
-        return get_decoder("pillow", **options)

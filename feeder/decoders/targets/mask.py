@@ -19,7 +19,7 @@ import numpy.typing as npt
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.errors import DecodeError
 from feeder.transforms.matrices import affine_matrix
-from feeder.transforms.moves import Border, Mirror, Move, Moves, Scaling, Swap, Tilt, Warp, Window
+from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp
 from feeder.transforms.target_ops import TargetOp
 
 _native: ModuleType | None
@@ -172,12 +172,12 @@ class _Cut:
         height, width = canvas
         if isinstance(move, Swap):
             self._mask, self._rows, self._columns = self._mask.T, self._columns, self._rows
-        elif isinstance(move, Mirror):
+        elif isinstance(move, Flip):
             if move.is_vertical:
                 self._rows = _along(self._rows, height)[::-1]
             else:
                 self._columns = _along(self._columns, width)[::-1]
-        elif isinstance(move, Window):
+        elif isinstance(move, Crop):
             self._rows = _window(_along(self._rows, height), move.top, move.height)
             self._columns = _window(_along(self._columns, width), move.left, move.width)
         elif isinstance(move, Border):

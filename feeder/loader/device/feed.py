@@ -81,6 +81,7 @@ class DeviceFeed(Generic[_T]):
             except Exception as failure:  # its turn comes after the batches that are there
                 self._failure = failure
                 break
+
             item, batch = self._next
             try:
                 copied = self._copy(item, batch)
@@ -88,18 +89,22 @@ class DeviceFeed(Generic[_T]):
                 if not self._ready:
                     raise
                 break
+
             self._next = None
             self._ready.append((item, *copied))
+
         self._let_go()
         if not self._ready:
             sent, self._failure = self._failure, None  # what comes after it may be had, as without a device
             raise sent or StopIteration
+
         item, batch, event = self._ready.popleft()
         if event is not None:
             current = torch.cuda.current_stream(self._device)
             current.wait_event(event)
             for tensor in tensors_in(batch):
                 tensor.record_stream(current)
+
         if self._put is not None and batch is not None:
             batch = self._put(batch)
         return item, batch

@@ -220,8 +220,10 @@ class BatchQueue:
                 self._engine.ring.put_back(making.slot)
                 return report
             reports.append((first, report))
+
         has_news = any(report.has_news for _, report in reports)  # joining those that have none takes 30 us
         report = PartReport.join(reports) if has_news else PartReport()
+
         rows, ring = len(making.request.samples.ids), self._engine.ring
         # Half of the batches ahead stay possible, whatever the caller keeps.
         most = ring.slots - 1 - max(1, self._engine.ahead // 2)
@@ -239,6 +241,7 @@ class BatchQueue:
             request = making.request
             arrays = SlotView.of(ring.layout, ring.whole[making.slot], request.samples, request.sizes).copy()
             ring.put_back(making.slot)
+
         if report.collated is not None and report.collated.message is not None:
             self._engine.grow_slots(report.collated.message.wanted, rows)
         return _finished(arrays, making.request.epoch, making.edges, report)

@@ -62,11 +62,13 @@ class BatchSizes:
                 "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
                 "leave one of them out"
             )
+
         check_buckets(self.recipe, self.buckets)
         if self.buckets is not None and self.pad is not None:
             raise ArgumentError(
                 "buckets= gives all images of a batch one size, so there is nothing to pad; leave pad= out"
             )
+
         if self.pad is not None and self._only.draws_from_boxes:
             raise ArgumentError(
                 "pad= needs each image's size before the sample is read, and RandomIoUCrop draws it from the sample's "
@@ -77,6 +79,7 @@ class BatchSizes:
                 f"PadToBatch(value={self.pad.value!r}) is no pixel of uint8 images, an integer from 0 to 255; a recipe "
                 "with ToDtype or Normalize makes floats"
             )
+
         if self.buckets is not None:
             for size in self.buckets.sizes:
                 for recipe, epoch in [(each, epoch) for each in self._recipes for epoch in each.phases]:
@@ -88,6 +91,7 @@ class BatchSizes:
                             f"{size}; end its geometry with RandomResizedCrop(T.BUCKET), RandomCrop(T.BUCKET) or "
                             "CenterCrop(T.BUCKET)"
                         )
+
         if self.buckets is not None or self.pad is not None:
             self.reader.measure()
 

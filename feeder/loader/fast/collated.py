@@ -20,10 +20,10 @@ import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from feeder._gpu.tensors import as_samples, as_tensor
 from feeder.dataset.extras import Column, sample_entries
 from feeder.dataset.further_images import by_image, further_recipes, in_order
 from feeder.decoders.device.fused import DeviceSplit
+from feeder.decoders.tensors import as_samples, as_tensor
 from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.part_sizes import part_rows

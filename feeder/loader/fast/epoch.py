@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.decoders.decoder import TrainerDecoder
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.loader.fast.batches import Request
 from feeder.loader.fast.engine import Engine
 from feeder.loader.fast.finishing import Finishing

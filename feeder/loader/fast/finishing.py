@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from feeder.dataset.further_images import FurtherImage, by_image, in_order
-from feeder.dataset.targets import targets_in
+from feeder.dataset.target_values import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.errors import ArgumentError

@@ -76,9 +76,11 @@ class FastIterator:
         epoch, progress = self._epoch, self._progress
         if progress.exhausted:
             raise StopIteration
+
         was_asked, progress.asked = progress.asked, True
         if self._given_ns:
             epoch.ledger.meter.add("consumer", time.monotonic_ns() - self._given_ns)
+
         try:
             if epoch.agree is not None and (progress.steps or not was_asked):
                 epoch.agree(progress)
@@ -95,9 +97,11 @@ class FastIterator:
                 self._end()
             with explained():
                 raise
+
         now = time.monotonic_ns()
         epoch.ledger.handed_out(progress, finished, now - self._asked_ns)
         self._asked_ns = now
+
         if isinstance(finished, BaseException):
             if isinstance(finished, StopIteration):
                 raise stop_in_a_batch(finished)
@@ -105,6 +109,7 @@ class FastIterator:
                 explain_sizes(epoch.dataset, finished)
             with explained():
                 raise finished
+
         if self.view is not None:
             self.view.step()
         self._given_ns = time.monotonic_ns()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from feeder.decoders.decoder import View
+from feeder.decoders.decoder import DecodeResult, View
 from feeder.decoders.op_math import bfloat16_bits
-from feeder.decoders.staged.staged import ROW, Kind, Staged
+from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.errors import DecodeError
 from feeder.loader.observe.meter import Meter
 
@@ -37,25 +37,19 @@ class Sink(Protocol):
 
     Attributes:
         takes_rows: True if images may lack the rows that are not needed.
-        clipped, slow: Number of images that were decoded with a loss of range, or slowly; see
-            :class:`feeder.decoders.decoder.Decoder`.
     """
 
     takes_rows: bool
-    clipped: int
-    slow: int
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
             rows: int64 [K], rows of the part, ascending.
             encoded: K images, as they were read without an error; need not outlive the call.
             draws: The random parameters drawn for each view of them.
-
-        Returns:
-            One entry per image: None, or the error that kept it from being decoded.
         """
+        ...
 
     def close(self) -> dict[int, Buffer]:
         """Ends the part; returns the payloads of staged images that did not fit the slot, by their place, see
@@ -85,24 +79,21 @@ class PixelSink:
         both = zip(recipes, splits, strict=True)
         self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
         self.takes_rows = decoder.takes_rows
-        self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         views = []
         for recipe, split, drawn, images in zip(self._recipes, self._splits, draws, self._images, strict=True):
             out = images if len(rows) == len(images) else np.empty((len(rows), *images.shape[1:]), images.dtype)
             views.append(View(recipe, drawn if split is None else split.draws(drawn), out))
         started = time.perf_counter_ns()
-        errors = self._decoder.decode_views(encoded.buffers, encoded.orientations, views, encoded.first_rows)
+        result = self._decoder.decode(encoded.buffers, encoded.orientations, views, encoded.first_rows)
         written = sum(view.out.nbytes for view in views)
-        self._meter.add_images(time.perf_counter_ns() - started, len(rows), written, self._decoder)
-        self.clipped += self._decoder.clipped
-        self.slow += self._decoder.slow
+        self._meter.add_images(time.perf_counter_ns() - started, len(rows), written, result.spent_ns)
         for view, images in zip(views, self._images, strict=True):
             if view.out is not images:
                 images[rows] = view.out
-        return errors
+        return result
 
     def close(self) -> dict[int, Buffer]:
         """See :meth:`Sink.close`."""
@@ -122,18 +113,16 @@ class SampleSink:
     def __init__(self, decoder: Decoder, recipe: Recipe, images: Any, meter: Meter) -> None:
         self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
         self.takes_rows = decoder.takes_rows
-        self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
-        errors: list[DecodeError | None] = []
+        results = []
         for k, row in enumerate(rows.tolist()):
             drawn = draws[0].take([k])
             image = self._image(row, *drawn.output_size[0].tolist())
             sink = PixelSink(self._decoder, (self._recipe,), (None,), (image[None],), self._meter)
-            errors += sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,))
-            self.clipped, self.slow = self.clipped + sink.clipped, self.slow + sink.slow
-        return errors
+            results.append(sink.add(np.zeros(1, np.int64), encoded.take([k]), (drawn,)))
+        return DecodeResult.join(results)
 
     def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
         """Returns the array [C, H, W] of a row's image."""
@@ -184,25 +173,22 @@ class StagedSink:
     ) -> None:
         self._stager, self._recipes, self._memory, self._meter = stager, recipes, memory, meter
         rows = np.zeros(len(memory) * len(recipes), ROW)
-        rows["kind"] = Kind.FAILED
+        rows["kind"] = RowKind.FAILED
         self._staged = Staged(rows, [b""] * len(rows), len(recipes))
         self.takes_rows = stager.takes_rows
-        self.clipped = self.slow = 0
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> list[DecodeError | None]:
+    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         started, views = time.perf_counter_ns(), len(self._recipes)
-        staged, errors = self._stager.stage_views(
+        staged, result = self._stager.stage(
             encoded.buffers, encoded.orientations, self._recipes, draws, encoded.first_rows
         )
-        self.clipped += self._stager.clipped
-        self.slow += self._stager.slow
         self._meter.add("cut", time.perf_counter_ns() - started, sum(map(len, staged.payloads)))
         places = (views * rows[:, None] + np.arange(views)).reshape(-1)
         self._staged.rows[places] = staged.rows
         for place, payload in zip(places.tolist(), staged.payloads, strict=True):
             self._staged.payloads[place] = payload
-        return errors
+        return result
 
     def put_plans(
         self, plans: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], size: tuple[int, int], time_ns: int
@@ -214,7 +200,7 @@ class StagedSink:
             size: (height, width) of the outputs.
             time_ns: Time of planning.
         """
-        self._staged.rows["kind"], self._staged.rows["size"] = Kind.PLAN, size
+        self._staged.rows["kind"], self._staged.rows["size"] = RowKind.PLAN, size
         memory = plans.data
         self._staged.payloads[:] = [memory[a:b] for a, b in itertools.pairwise(places.tolist())]
         self._meter.add("cut", time_ns, len(plans))
@@ -265,6 +251,7 @@ def put_extras(
         for extra, of_extra, own in zip(extras, values, columns, strict=True):
             if errors[k] is not None:
                 break
+
             value = of_extra[k]
             if isinstance(value, DecodeError):
                 errors[k] = value
@@ -274,6 +261,7 @@ def put_extras(
             except DecodeError as error:
                 errors[k] = error
                 break
+
             if not own:
                 next(lists)[row] = value
                 continue

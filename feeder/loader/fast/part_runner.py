@@ -21,7 +21,7 @@ import numpy.typing as npt
 from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
-from feeder.decoders.native import CpuDecoder
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.transforms.native_draws import base_ops
@@ -183,6 +183,7 @@ class PartRunner:
         if self._pause:
             self._pause -= 1
             return None
+
         ids = samples.ids
         for subset in self._subsets:
             ids = subset[ids]
@@ -190,9 +191,11 @@ class PartRunner:
         labels = view.labels if reader.given_labels is None else None
         index = reader.index.native
         assert index is not None
+
         what = (shards, per_shard, rows, samples.ids, samples.repeats, self._samples, epoch)
         arrays = (out, labels, meter.words)
         advise_from = reader.advise_from
+
         started = time.perf_counter_ns()
         reader.bring_images(ids, by_rows=self._crops_first)
         brought_ns = time.perf_counter_ns() - started
@@ -202,12 +205,14 @@ class PartRunner:
             found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, beat)
         if not isinstance(found, tuple):
             return None
+
         left, read_ns, decode_ns, read_bytes, *more = found
         if reader.given_labels is not None:
             view.labels[:] = reader.given_labels[ids]
         report.read_ns += read_ns
         report.decode_ns += decode_ns
         report.encoded_bytes += read_bytes
+
         if not left:  # whose bytes the time would be for, too
             reader.note_read(read_bytes, read_ns - brought_ns)
         if 2 * len(left) > len(ids):

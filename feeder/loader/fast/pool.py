@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import WorkerError
+from feeder.loader.fast.fast_worker import FAILED_START, HEAD, Declined, work_loop
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
-from feeder.loader.fast.worker import FAILED_START, HEAD, Declined, work_loop
 from feeder.loader.slots.image_slots import Ring
 from feeder.loader.slots.shared_pickle import pack
 from feeder.loader.workers.process import Forked, InContext, Process
@@ -114,25 +114,30 @@ class Pool:
         self.replacements: list[Replacement] = []
         self._ring = ring
         self._work = work
+
         # The rows of each process on the board: see Note [Relays].
         self._rows = [range(number, number + 1) for number in range(options.workers)]
         if options.service is not None:
             self._rows.append(range(options.workers, options.workers + RELAY_ROWS))
         rows = self._rows[-1].stop
+
         self._board = Board(2 * parts, rows, patience_s=options.hang_timeout_s, meters=options.processes)
         # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
         self._payload = pack(work) if options.context is None else None
+
         self._outstanding: dict[int, Part] = {}
         self._failures: collections.Counter[int] = collections.Counter()
         self._fruitless = 0
         self._next = 0
         self._given_out_ns = 0
         self._next_look_ns = 0
+
         self._sent = select.poll()
         self._sent.register(self._board.sent, select.POLLIN)
         self._closed = False
         self._is_broken = False
         self._totals: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+
         self._supervisor = Supervisor(_Worker, HEAD, options.hang_timeout_s)
         try:
             for number in range(options.processes):
@@ -194,9 +199,11 @@ class Pool:
         """
         self._supervisor.check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
         now = time.monotonic_ns()
         for worker in self._supervisor.workers:
             worker.heard_ns = now
+
         results: list[tuple[int, PartReport | BaseException]] = []
         while not results:
             check()
@@ -207,6 +214,7 @@ class Pool:
             except WorkerError:
                 self._is_broken = True
                 raise
+
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return results
@@ -365,20 +373,24 @@ class Pool:
         results = self._results(number)
         if results:
             return results
+
         parts = [part for each in self._claimed(number) if (part := self._outstanding.get(each)) is not None]
         if worker.is_dismissed:
             for part in parts:
                 del self._outstanding[part.number]
             self._start_anew(number, [])
             return []
+
         was_silent = worker.was_silent or worker.process.pid() in self._board.evicted
         cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
         advice = None if self._board.beat_ns(self._rows[number][0]) else worker.process.failed_start(code)
         if advice is not None:
             raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
+
         keys = tuple(key for part in parts for key in self._keys(part))
         event = Replacement(number, worker.process.pid(), cause, keys)
         self.replacements.append(event)
+
         _log.warning(
             "worker %d (pid %s) ended: %s; replaced, %s",
             number,
@@ -386,6 +398,7 @@ class Pool:
             cause,
             f"{count(len(keys), 'sample is', 'samples are')} done again" if keys else "it was making no samples",
         )
+
         self._fruitless += 1
         self._failures.update(part.number for part in parts)
         is_same = any(self._failures[part.number] >= _SAME_PART_LIMIT for part in parts)

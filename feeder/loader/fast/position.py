@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
-from feeder.loader.fast.replay import Replay
+from feeder.loader.fast.sampler_replay import Replay
 from feeder.loader.fast.substitution import Substitution
 from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order
@@ -27,7 +27,8 @@ class Place:
         epoch: The epoch.
         start: Positions of the whole job that were consumed before, or, with an explicit sampler, batches.
         by_bucket: Those of each bucket, whose sum ``start`` is; empty at the start of an epoch, and without buckets.
-        sampler: State of an explicit sampler, see :meth:`feeder.loader.fast.replay.Replay.state`; None: unknown.
+        sampler: State of an explicit sampler, see :meth:`feeder.loader.fast.sampler_replay.Replay.state`; None:
+            unknown.
     """
 
     epoch: int = 0

@@ -26,8 +26,8 @@ from feeder.loader.fast.position import EpochProgress
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split, ordered_batches
+from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
-from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.store.mirror import group_file
 
@@ -102,21 +102,25 @@ class _Set:
         shards = np.asarray(rows.shard, np.int64)
         starts = np.asarray(rows.offset, np.int64)
         ends = starts + np.maximum(1, np.asarray(rows.length, np.int64))
+
         found, back = np.unique(shards[::-1], return_index=True)
         entries = {shard: self.reader.index.shard_entry(shard) for shard in found.tolist()}
         last_steps = []
+
         lasts = dict(zip(entries, steps[::-1][back].tolist(), strict=True))
         for shard, last in lasts.items():
             last_steps.append((entries[shard].name, last))
             own = self.reader.index.index_entry(shard)
             if own is not None:
                 last_steps += [(own.name, last), *([(group_file(own.name, "steps"), last)] if self.takes_rows else [])]
+
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
             ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
         else:
             ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
             ranges = self._new_steps(entries) + ranges
+
         self._send(step, last_steps, ranges, is_first=is_first)
         self._set_reached(step, lasts)
         if is_drawn and (places_of_rows := self._new_steps(entries)):
@@ -255,6 +259,7 @@ class ReadAhead:
         leaves: dict[int, ShardReader] = {}
         spans: dict[int, dict[int, list[int]]] = {}  # first and last step of each shard
         batches, planned = self._batches(), 0
+
         while found := list(itertools.islice(batches, min(self._chunk, 2 * self._ahead - planned))):
             ids, steps = _joined(found, planned)
             planned += len(found)
@@ -266,12 +271,14 @@ class ReadAhead:
                 known = spans.setdefault(id(leaf), {})
                 for shard, begin, end in zip(numbers.tolist(), at[first].tolist(), at[last].tolist(), strict=True):
                     known.setdefault(shard, [begin, end])[1] = end
+
         needed = {}
         for number, known in spans.items():
             sizes, indexes = leaves[number].index.file_sizes(np.array([*known], np.int64))
             indexes = np.ceil(indexes * (1 + per_index.get(number, 0.0))).astype(np.int64)
             begins, ends = np.array([*known.values()], np.int64).T
             starts = [np.maximum(0, begins - before) for before in (self._made, self._ahead)]
+
             at, back = np.unique(np.concatenate([*starts, ends + 1, ends + 1]), return_inverse=True)
             changes = np.zeros(len(at), np.int64)
             np.add.at(changes, back, np.concatenate([sizes, indexes, -sizes, -indexes]))

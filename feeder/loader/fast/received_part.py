@@ -79,11 +79,13 @@ class PartReceiver:
         report_bytes, sizes = message.get("report"), message.get("sizes")
         if type(report_bytes) is not int or not 0 <= report_bytes <= _MOST_REPORT_BYTES:
             return None
+
         report = memoryview(bytearray(report_bytes))
         if "places" in message:
             return [report], []
         if not isinstance(sizes, list) or not self._fit(view, sizes):
             return None
+
         arrays = []
         for target, size_bytes in zip(self._targets(view), sizes, strict=True):
             kept = self._scratch.get(size_bytes)
@@ -91,6 +93,7 @@ class PartReceiver:
                 arrays.append(_bytes(target))
             else:
                 arrays.append(kept.pop() if kept else np.empty(size_bytes, np.uint8))
+
         return [report, *map(memoryview, arrays)], arrays  # type: ignore[arg-type]
 
     def received(self, view: SlotView, answer: Frame, arrays: Arrays, memory: npt.NDArray[np.uint8] | None) -> Received:

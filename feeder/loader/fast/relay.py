@@ -26,6 +26,7 @@ from typing import Any
 
 from feeder.errors import ServiceError
 from feeder.loader.fast.asked_part import AskedPart, PartRequest, answer_limit_s
+from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send_message
 from feeder.loader.fast.part_answer import error_from_json
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.received_part import PartReceiver, Received
@@ -36,7 +37,6 @@ from feeder.loader.fast.servers import Servers
 from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.work_json import work_data
-from feeder.loader.fast.worker import Declined, finish_part, make_part, send_message
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import BEAT_S, Frame, Kind
 

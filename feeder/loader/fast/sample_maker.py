@@ -120,6 +120,10 @@ class Work:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, meter=Meter())
 
+    def reseed(self, seed: int) -> None:
+        """Has the augmentation follow from another seed, 0 to 2**64-1."""
+        self.seed, self._runners = seed, {}
+
     @property
     def decoder(self) -> Decoder:
         """The backend, made on first use in each process."""
@@ -216,6 +220,7 @@ class Work:
         """
         samples, report = view.samples, PartReport()
         report.extras = [[None] * len(samples.ids) for extra in self.values if not extra.columns]
+
         recipes = self.recipes_at(view.image_size, epoch)
         runner, left = self._runner(recipes), None
         how = (epoch, view, report, self.meter, beat)
@@ -223,25 +228,29 @@ class Work:
             left = runner.run(*how)
             if left is not None and not left and not self.extras:
                 return report
+
         sinks = self._sinks(recipes, view.images)
         if self.stager is not None and runner is not None:
             assert isinstance(sinks[0], StagedSink)
             left = runner.plan(*how, sinks[0])
+
         part = _Part(epoch, recipes, view, sinks, report, beat)
         rows = np.arange(len(samples.ids)) if left is None else np.array(left, np.int64)
         errors: list[DecodeError | None] = [None] * len(samples.ids)
+
         if self.extras and len(rows) < len(errors):
             self._add_extras(part, np.setdiff1d(np.arange(len(errors)), rows), errors)
         if len(rows):
             made = self._make(part, rows, samples if left is None else samples.part(rows))
             for row, error in zip(rows.tolist(), made, strict=True):
                 errors[row] = error
+
         if any(errors):
             for row, error in enumerate(errors):
                 if error is not None:
                     self._replace(part, row, error)
+
         for number, (sink, of) in enumerate(zip(part.sinks, self.views_of, strict=True)):
-            report.clipped, report.slow = report.clipped + sink.clipped, report.slow + sink.slow
             for place, data in sink.close().items():
                 row, which = divmod(place, of.stop - of.start)
                 report.left_over[number, row, which] = bytes(data)
@@ -358,31 +367,36 @@ class Work:
         """Makes samples for some rows of the part; returns an error or None for each."""
         sink, report, beat, ids = part.sinks[0], part.report, part.beat, samples.ids
         started, already_ns = time.perf_counter_ns(), report.read_ns
+
         # Before the images, which are valid until the reader's next call.
         extras = read_extras(self.extras, self.reader, ids)
         drawing = _Drawing(self, part, self.keys(samples), extras)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
         beat()
+
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         sizes = encoded.sizes
-        errors = _add(sink, encoded, rows, draws)
+        errors = _add(report, sink, encoded, rows, draws)
         if encoded.first_rows is not None:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
                 beat()
                 encoded = self._read(ids[again], report)
-                for row, error in zip(again, _add(sink, encoded, rows[again], _take(draws, again)), strict=True):
+                found = _add(report, sink, encoded, rows[again], _take(draws, again))
+                for row, error in zip(again, found, strict=True):
                     if error is None:
                         warn(_WRONG_ROWS, RuntimeWarning)
                     errors[row] = error
+
         if len(part.sinks) > 1:
             self._add_images(part, rows, drawing, sizes, errors)
         if extras:
             both = zip(self.extras, extras, strict=True)
             values = [each for extra, each in both if not isinstance(extra, FurtherImage)]
             put_extras(self.values, values, part.view, report, rows, draws, errors)
+
         report.decode_ns += time.perf_counter_ns() - started - (report.read_ns - already_ns)
         return [None if e is None else self.reader.at(e, int(i)) for e, i in zip(errors, ids, strict=True)]
 
@@ -430,7 +444,7 @@ class Work:
             unread = encoded.errors
             encoded.errors = [earlier or error for earlier, error in zip(errors, unread, strict=True)]
             draws = image.draw(part.recipes[of], drawing.draws, drawing.keys, encoded.sizes)
-            for row, error in enumerate(_add(sink, encoded, rows, draws)):
+            for row, error in enumerate(_add(part.report, sink, encoded, rows, draws)):
                 if error is not None and errors[row] is None:
                     errors[row] = image.named(error) if unread[row] is None else error
             part.report.encoded_bytes += sum(map(len, encoded.buffers))
@@ -516,7 +530,7 @@ class _Drawing:
     def _boxes(self, recipe: Recipe, sizes: npt.NDArray[np.int32]) -> SampleBoxes | None:
         if not recipe.draws_from_boxes:
             return None
-        from feeder.dataset.targets import boxes_of  # which few loaders need
+        from feeder.dataset.target_values import boxes_of  # which few loaders need
 
         return boxes_of(recipe, self.work.extras, self.extras, sizes)
 
@@ -530,14 +544,18 @@ def _take(views: tuple[Draws, ...], rows: list[int]) -> tuple[Draws, ...]:
 
 
 def _add(
-    sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
+    report: PartReport, sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
 ) -> list[DecodeError | None]:
-    """Gives samples that were read to the sink; returns an error or None for each."""
+    """Gives samples that were read to the sink, and counts them; returns an error or None for each."""
     errors = list(encoded.errors)
-    if not any(errors):
-        return sink.add(rows, encoded, draws)
     good = [row for row, error in enumerate(errors) if error is None]
-    if good:
-        for row, error in zip(good, sink.add(rows[good], encoded.take(good), _take(draws, good)), strict=True):
-            errors[row] = error
+    if not good:
+        return errors
+    if len(good) < len(errors):
+        rows, encoded, draws = rows[good], encoded.take(good), _take(draws, good)
+    result = sink.add(rows, encoded, draws)
+    report.clipped += result.clipped
+    report.slow += result.slow
+    for row, error in zip(good, result.errors, strict=True):
+        errors[row] = error
     return errors

@@ -149,6 +149,7 @@ class ServerLink(Generic[R]):
         """Receives and sends what there is; returns whole answers to parts: request, owner, frame. Whatever is wrong
         ends the link."""
         found: list[tuple[int, R, Frame]] = []
+
         if not self._is_connected and events & (select.POLLOUT | select.POLLERR | select.POLLHUP):
             code = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -156,6 +157,7 @@ class ServerLink(Generic[R]):
                 return []
             self._is_connected = True
             self.heard_s = time.monotonic()
+
         try:
             if events & ~select.POLLOUT and self._is_connected:
                 receiver = self._receiver
@@ -173,6 +175,7 @@ class ServerLink(Generic[R]):
             self.lost = self.lost or f"answered what is none of the protocol: {error}"
         except OSError as error:
             self.lost = self.lost or f"is gone: {error}"
+
         self.flush()
         return found
 

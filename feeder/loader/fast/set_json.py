@@ -19,7 +19,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
-from feeder.shard.cache.mirror import CacheMirror
+from feeder.shard.cache.cache_mirror import CacheMirror
 
 __all__ = ["SIZED_FILES", "Here", "SetPlace", "leaves", "set_from_json", "set_to_json"]
 
@@ -108,6 +108,7 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
     """
     if not isinstance(value, dict) or depth > _DEEPEST:
         raise ArgumentError("this is no set")
+
     kind, of = value.get("kind"), value.get("of")
     if kind == "subset":
         whole = set_from_json(of, here, members, depth + 1)
@@ -117,6 +118,7 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
             raise ArgumentError("these are no sets")
         readers = [set_from_json(each, here, members, depth + 1) for each in of]
         return JoinedReader(readers, own_index=value.get("own_index") is True)
+
     path, exif, version, image_field = (value.get(name) for name in ("path", "exif", "version", "image_field"))
     if kind not in ("shards", "folder") or not isinstance(path, str) or type(exif) is not bool or "\0" in path:
         raise ArgumentError("this is no set")
@@ -124,6 +126,7 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
         raise ArgumentError("this is no version of a set")
     if image_field is not None and (not isinstance(image_field, str) or "\0" in image_field):
         raise ArgumentError("this is no image field")
+
     reader = here.open_set(SetPlace(path, kind == "folder", exif, version, image_field, members))
     if _fingerprint(reader) != value.get("fingerprint"):
         raise ArgumentError(f"{path}: the set here is not the client's: its samples, their sizes or their order differ")

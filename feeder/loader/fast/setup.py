@@ -10,21 +10,22 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
-from feeder.dataset.targets import in_padded_batches
-from feeder.decoders.decoder import Decoder, TrainerDecoder
+from feeder.dataset.target_values import in_padded_batches
+from feeder.decoders.decoder import Decoder
 from feeder.decoders.device.fused import split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
+from feeder.loader.fast.bucket_table_file import shared_table
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
-from feeder.loader.fast.table_file import shared_table
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
@@ -49,6 +50,7 @@ def make_work(
     """
     target, collate_fn, recipe = options.device.target, fixed.collate_fn, source.recipe
     largest = sizes.largest()
+
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
     # all that a service makes.
     in_workers = collate_fn is not None or ((sizes.varies or fixed.service is not None) and fixed.backend == "auto")
@@ -62,6 +64,7 @@ def make_work(
         gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
         hw_decoder_load=fixed.hw_decoder_load,
     )
+
     _check_sizes(fixed, options, sizes)
     ragged = next((extra.name for extra in source.extras if extra.is_ragged), None)
     if options.device.put is not None and collate_fn is None and ragged is not None:
@@ -69,22 +72,25 @@ def make_work(
             f"static_buffers=True keeps tensors of one shape at their addresses, and each sample has {ragged!r} of "
             "another: leave one of them out, or give a collate_fn that pads to one shape"
         )
+
     skip = fixed.on_error == "skip"
     what = (
         source.reader,
         recipe,
         decoder.name,
         source.extras if fixed.pad is None else in_padded_batches(source.extras),
-        fixed.seed or 0,
+        sizes.seed,
         skip,
         options.worker_threads,
         fixed.fidelity,
     )
+
     if collate_fn is not None:
         _check_collating(fixed, decoder)
         collated = CollatedWork(*what, collate_fn=collate_fn)
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
+
     table = sizes.table()
     if table is not None and current_ranks(options.ranks)[1] > 1:
         table = shared_table(table)
@@ -182,8 +188,10 @@ def make_engine(
     if context is None and (init is not None or not _travels(work)):
         context = _torchs_context(work)
     assert options.hang_timeout_s is not None
+
     workers = 0 if service is not None and service.only else options.num_workers
     pool = PoolOptions(workers, options.hang_timeout_s, context, init, service, worker_cpus(options))
+
     held, guard = HELD_BATCHES, None
     if decodes_here:
         # One more is started ahead. On a GPU, DALI keeps it until the next but one is submitted, but copies it to
@@ -194,12 +202,14 @@ def make_engine(
     else:
         held += options.device.ahead if options.device.target is not None else 0
         guard = slot_guard(options.device)
+
     # Where the caller sets neither, batches are bounded by what workers need.
     is_given = options.prefetch_is_given or options.memory_limit_bytes is not None
     limit = options.memory_limit_bytes
     ahead = options.ahead
     if service is not None:  # free slots are the credit of servers
         ahead = (options.prefetch_factor or _PREFETCH) * (workers + _SERVICE_WORKERS)
+
     persistent = options.persistent_workers or service is not None  # a relay has to find its servers anew
     return Engine(work, EngineOptions(ahead, is_given, persistent, limit, pool, held, guard))
 

@@ -96,6 +96,7 @@ class Board:
         self.meters = workers if meters is None else meters
         self.evicted: set[int] = set()
         self._patience_s = patience_s
+
         words = _HEADER + capacity * (_PART_WORDS + 2) + workers * _WORKER_WORDS + self.meters * METER_WORDS
         if descriptors is None:
             self.region = Region(8 * words)
@@ -104,10 +105,12 @@ class Board:
         else:
             self.region = Region(8 * words, descriptors[0])
             self.event, self.sent = descriptors[1:]
+
         self._pid = os.getpid()
         numbers = self.region.array(np.int64, (words,))
         each: Any = memoryview(numbers)  # type: ignore[arg-type]  # an access takes a third of numpy's time
         self._header = each[:_HEADER]
+
         at = _HEADER
         self._parts = each[at : at + capacity * _PART_WORDS]
         at += capacity * _PART_WORDS
@@ -117,6 +120,7 @@ class Board:
         self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
         at += workers * _WORKER_WORDS
         self._stages = numbers[at:].reshape(self.meters, METER_WORDS)
+
         if descriptors is None:
             self._workers[:, _PART] = _NONE
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from feeder.decoders.decoder import LeftToCpu, Padding, StagedView
 from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import DecodeError
 from feeder.loader.fast.batches import Decoded, Finished
 from feeder.loader.fast.sample_maker import Work
@@ -25,8 +25,9 @@ from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 
 if TYPE_CHECKING:
-    from feeder._gpu import Mix
-    from feeder.decoders.decoder import Buffer, TrainerDecoder
+    from feeder.decoders.decoder import Buffer
+    from feeder.decoders.gpu import Mix
+    from feeder.decoders.staged.trainer_decoder import TrainerDecoder
     from feeder.transforms import Recipe
     from feeder.transforms.mixing import Mixing
     from feeder.transforms.pad_to_batch import PadToBatch
@@ -155,12 +156,14 @@ class DecodeFeed:
     def _decode(self, finished: Finished, waiting: _Waiting) -> Decoded | BaseException:
         work = self._work
         recipes = _recipes(work, finished)[: len(work.recipe.views)]
+
         made = finished.made()
         mixings = self._mixing(finished, [size for recipe in recipes if (size := recipe.output_size) is not None])
         recipe = recipes[0]
         # A bad view has all views of its sample replaced, before any is mixed.
         fused = mixings is not None and len(work.recipe.views) == 1 and recipe.output_dtype != "uint8"
         mix = mixing_partner(mixings[0], len(made.ids), self._decoder.device) if mixings is not None and fused else None
+
         images, errors = self._finish(waiting, finished, made, mix)
         finished.let_go()
         batch = Decoded(
@@ -173,6 +176,7 @@ class DecodeFeed:
             slow=finished.slow,
             images=images,
         )
+
         for row, error in enumerate(errors):
             if isinstance(error, LeftToCpu):
                 error, substitutions = self._make(_on_cpu(work), batch, row, made.part(slice(row, row + 1)))
@@ -182,6 +186,7 @@ class DecodeFeed:
                 failed = self._replace(batch, row, named) if work.skip else named
                 if failed is not None:
                     return failed
+
         if mixings is not None and (any(errors) or not fused):
             batch.images = [mixing.apply(view) for mixing, view in zip(mixings, batch.images, strict=True)]
         return batch
@@ -245,6 +250,7 @@ class DecodeFeed:
             report = work.run(batch.epoch, view)
         except DecodeError as error:
             return error, []
+
         i = sample.ids.copy()
         for found in report.substitutions:
             i[0] = found.substitute
@@ -253,10 +259,12 @@ class DecodeFeed:
             for number, (memory, of) in enumerate(zip(view.images, work.views_of, strict=True))
         ]
         made = Samples.of(sample.positions, i) if report.substitutions else sample
+
         images, errors = self._finish(_Waiting(batch, staged), batch, made)
         if isinstance(errors[0], LeftToCpu):
             verdict, further = self._make(_on_cpu(work), batch, row, made)
             return verdict, report.substitutions + further
+
         if errors[0] is None:
             for whole, image in zip(batch.images, images, strict=True):
                 whole[row] = image[0]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feeder.dataset.extras_json import extras_from_json, extras_to_json
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import targets_in
+from feeder.dataset.target_values import targets_in
 from feeder.decoders.decoder import FIDELITIES
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.errors import ArgumentError

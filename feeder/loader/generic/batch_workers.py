@@ -14,10 +14,10 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import WorkerError
 from feeder.loader.generic.batch_slots import BatchSlots
+from feeder.loader.generic.generic_worker import BatchResult, BatchTask, Job
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import Pending, PendingBatches
-from feeder.loader.generic.position import worker_key
-from feeder.loader.generic.worker import Job, Result, Task
+from feeder.loader.generic.torchdata_state import worker_key
 from feeder.loader.generic.worker_processes import Message, Processes
 from feeder.loader.slots.batch_message import unpack
 
@@ -83,7 +83,7 @@ class BatchWorkers:
             pending.index = None
         for number, worker in enumerate(self.processes.workers):
             worker.has_begun = False
-            self.processes.tell(number, Task(begin=(shared_seed,)))
+            self.processes.tell(number, BatchTask(begin=(shared_seed,)))
         self.await_beginnings(check)
         for pending in self.pending.by_number.values():
             pending.drop_slot()
@@ -145,7 +145,7 @@ class BatchWorkers:
 
     def _ask(self, number: int, pending: Pending) -> None:
         pending.was_made = False
-        task = Task(number, pending.index, pending.slot, pending.snapshot)
+        task = BatchTask(number, pending.index, pending.slot, pending.snapshot)
         self.processes.tell(pending.worker, task, pending.slots)
 
     def _await_beginning(self, number: int, check: Callable[[], object]) -> None:
@@ -161,7 +161,7 @@ class BatchWorkers:
         try:
             with contextlib.ExitStack() as fetched:
                 fetching = functools.partial(self.processes.fetching_from, message.worker)
-                result: Result = unpack(data, memory, lambda: fetched.enter_context(fetching()))
+                result: BatchResult = unpack(data, memory, lambda: fetched.enter_context(fetching()))
         except (OSError, EOFError):
             # Tensors outside of slots are fetched from the worker, as torch does it: lost, if it is dead by now.
             if not self.processes.is_ending(message.worker):
@@ -187,8 +187,10 @@ class BatchWorkers:
             cause = self.processes.cause(number)
         except WorkerError as error:
             self._give_up(str(error))
+
         if worker.beginning is not None and worker.beginning.state is not None:  # else the next one will fail likewise
             worker.take_beginning()
+
         lost = self.pending.lost_with(number)
         # It died at the first batch that it had not made.
         first = next((p for n in lost if not (p := self.pending.by_number[n]).was_made), None)
@@ -196,6 +198,7 @@ class BatchWorkers:
             first.failures += worker.has_begun
         has_begun = worker.state is not None  # in any epoch, or the worker that it replaced had
         worker.failed_starts += not worker.has_begun
+
         advice = self.processes.failed_start(number)
         if (
             (self._is_iterable and has_begun)
@@ -207,6 +210,7 @@ class BatchWorkers:
             what = f"; at work on the samples {_short(first.index)}" if first is not None and has_ids else ""
             what += "" if advice is None else f"; {advice}"
             self._give_up(cause + what)
+
         self._replacements.append({"worker": number, "pid": worker.process.pid(), "cause": cause})
         try:
             successor = self.processes.launch(number, self._job(number, worker.state))
@@ -214,9 +218,11 @@ class BatchWorkers:
             self.close()
             self.failure = _DeadWorkerError(f"{cause}; none could be started in its place")
             raise
+
         self._await_beginning(number, check)
         if self.processes.workers[number] is not successor:
             return  # it died as well, and the one after it has been asked
+
         for n in lost:
             self._ask(n, self.pending.by_number[n])
 

@@ -27,19 +27,19 @@ from feeder.loader.collate_errors import raise_explained
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.generic.batch_workers import BatchWorkers
+from feeder.loader.generic.generic_worker import Job
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import Pending, PendingBatches
-from feeder.loader.generic.position import (
+from feeder.loader.generic.resumable_samplers import IndexIterator
+from feeder.loader.generic.single_process import begin_torchs
+from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
+from feeder.loader.generic.torchdata_state import (
     GenericProgress,
     check_same_skip,
     counts_off,
     fitting_states,
     with_workers,
 )
-from feeder.loader.generic.resumable_samplers import IndexIterator
-from feeder.loader.generic.single_process import begin_torchs
-from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
-from feeder.loader.generic.worker import Job
 from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
@@ -76,23 +76,29 @@ class WorkersIterator(_BaseDataLoaderIter):
         self.delivers = True
         self.view: LiveView | None = None
         self._use = IteratorLock()
+
         begin_torchs(self, loader, base_seed)
         self._prefetch_factor: int = options.prefetch_factor or 0
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0")
+
         self._in_order = loader.in_order
         self._interval = options.snapshot_every_n_steps or 0
         if order is not None and not is_stateful(loader.dataset):
             self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
+
         context = options.multiprocessing_context or torch.multiprocessing
         self._processes = Processes(context, options.hang_timeout_s)
         init_fn = loader.worker_init_fn
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+
         self.progress = GenericProgress()
         self._pending = PendingBatches(loader.in_order)
+
         if state is not None and "_snapshot" not in state:
             state = with_workers(state, self._num_workers)
+
         snapshot = None if state is None else state["_snapshot"]
         first_states: dict[str, Any] = {}
         if snapshot is not None:
@@ -101,6 +107,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             main = snapshot["_main_snapshot"]
             self._base_seed = main.get("_base_seed", self._base_seed)
             self._shared_seed = main.get("_shared_seed", self._shared_seed)
+
         job = Job(
             self._dataset_kind,
             self._dataset,
@@ -115,11 +122,13 @@ class WorkersIterator(_BaseDataLoaderIter):
             None,
             None if order is None else order.seeding,
         )
+
         ahead = self._prefetch_factor * self._num_workers
         slots = BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device))
         self._batches = BatchWorkers(
             self._processes, job, first_states, self._pending, slots, self.meters, replacements
         )
+
         try:
             self._batches.start()
             self._begin(None if snapshot is None else snapshot["_main_snapshot"])

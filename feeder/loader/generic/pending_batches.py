@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.loader.generic.worker import Result
+from feeder.loader.generic.generic_worker import BatchResult
 from feeder.loader.slots.slots import Slots
 
 __all__ = ["Pending", "PendingBatches"]
@@ -37,7 +37,7 @@ class Pending:
     snapshot: bool
     slots: Slots | None = None
     slot: int | None = None
-    result: Result | None = None
+    result: BatchResult | None = None
     is_wanted: bool = True
     was_made: bool = False
     failures: int = 0
@@ -112,7 +112,7 @@ class PendingBatches:
         pending = self.by_number.get(number)
         return pending is not None and pending.result is None
 
-    def arrive(self, number: int, result: Result) -> None:
+    def arrive(self, number: int, result: BatchResult) -> None:
         """Notes a batch's result; it needs its slot no more."""
         pending = self.by_number.get(number)
         if pending is not None:

@@ -15,16 +15,16 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
-from feeder.loader.generic.position import sampler_place
 from feeder.loader.generic.split_order import SplitEpoch
+from feeder.loader.generic.torchdata_state import sampler_place
 from feeder.loader.left_out import Kept
+from feeder.loader.random_state import draw_seed
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
 
 __all__ = [
     "IndexIterator",
     "ResumableRandomSampler",
     "SeedChain",
-    "draw_seed",
     "make_resumable",
 ]
 
@@ -149,11 +149,6 @@ class _DrawnAtOnce(_ResumableIterator):
             if is_given and own is None:  # another run drew these numbers, or none does
                 generator.set_state(before)
         return self._indices
-
-
-def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Draws a seed from torch's random state or a generator, as torch draws those of samplers and workers."""
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
 
 
 _RESUMABLE: dict[type, type] = {

@@ -12,11 +12,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _Sing
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
 from feeder.loader.collate_errors import given_collate, raise_explained
+from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
-from feeder.loader.generic.position import without_workers
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
-from feeder.loader.generic.worker import never_ending, worker_state
+from feeder.loader.generic.torchdata_state import without_workers
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.stateful import load_if_stateful
 
@@ -47,14 +47,19 @@ class HereIterator(_SingleProcessDataLoaderIter):
         self.meters = meters
         self.delivers = True
         self.view: LiveView | None = None
+
         # As torch's own constructor, with the dataset's state loaded in between.
         begin_torchs(self, loader, base_seed)
+
         if self._timeout != 0 or self._num_workers != 0:
             raise AssertionError("without workers, timeout must be 0")
+
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+
         if state is not None:
             load_if_stateful(self._dataset, state["dataset_state"])
+
         self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             self._dataset if order is None else order.seeding.samples(self._dataset),
@@ -62,9 +67,11 @@ class HereIterator(_SingleProcessDataLoaderIter):
             never_ending(self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn),
             self._drop_last,
         )
+
         self.finished = False
         self._indices = IndexIterator(self._index_sampler)
         self._sampler_iter: Any = self._indices
+
         if state is not None:
             self._load(state)
         if self.split_epoch is not None:

@@ -2,12 +2,13 @@
 
 Note [Order on the generic path]
     The loader's samplers show the order of the whole job, and torch's iterators take a :class:`SplitOrder` in their
-    place. Each index that it gives is a :class:`Batch`, which carries epoch and position to the worker, so that
+    place. Each index that it gives is a :class:`SeededBatch`, which carries epoch and position to the worker, so that
     augmentation there follows from the seed as well.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.left_out import EpochGaps, skipped_indices
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
+from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
 from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.workers.seeding import seeded
@@ -28,10 +30,10 @@ from feeder.order.shard_sizes import ShardSizes
 from feeder.order.skip import Skip
 from feeder.order.split import Split, ordered_batches
 
-__all__ = ["Batch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
+__all__ = ["SeededBatch", "Seeding", "SplitEpoch", "SplitOrder", "order_of"]
 
 
-class Batch(list[int]):
+class SeededBatch(list[int]):
     """The sample ids of a batch, or of a single sample.
 
     Attributes:
@@ -63,20 +65,20 @@ class Seeding:
 
 @dataclass
 class _SeededSamples:
-    """Samples by :class:`Batch`. Those of a feeder dataset are drawn as on the fast path. Before the user's own code
-    makes them, the generators of Python, numpy and torch are seeded for the batch."""
+    """Samples by :class:`SeededBatch`. Those of a feeder dataset are drawn as on the fast path. Before the user's own
+    code makes them, the generators of Python, numpy and torch are seeded for the batch."""
 
     dataset: Any
     source: Any
     seed: int
 
-    def __getitem__(self, batch: Batch) -> Any:
+    def __getitem__(self, batch: SeededBatch) -> Any:
         if self.source is not None:
             return self.__getitems__(batch)[0]
         with seeded(self.seed, batch.epoch, batch.position):
             return self.dataset[batch[0]]
 
-    def __getitems__(self, batch: Batch) -> list[Any]:
+    def __getitems__(self, batch: SeededBatch) -> list[Any]:
         if self.source is not None:
             return drawn_samples(self.source, self.seed, batch.epoch, batch)
         with seeded(self.seed, batch.epoch, batch.position):
@@ -112,13 +114,14 @@ class SplitOrder:
 
     Args:
         dataset: A feeder dataset, see :func:`feeder.dataset.subset.is_feeders`.
-        order: Its order. The number of samples is asked of the dataset again for each epoch.
+        order: Its order, but for its seed. The number of samples is asked of the dataset again for each epoch.
         shuffle: The way to shuffle as the caller gave it.
         follows_state: See :class:`feeder.loader.options.FixedOptions`.
         batch_size: Samples in a batch; None: single samples.
         drop_last: Leave out a last step that can't fill every rank's batch.
         ranks: (rank, world size) where they are given; None: those of the job.
         skip: What epochs leave out; None: nothing.
+        seed: The loader's seed.
 
     Attributes:
         skip: The same, from the next epoch on.
@@ -136,11 +139,12 @@ class SplitOrder:
         drop_last: bool,
         ranks: tuple[int, int] | None,
         skip: Skip | None,
+        seed: RunSeed,
     ) -> None:
         self._dataset, self._order, self._shuffle, self._given = dataset, order, shuffle, ranks
         self._follows_state = follows_state
         self._batch_size, self._drop_last = batch_size or 1, drop_last
-        self.seeding = Seeding(order.seed, goes_by_shard(order.shuffle))
+        self._seed, self._stored_order = seed, goes_by_shard(order.shuffle)
         self.skip = skip
         self._gaps = EpochGaps()
         self.padded: list[int] = []
@@ -166,24 +170,31 @@ class SplitOrder:
         """The epoch of the next iterator."""
         return self._next if self.fixed_epoch is None else self.fixed_epoch
 
+    @property
+    def seeding(self) -> Seeding:
+        """The way that samples are made. The first use may wait for rank 0's seed."""
+        return Seeding(self._seed.value(), self._stored_order)
+
     def split(self, epoch: int, start: int) -> Split:
         """Returns this rank's part of an epoch, from a position on."""
         rank, world_size = current_ranks(self._given)
-        gaps = self._gaps.of(
-            self.skip,
-            self.order(),
-            epoch,
-            lambda: skipped_indices(self.skip, self._dataset, stored_order=self.seeding.stored_order),
-        )
+        gaps = None
+        if self.skip:
+            ids = functools.partial(skipped_indices, self.skip, self._dataset, stored_order=self._stored_order)
+            gaps = self._gaps.of(self.skip, self.order(), epoch, ids)
         return Split(len(self._dataset), self._batch_size, rank, world_size, self._drop_last, start, gaps)
 
     def order(self) -> Order:
-        """Returns the order of the dataset as it is now."""
+        """Returns the order of the dataset as it is now. The first use may wait for rank 0's seed."""
         size = len(self._dataset)
         if size != self._order.samples:
             if len(self._order.shard_sizes):
                 raise ArgumentError("the samples of the dataset were changed after the loader was made; make another")
             self._order = Order(size, self._order.seed, self._order.shuffle)
+        return self._seeded()
+
+    def _seeded(self) -> Order:
+        self._order = self._order.with_seed(self._seed.value())
         return self._order
 
     def set_epoch(self, epoch: int) -> None:
@@ -225,7 +236,7 @@ class SplitOrder:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what states have to agree in."""
-        return self._identity(self._order)
+        return self._identity(self._seeded())
 
     def _identity(self, order: Order) -> dict[str, Any]:
         if self._fingerprint is None:
@@ -240,9 +251,11 @@ class SplitOrder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on with the order of a state, and refuses one of another dataset, seed or order."""
+        seed = self._seed.of_state(state)
         order = resumed_order(self._order, self._shuffle, state, self._reordered if self._follows_state else None)
+        order = order.with_seed(seed)
         check_identity(state, self._identity(order))
-        self._order = order
+        self._order, self._seed.known = order, seed
 
 
 class SplitEpoch:
@@ -264,10 +277,10 @@ class SplitEpoch:
     def __iter__(self) -> SplitEpoch:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> SeededBatch:
         self.begun()
         positions, ids = next(self._batches)
-        batch = Batch(ids.tolist())
+        batch = SeededBatch(ids.tolist())
         batch.epoch, batch.position = self.epoch, int(positions[0])
         self._steps += 1
         return batch

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch._utils import ExceptionWrapper
 
+from feeder.loader.generic.generic_worker import HEAD, BatchResult, BatchTask, Job, encode_task, worker_main
 from feeder.loader.generic.meters import Spent
-from feeder.loader.generic.worker import HEAD, Job, Result, Task, encode_task, worker_main
 from feeder.loader.slots.slots import Slots
 from feeder.loader.workers.process import InContext
 from feeder.loader.workers.supervisor import Supervisor, Worker
@@ -38,7 +38,7 @@ class GenericWorker(Worker):
     """
 
     is_active: bool = True
-    beginning: Result | None = None
+    beginning: BatchResult | None = None
     has_begun: bool = False
     state: dict[str, Any] | None = None
     slots: Slots | None = None
@@ -60,7 +60,7 @@ class Message:
 
     Attributes:
         worker: The worker's number.
-        data: The pickled :class:`Result`.
+        data: The pickled :class:`BatchResult`.
         batch: Number of the batch; -1 for none.
         used: Bytes of its slot that it takes.
         wanted: Bytes that it would take of a slot that is large enough.
@@ -96,7 +96,7 @@ class Processes(Supervisor[GenericWorker]):
             worker.failed_starts = before.failed_starts
         return worker
 
-    def tell(self, number: int, task: Task, slots: Slots | None = None) -> None:
+    def tell(self, number: int, task: BatchTask, slots: Slots | None = None) -> None:
         """Sends a task, and the slots that it needs if the worker doesn't have them yet."""
         worker = self.workers[number]
         if not worker.owed:

@@ -102,21 +102,20 @@ class Meter:
                 self.add(stage, time_ns)
         self._numbers[_AT[stage] + _BYTES] += size_bytes
 
-    def add_images(self, time_ns: int, images: int, size_bytes: int, decoder: Any) -> None:
+    def add_images(self, time_ns: int, images: int, size_bytes: int, spent_ns: npt.NDArray[np.int64] | None) -> None:
         """Adds a call of a decoder, image by image if the decoder times each.
 
         Args:
             time_ns: Time of the call.
             images: Number of images.
             size_bytes: Bytes of the pixels.
-            decoder: See :class:`feeder.decoders.decoder.Decoder`.
+            spent_ns: int64 [N, 3], see :class:`feeder.decoders.decoder.DecodeResult`.
         """
         if not images:
             return
-        spent = decoder.spent_ns
-        if spent is None:
-            spent = np.zeros((images, 3), np.int64)
-            spent[:, 0] = max(1, time_ns // images)
-        last = int(np.flatnonzero(spent.any(axis=0))[-1]) if spent.any() else 0  # the stage that has the pixels
+        if spent_ns is None:
+            spent_ns = np.zeros((images, 3), np.int64)
+            spent_ns[:, 0] = max(1, time_ns // images)
+        last = int(np.flatnonzero(spent_ns.any(axis=0))[-1]) if spent_ns.any() else 0  # the stage that has the pixels
         for column, stage in enumerate(("decode", "transform", "write")):
-            self.add_each(stage, spent[:, column], size_bytes if column == last else 0)
+            self.add_each(stage, spent_ns[:, column], size_bytes if column == last else 0)

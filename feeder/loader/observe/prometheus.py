@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.loader.observe.metrics_server import HttpServer
-from feeder.loader.observe.remote import REMOTE_COUNTS
+from feeder.loader.observe.remote_counts import REMOTE_COUNTS
 from feeder.loader.observe.stats import stage_histograms
 
 __all__ = ["Metrics"]

@@ -110,9 +110,11 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
     elapsed = counts.get("elapsed_ns", 0)
     if not elapsed:
         return {"waited_share": 0.0, "busy_share": 0.0, "bottleneck": None}
+
     busy_ns = meters.get("busy_ns", 0)
     waited_ns = counts.get("waited_ns", 0) if workers else busy_ns
     waited, busy = min(1.0, waited_ns / elapsed), min(1.0, busy_ns / (elapsed * max(1, workers)))
+
     if meters.get("trainer_decode_ns", 0) / elapsed >= max(_NOTICEABLE, waited):
         bottleneck = "decode"
     elif waited < _NOTICEABLE:
@@ -121,4 +123,5 @@ def verdict(counts: Mapping[str, int], meters: Mapping[str, int], workers: int) 
         bottleneck = "workers"
     else:
         bottleneck = max(_MAKING, key=lambda name: meters.get(f"{name}_ns", 0))
+
     return {"waited_share": waited, "busy_share": busy, "bottleneck": bottleneck}

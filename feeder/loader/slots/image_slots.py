@@ -239,6 +239,7 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
     fit = limit // layout.slot_bytes
     if limit_bytes is None:  # the ring is allocated at once, and workers, decoding and the caller need memory, too
         fit = min(fit, max(2, available // 2 // layout.slot_bytes))
+
     if fit < 2:
         source = "memory_limit_bytes" if limit_bytes is not None and limit_bytes <= available else "available memory"
         shape, dtype = layout.images[0].shape, layout.images[0].dtype
@@ -252,6 +253,7 @@ def plan_slots(layout: Layout, ahead: int, held: int, limit_bytes: int | None) -
             f"two batches of {layout.batch_size} {what} take {2 * layout.slot_bytes} bytes, {source} is {limit}: "
             f"{smaller}, or raise memory_limit_bytes"
         )
+
     slots = min(fit, ahead + held)
     return slots, max(1, min(ahead, slots - 1))
 

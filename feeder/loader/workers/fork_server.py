@@ -223,19 +223,24 @@ def serve(descriptor: int, worker_main: Callable[[socket.socket], object]) -> No
         worker_main: The workers' main function.
     """
     parent = os.getppid()
+
     # Ctrl-C goes to every process of the terminal's group: the trainer decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=descriptor)
     os.set_inheritable(descriptor, False)
+
     gc.freeze()  # or a worker's first collection would copy the pages of all that was imported
     gc.enable()
+
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+
     children: dict[int, int] = {}
     poll = select.poll()
     poll.register(control, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
+
     while True:
         ready = dict(poll.poll(_PARENT_CHECK_MS))
         if os.getppid() != parent:
@@ -247,6 +252,7 @@ def serve(descriptor: int, worker_main: Callable[[socket.socket], object]) -> No
             break
         if control.fileno() in ready and not _obey(control, children, [wake_read, wake_write], worker_main):
             break
+
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -266,18 +272,21 @@ def _obey(
         return False
     if not message:
         return False
+
     command, number = message.decode().split()
     if command == "kill":
         for pid, child in children.items():
             if child == int(number):
                 os.kill(pid, signal.SIGKILL)
         return True
+
     pid = os.fork()
     if pid == 0:
         _become_worker(control, received[0], received[1], descriptors, worker_main)
     for descriptor in received:
         os.close(descriptor)
     children[pid] = int(number)
+
     try:
         control.send(f"started {number} {pid}".encode())
     except OSError:
@@ -312,16 +321,19 @@ def _become_worker(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != server:
             os._exit(0)
+
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
         for descriptor in descriptors:
             os.close(descriptor)
+
         with open(environ, "rb") as file:
             found = json.load(file)
         for name in os.environ.keys() - found.keys():
             del os.environ[name]
         os.environ.update(found)
+
         worker_main(socket.socket(fileno=connection))
         code = 0
     except BaseException:

@@ -9,7 +9,7 @@ import shutil
 from typing import NamedTuple
 
 from feeder.errors import ArgumentError
-from feeder.shard.cache.files import CacheFiles
+from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.link import lock_idle_mirror, lock_mirror
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import Record, record_path

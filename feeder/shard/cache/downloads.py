@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
+from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import Block, CachedFile
-from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
@@ -146,6 +146,7 @@ class Downloads:
             FeederError: if they can't be had.
         """
         wait = wait or Wait()
+
         with self._lock:
             if wait.error is not None:  # given up already
                 raise wait.error
@@ -154,12 +155,14 @@ class Downloads:
                 wait.left += 1
             if not wait.left:
                 return
+
         if not wait.done.wait(min(timeout_s + GRACE_S, threading.TIMEOUT_MAX)):
             self.give_up([wait])
             raise StoreError(
                 f"{self._shown(ranges[0][0])}: what is needed of it did not come in whole for {timeout_s:g} s: check "
                 "the network and the store, or give a longer timeout="
             )
+
         if wait.error is not None:
             raise wait.error
 
@@ -325,12 +328,14 @@ class Downloads:
         """Gets blocks and writes those that are right; returns the others."""
         file, contents, found = download.file, download.file.contents, list[int]()
         assert contents is not None
+
         begin, stop = file.block_range(first, end)
         with self._lock:
             self.counts.requests += 1
         pieces = self._store.pieces(
             file.name, begin, stop, contents.etag or None, is_wanted=lambda: not download.is_given_up
         )
+
         for blocks in _in_blocks(pieces, stop - begin):
             wrong = file.wrong_blocks(first, blocks)
             right = [number for number in range(first, first + len(blocks)) if number not in wrong]
@@ -339,6 +344,7 @@ class Downloads:
                 data = [view for block in blocks[start - first : after - first] for view in block]
                 written += self._write(file, start, data)
                 right_bytes += sum(map(len, data))
+
             now = time.monotonic()
             with self._lock:
                 self.counts.hedged_bytes += right_bytes - written
@@ -351,12 +357,14 @@ class Downloads:
                     self._times.append(now - download.moved)
                 download.moved = now
                 self._tell(file, right)
+
             found += wrong
             first += len(blocks)
             if not file.record.missing(first, end):  # or its twin was faster
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")
+
         begin = file.block_range(first, end)[0]
         raise StoreError(f"{self._shown(file)}: expected bytes {begin:,} to {stop:,}, got none")
 

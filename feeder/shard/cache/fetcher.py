@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from feeder.errors import FeederError, NotFoundError, StoreError
+from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile
 from feeder.shard.cache.contents import SetContents
 from feeder.shard.cache.downloads import Downloads, Wait
-from feeder.shard.cache.files import CacheFiles
 from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plan, Plans
@@ -259,9 +259,11 @@ class Fetcher:
     def _answer(self, client: _Client, message: dict[str, Any]) -> dict[str, Any] | None:
         """Does what a message asks for; returns None for one without an answer."""
         self._hits += message.get("hits", 0)
+
         if client.leased and "need" not in message:  # it has opened what it asked for
             with self.files.lock:
                 self._lease(client, set())
+
         if "need" in message:
             started = time.monotonic_ns()
             with self.files.lock:
@@ -272,6 +274,7 @@ class Fetcher:
             self._waits += 1
             self._waited_ns += time.monotonic_ns() - started
             return {}
+
         if "plan" in message:
             return self._extend(client, **message["plan"])
         if "begin" in message:
@@ -282,6 +285,7 @@ class Fetcher:
             with self.files.lock:
                 self._end_plan(client)
             return {}
+
         if "refresh" in message:
             self.contents.forget()
             self.files.begin_job()
@@ -290,12 +294,14 @@ class Fetcher:
                 with contextlib.suppress(NotFoundError):
                     self._file(name)
             return {}
+
         if "stats" in message:
             return self.stats()
         if "hello" in message:
             return self._greet(client, **message["hello"])
         if "leave" in message:
             return self._leave()
+
         return None
 
     def _greet(self, client: _Client, cache_bytes: int | None, timeout_s: float, identity: str) -> dict[str, Any]:
@@ -306,8 +312,8 @@ class Fetcher:
                 if not answer["ended"]:
                     raise StoreError(
                         f"{self.store.url}: another job on this machine reads this set by other credentials or options "
-                        f"(variables of the environment, allow_http), through the same cache, {self.folder}: name "
-                        "another cache_dir, or wait until that job has ended"
+                        "(variables of the environment, allow_http, allow_private), through the same cache, "
+                        f"{self.folder}: name another cache_dir, or wait until that job has ended"
                     )
                 return answer
             client.options = cache_bytes, timeout_s
@@ -384,11 +390,16 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
     Args:
         folder: The mirror's folder.
         lock: Descriptor of its lock, which this process has been given.
-        options: See :class:`feeder.shard.cache.mirror.FetchOptions`.
+        options: See :class:`feeder.shard.cache.cache_mirror.FetchOptions`.
     """
 
     def opened() -> tuple[Store, Callable[[Fetcher], SetContents]]:
-        store = open_store(options["url"], allow_http=options["allow_http"], timeout=options["timeout_s"])
+        store = open_store(
+            options["url"],
+            allow_http=options["allow_http"],
+            timeout=options["timeout_s"],
+            allow_private=options["allow_private"],
+        )
         return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher, fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)
@@ -418,14 +429,17 @@ def become_fetcher(
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)  # for people
         threading.stack_size(_STACK_BYTES)
         _raise_file_limit()
+
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
+
         try:
             store, contents = opened()
             fetcher: Any = Fetcher(folder, store, contents, options["cache_bytes"], options["identity"])
         except FeederError as error:
             fetcher = error  # told to whoever asks first
+
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(socket_address(place))
             listener.listen(_BACKLOG)
@@ -433,10 +447,12 @@ def become_fetcher(
                 _refuse(listener, fetcher)
             else:
                 fetcher.serve(listener)
+
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
         if isinstance(fetcher, FeederError) or not fetcher.files.used_bytes:
             _remove_empty(folder)
+
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())

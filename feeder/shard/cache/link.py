@@ -166,6 +166,7 @@ class Link:
         """
         self.send(message)
         end = time.monotonic() + self._timeout_s
+
         while True:
             self._socket.settimeout(_BEAT_S)
             try:
@@ -182,14 +183,17 @@ class Link:
                     f"may have it wait longer for the store; else its {LOG} may say why: end that process, and another "
                     "one is started"
                 )
+
         if not data:
             raise ConnectionError("the fetcher has ended")
         answer: dict[str, Any] = json.loads(data)
+
         if "note" in answer:
             warn(answer.pop("note"))
         if "error" in answer:
             kind = getattr(errors, answer["error"], StoreError)
             raise kind(answer["text"]) if issubclass(kind, FeederError) else StoreError(answer["text"])
+
         return answer
 
     def is_gone(self) -> bool:
@@ -203,6 +207,7 @@ class Link:
     def _connect(self, target: str, options: dict[str, Any]) -> socket.socket:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         end, starts = time.monotonic() + _START_S, 0
+
         try:
             while True:
                 channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -214,6 +219,7 @@ class Link:
                 except BaseException:
                     channel.close()
                     raise
+
                 lock = lock_mirror(self._folder)
                 if lock is not None:
                     starts += 1
@@ -228,6 +234,7 @@ class Link:
                         f"{self._folder}: another process holds {LOCK}, but does not listen; if another machine shares "
                         "this folder, give each machine a cache_dir of its own"
                     )
+
                 self._beat()
                 time.sleep(_PAUSE_S)
         except OSError as error:

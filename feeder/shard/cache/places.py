@@ -73,7 +73,7 @@ def _mark(folder: str, url: Url) -> None:
                 os.unlink(temporary)
 
 
-def identity(folder: str, *, allow_http: bool) -> str:
+def identity(folder: str, *, allow_http: bool, allow_private: bool) -> str:
     """Returns a digest of all by which this process would speak to the store of a mirror: credentials and options.
 
     It is salted, as a fetcher gets it on its command line, which anybody on the machine may read.
@@ -81,6 +81,7 @@ def identity(folder: str, *, allow_http: bool) -> str:
     Args:
         folder: The mirror's folder.
         allow_http: True if http without encryption is allowed.
+        allow_private: True if redirects to private networks are allowed.
 
     Raises:
         ArgumentError: if the folder's mark is damaged.
@@ -95,7 +96,7 @@ def identity(folder: str, *, allow_http: bool) -> str:
         ) from None
     names = sorted(name for name in os.environ if name.upper().startswith(_PREFIXES) or name.upper() in _VARIABLES)
     values = [(name, os.environ[name]) for name in names if name != "AWS_ALLOW_HTTP"]
-    return hashlib.sha256(json.dumps([salt, allow_http, values]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([salt, allow_http, allow_private, values]).encode()).hexdigest()[:32]
 
 
 def refuse_mirror(folder: str) -> None:

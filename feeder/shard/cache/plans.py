@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import FeederError, StoreError
+from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile
-from feeder.shard.cache.files import CacheFiles
 
 __all__ = ["Plan", "Plans"]
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 
 from feeder.errors import FormatError, StoreError
+from feeder.shard.cache.cache_files import CHECKED, CacheFiles
 from feeder.shard.cache.contents import Contents
-from feeder.shard.cache.files import CHECKED, CacheFiles
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import IDENTITY_BYTES, RECORDS

@@ -27,9 +27,9 @@ __all__ = [
     "NUMBER_FIELDS",
     "OPTIONAL_COLUMNS",
     "STARTS",
-    "Extent",
     "FieldPlaces",
     "Located",
+    "SetSize",
     "ShardEntry",
 ]
 
@@ -103,7 +103,7 @@ class Located(NamedTuple):
     per_shard: int
 
 
-class Extent(NamedTuple):
+class SetSize(NamedTuple):
     """Sizes of a set's files, bytes, without the optional groups of indexes.
 
     Attributes:

@@ -138,13 +138,16 @@ def write_header(
             f"{names[long]}: its index has {rows['index_bytes'][long]:,} bytes for {rows['samples'][long]:,} samples, "
             "more than readers take: use shorter keys and paths"
         )
+
     starts = np.concatenate([[0], np.cumsum(rows["samples"], dtype=np.int64)])
     sizes = compact_sizes(rows["samples"])
     pages = range(0, len(rows), page_shards)
+
     table = np.zeros(len(pages), _TABLE_ROW)
     table["first"] = starts[:-1][::page_shards]
     for k, start in enumerate(pages):
         table["hash"][k] = np.void(short_hash(rows[start : start + page_shards].tobytes()))
+
     pattern = _pattern(names)
     blobs = [] if pattern else [b"\0".join(map(os.fsencode, names[start : start + page_shards])) for start in pages]
     at_pages = table.nbytes
@@ -154,6 +157,7 @@ def write_header(
     for k, blob in enumerate(blobs):
         name_table[k] = (offset, len(blob), np.void(short_hash(blob)))
         offset += len(blob)
+
     head = {
         "format": _FORMAT,
         "version": info.version,
@@ -176,12 +180,14 @@ def write_header(
         "pages": [at_pages, rows.nbytes, None],
         "names": [at_names, name_table.nbytes, short_hash(name_table.tobytes()).hex()],
     }
+
     if info.codebooks:
         head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
     if info.taken_down:
         head["taken_down"] = info.taken_down
     if info.image_of is not None:
         head["image_of"] = info.image_of
+
     with atomic_file(path) as file:
         file.write(sealed(HEADER_MAGIC, head, most_bytes=HEADER_BYTES))
         file.write(table.tobytes())
@@ -232,6 +238,7 @@ class SetHeader:
     def _take(self, head: dict[str, Any]) -> None:
         if head["format"] != _FORMAT:
             raise FormatError(f"{self._shown}: format {head['format']}, this feeder reads {_FORMAT}; update feeder")
+
         classes, origin = head["classes"], head.get("image_of")
         self.info = SetInfo(
             fields=tuple(str(name) for name in head["fields"]),
@@ -248,10 +255,12 @@ class SetHeader:
             taken_down=int(head.get("taken_down", 0)),
             image_of=None if origin is None else ImageOf(bytes.fromhex(origin[0]).hex(), int(origin[1])),
         )
+
         self.samples, self.shards, self.size_bytes = (int(head[name]) for name in ("samples", "shards", "size_bytes"))
         self.page_shards, self.equal = int(head["page"]), int(head["equal"])
         pattern = head["pattern"]
         self._pattern = None if pattern is None else (str(pattern[0]), int(pattern[1]), str(pattern[2]))
+
         if not (0 <= self.shards <= _MAX_SHARDS and 0 <= self.samples < 1 << 62 and 0 < self.page_shards <= 1 << 20):
             raise ValueError(f"{self.samples} samples in {self.shards} shards, {self.page_shards} a page")
         if self.equal and (self.equal < 0 or self.shards != -(-self.samples // self.equal)):
@@ -260,12 +269,14 @@ class SetHeader:
             raise ValueError(f"shard numbers of {self._pattern[1]} digits")
         if {"/", "\0"} & {*self.info.index_suffix} or not _is_encodable(self.info.index_suffix):
             raise ValueError(f"index_suffix {self.info.index_suffix!r}")
+
         pages = -(-self.shards // self.page_shards)
         self._table = self._array(head["table"], pages, _TABLE_ROW)
         self._name_table = self._array(head["names"], 0 if self._pattern else pages, _NAMES_ROW)
         self._pages_at = self._end + int(head["pages"][0])
         if int(head["pages"][0]) < 0 or self._pages_at + self.shards * ROW.itemsize > self._file.size_bytes:
             raise ValueError(f"pages at byte {self._pages_at} of {self._file.size_bytes}")
+
         first = self._first = self._table["first"].astype(np.int64)
         if len(first) and (first[0] != 0 or (first[1:] < first[:-1]).any() or first[-1] > self.samples):
             raise ValueError("numbers of the pages' first samples decrease")

@@ -19,9 +19,9 @@ from feeder.shard.format.index_file import (
     COLUMNS,
     OPTIONAL_COLUMNS,
     STARTS,
-    Extent,
     FieldPlaces,
     Located,
+    SetSize,
     ShardEntry,
 )
 from feeder.shard.format.set_header import SetHeader
@@ -131,10 +131,10 @@ class SetIndex:
         begin, end, _ = index.place("steps") if "steps" in index.groups() else (0, 0, "")
         return end - begin if end > self.header.shard(shard).index_bytes else 0
 
-    def extent(self) -> Extent:
+    def extent(self) -> SetSize:
         """Sizes of the set's files besides the shards; reads all of its header."""
         indexes_bytes, largest_bytes = self.header.extent()
-        return Extent(indexes_bytes, self.header.file_bytes, largest_bytes)
+        return SetSize(indexes_bytes, self.header.file_bytes, largest_bytes)
 
     def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sizes of some shards, and of their own indexes as :meth:`index_entry` has them, each int64 [N], bytes."""

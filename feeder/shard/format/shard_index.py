@@ -131,12 +131,15 @@ def write_shard_index(
     steps, first_steps = _steps(columns["row_start"], columns["row_data"], columns["height"])
     values = {name: columns[name] for name in NARROW.names or () if name != "steps"} | {"steps": first_steps}
     is_wide = not all(_fits(values[name], NARROW[name]) for name in values)
+
     records = np.zeros(count, WIDE if is_wide else NARROW)
     for name, column in values.items():
         records[name] = column
+
     starts = columns["member_start"].astype(np.int64)
     found = (columns[f"member_{name}"] for name in ("field", "offset", "length"))
     members = MemberRows(starts[1:] - starts[:-1], *found)
+
     groups: dict[str, bytes] = {"records": records.tobytes()}
     if targets:
         groups["target"] = np.ascontiguousarray(columns["target"], "<f4").tobytes()
@@ -151,10 +154,12 @@ def write_shard_index(
         groups["codebooks"] = json.dumps([base64.b64encode(codebook).decode() for codebook in codebooks]).encode()
     groups |= further or {}
     groups["steps"] = steps.tobytes()  # the optional ones from here on
+
     places, at = {}, 0
     for name, data in groups.items():
         places[name] = [at, len(data), short_hash(data).hex()]
         at += len(data)
+
     head = {"version": _VERSION, "samples": count, "tar_bytes": tar_bytes, "fields": [*fields]}
     with atomic_file(path) as file:
         file.write(sealed(_MAGIC, head | {"targets": [*targets], "is_wide": is_wide, "groups": places}))
@@ -251,6 +256,7 @@ class ShardIndex:
         descriptor: int | None = None,
     ) -> None:
         self.path, self._fetch = path, fetch
+
         try:
             opened = open_regular(path) if descriptor is None else descriptor
             try:
@@ -265,6 +271,7 @@ class ShardIndex:
                 f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "
                 "`feeder inspect --verify`"
             ) from None
+
         head, self.hash, self._end = read_head(path, _MAGIC, self._data)
         if shard is not None and (self.hash != shard.index_hash or size < shard.index_bytes):
             if TAKEN_DOWN in head.get("groups", ()):
@@ -274,9 +281,11 @@ class ShardIndex:
                     "run the takedown again"
                 )
             raise damaged(path, "it is not the index that the set's header means, or it was cut off")
+
         self._groups: dict[str, tuple[int, int, str]] | None = None
         self._good: dict[str, memoryview] = {}
         self._last_texts: dict[str, tuple[range, list[bytes]]] = {}  # a search reads each chunk once, not 64 times
+
         try:
             if head["version"] != _VERSION:
                 raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
@@ -295,10 +304,12 @@ class ShardIndex:
                 raise ValueError(f"wrong number of bytes of {wrong[0]!r} for {self.samples} samples")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise damaged(path, f"its head is wrong: {error!r}") from None
+
         if shard is not None and (self.samples, int(head["tar_bytes"])) != (shard.samples, shard.size_bytes):
             raise damaged(path, f"it has {self.samples} samples, and the set's header {shard.samples}")
         if targets is not None and self.targets != targets:
             raise damaged(path, f"it has the targets {self.targets}, and the set's header {targets}")
+
         self.records = self._checked("records", groups)
 
     @property

@@ -97,7 +97,7 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
     """
     # Only tarfile's parser of headers is used, as tarfile stops reading at the first zeros or damage.
     archive = tarfile.TarFile(fileobj=io.BytesIO(bytes(2 * BLOCK_BYTES)))
-    archive.fileobj = HeaderFile(file)  # type: ignore[assignment]
+    archive.fileobj = TarHeaders(file)  # type: ignore[assignment]
     position, ended, is_seam, damage = 0, False, False, ""
     while position < file_bytes:
         zeros = _zero_blocks(file, position)
@@ -150,7 +150,7 @@ def members_of(file: BinaryIO, file_bytes: int) -> Iterator[Member | Refused | S
         yield Refused("", reason, bad=position > file_bytes)
 
 
-class HeaderFile:
+class TarHeaders:
     """A file from which tarfile reads headers of limited size.
 
     Damaged records in an extended header raise an error. tarfile alone would ignore them and get the name wrong.

@@ -94,9 +94,11 @@ def walk(
     """
     ancestors: list[tuple[int, int]] = []
     pending = [(top, 1)]
+
     while pending:
         relative, depth = pending.pop()
         full = os.path.join(root, relative)
+
         try:
             if not ancestors:
                 ancestors.append(_identity(root))
@@ -111,6 +113,7 @@ def walk(
                 raise unlistable(full, error) from None
             leave_out(relative, f"unreadable folder: {error.strerror}")
             continue
+
         ancestors.append(identity)
         pending += [(os.path.join(relative, name), depth + 1) for name in reversed(folders)]
 

@@ -20,7 +20,7 @@ from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.json_field import without_nan
 from feeder.shard.source.pairs import read_names
-from feeder.shard.source.source import Source, drop_duplicates
+from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
@@ -64,7 +64,7 @@ def open_coco(
     if not os.path.isdir(images):
         raise SourceError(f"{images}: no such folder; the folder of the images is given beside {annotations}")
     data = _read(annotations)
-    source = Source("annotated images", images)
+    source = Source(SourceKind.ANNOTATED_IMAGES, images)
     source.add_container(os.path.abspath(annotations))
     are_captions = _are_captions(data)
     shown = os.path.basename(annotations)
@@ -153,14 +153,17 @@ def _read(path: str) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         raise SourceError(f"{path}: can't be read: {reason}") from None
+
     ids = (int, str)
     keys: dict[str, tuple[tuple[str, tuple[type, ...]], ...]] = {
         "images": (("id", ids), ("file_name", (str,))),
         "annotations": (("image_id", ids),),
         "categories": (("id", ids), ("name", (str,))),
     }
+
     if isinstance(data, dict) and _are_captions(data):
         del keys["categories"]
+
     for name, needed in keys.items():
         rows = data.get(name) if isinstance(data, dict) else None
         if not isinstance(rows, list):
@@ -174,6 +177,7 @@ def _read(path: str) -> dict[str, Any]:
                 if not isinstance(row, dict) or not isinstance(row.get(key), kinds):
                     of_type = " or ".join(kind.__name__ for kind in kinds)
                     raise SourceError(f"{path}: {name}[{number}] has no {key!r} of type {of_type}")
+
     found: dict[str, Any] = data
     return found
 
@@ -353,6 +357,7 @@ def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[
         ValueError: saying what is wrong.
     """
     size = [height, width]
+
     if isinstance(segmentation, dict):
         counts, size = segmentation.get("counts"), segmentation.get("size", size)
     elif isinstance(segmentation, list) and segmentation:
@@ -367,8 +372,10 @@ def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[
         counts = coco.merge(coco.frPyObjects(polygons, height, width))["counts"].decode()
     else:
         raise ValueError(f"expected polygons or RLE, got {str(segmentation)[:60]}")
+
     if isinstance(counts, str):
         counts = _counts(counts)
+
     if not isinstance(counts, list) or not all(isinstance(each, int) and each >= 0 for each in counts):
         raise ValueError("its counts are neither text nor a list of numbers from 0 on")
     if size != [height, width] or sum(counts) != height * width:
@@ -376,6 +383,7 @@ def _mask(coco: Any, segmentation: Any, height: int, width: int) -> npt.NDArray[
             f"expected counts that add up to the image's {height}x{width} pixels (height x width), got {sum(counts)} "
             f"and size {size}"
         )
+
     runs = np.arange(len(counts)) % 2 == 1  # columns from top to bottom, the first run outside
     mask: npt.NDArray[np.bool_] = np.repeat(runs, counts).reshape((height, width), order="F")
     return mask

@@ -32,11 +32,13 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
         SourceError: if it has no header, or one that can't be used.
     """
     csv.field_size_limit(2**31 - 1)
+
     with open(path, encoding=_encoding(path, notes), errors="surrogateescape", newline="", opener=open_regular) as file:
         lines = _Lines(file)
         delimiter = lines.delimiter = _delimiter(lines.head(_SNIFFED_LINES), delimiters)
         if delimiter != delimiters[0]:
             notes.append(f"{path}: its columns are separated by {delimiter!r}")
+
         names = lines.row() or []
         if isinstance(names, str):
             raise SourceError(f"{path}: {names}")
@@ -45,9 +47,11 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
             del header[-1]
         if not header:
             raise SourceError(f"{path}: is empty; expected a header line that names the columns")
+
         twice = next((name for name in header if header.count(name) > 1), None)
         if twice is not None:
             raise SourceError(f"{path}: its header names a column {twice!r} twice: {', '.join(map(repr, header))}")
+
         lines.columns = len(header)
         while (row := lines.row()) is not None:
             if isinstance(row, list):

@@ -22,7 +22,7 @@ from feeder.shard.source.class_folders import (
 )
 from feeder.shard.source.image_file import LARGE_BYTES, left_out, left_out_notes, looks_like_image
 from feeder.shard.source.siblings import are_worth_a_word, likely_members, member_names
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Source, SourceKind
 from feeder.system.text import count
 
 __all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
@@ -54,28 +54,31 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
     """
     try:
         classes = class_names(root, skip_unreadable=skip_unreadable)
-        tree = Source("class folders", root, skip_unreadable=skip_unreadable)
+        tree = Source(SourceKind.CLASS_FOLDERS, root, skip_unreadable=skip_unreadable)
         tree.classes = classes
         if (shards := next((name for name in classes if is_shard_set(os.path.join(root, name))), None)) is not None:
             raise SourceError(
                 f"{os.path.join(root, shards)}: is a shard set of feeder, not a class; move it out of the source"
             )
+
         is_labelled = not are_downloads(root, classes)
         if not is_labelled:
             tree.classes = None
             tree.notes.append(downloads_note(root, classes))
+
         for label, name in enumerate(classes):
             before = len(tree.table)
             _add_class(tree, name, label if is_labelled else -1, members)
             if is_labelled and len(tree.table) == before:
                 tree.notes.append(f"class folder {name!r} holds no file; it keeps its label {label}")
+
         if len(tree.table):
             if advice := splits_advice(root, classes):
                 tree.notes.append(advice)
             _list_files(tree, "", -1, "is outside the class folders")
             note_members(tree, members)
             return tree
-        flat = Source("flat folder", root, skip_unreadable=skip_unreadable)
+        flat = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
         flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
         flat.left_out = tree.left_out
         _list_files(flat, "", -1, None, members)
@@ -129,8 +132,10 @@ def _list_files(
     """
     with os.scandir(os.path.join(source.root, relative)) as entries:
         names = sorted(entry.name for entry in entries)
+
     folders = []
     files: dict[str, os.stat_result] = {}
+
     for name in names:
         path = os.path.join(relative, name)
         full = os.path.join(source.root, path)
@@ -155,6 +160,7 @@ def _list_files(
             else:  # its folder can't be searched, or the machine failed: not this file's fault
                 raise
             continue
+
         is_folder = stat.S_ISDIR(status.st_mode)
         if kind := left_out(name, is_folder=is_folder):
             source.leave_out(path, kind)
@@ -166,6 +172,7 @@ def _list_files(
             source.reject(path, refusal, bad=looks_like_image(path))
         else:
             files[name] = status
+
     add_files(source, relative, files, label, {} if members is None else members_of_photos(files, members))
     return folders
 

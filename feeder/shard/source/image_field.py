@@ -67,6 +67,7 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
     samples = {fields: len(ids) for fields, ids in groups.items()}
     chosen = image_fields(samples) if asked is None else split_fields(asked)
     source.image_fields = chosen
+
     counts: collections.Counter[str] = collections.Counter()
     for fields, number in samples.items():
         counts.update({field: number for field in fields if is_image_field(field) or field in chosen})
@@ -80,11 +81,13 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
             f"{where}: several fields hold images; {_either(chosen)} is taken "
             f"({count(sum(map(counts.__getitem__, chosen)), 'sample')}), not {listed}: --image-field chooses another"
         )
+
     reasons: dict[int, str] = {}
     for fields, ids in groups.items():
         reason = lacks_image(sorted(fields), chosen)
         if reason is not None:
             reasons |= dict.fromkeys(ids, reason)
+
     reject_samples(source, reasons)
 
 

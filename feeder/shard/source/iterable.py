@@ -14,7 +14,7 @@ from feeder.shard.source.image_field import choose_image, lacks_image, split_fie
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.labels import LabelColumn, as_number, is_class_number, label_text
 from feeder.shard.source.sample_table import NO_FILE
-from feeder.shard.source.source import Source, drop_duplicates
+from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.text import count
 
@@ -39,18 +39,21 @@ def open_samples(
     Raises:
         SourceError: for a sample that is not such a dict, or a value that can't be encoded.
     """
-    source = Source("samples", os.path.dirname(spool_path))
+    source = Source(SourceKind.SAMPLES, os.path.dirname(spool_path))
     labels = LabelColumn("the field 'cls'", "give the field another name")
+
     with Spool(source, spool_path) as spool:
         for number, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
             name = str(sample.get("__key__", number))
             fields = {str(k): _encoded(v, str(k), name) for k, v in sample.items() if not str(k).startswith("__")}
+
             lacking = lacks_image(fields, None if image_field is None else split_fields(image_field))
             if lacking is not None:
                 source.reject(name, lacking)
                 continue
+
             text = label_text(fields["cls"]) if "cls" in fields else ""
             value = None if text is None else as_number(text)
             is_class = value is None or value == -1 or math.isnan(value) or is_class_number(value)
@@ -59,10 +62,12 @@ def open_samples(
                     f"sample {name!r}: field 'cls' is {fields['cls'][:40]!r}; expected a class number, 0 or more, or a "
                     "class name: put other numbers into the field 'json', where ShardDataset(labels=...) finds them"
                 )
+
             label = labels.add(text)
             parts = [spool.add(field, data) for field, data in fields.items()]
             size = sum(part.length for part in parts)
             source.table.add(os.fsencode(name), size, NO_FILE, label, parts)
+
     found = labels.finish_whole(classes)
     source.take_labels(found, "cls")
     if found.classes is None and classes is not None:
@@ -71,6 +76,7 @@ def open_samples(
         if label >= len(classes):
             listed = count(len(classes), "class", "classes")
             raise SourceError(f"the field 'cls' holds the label {label}, but the list has {listed}")
+
     choose_image(source, "the samples", image_field)
     drop_duplicates(source, lambda path: path, "duplicate __key__")
     return source

@@ -102,11 +102,14 @@ class LabelColumn:
             raise SourceError(
                 f"{self._place} holds {str(value)[:40]}; labels are numbers or class names: {self._remedy}"
             )
+
         number = as_number(text) if text else math.nan
         self._numbers.append(math.nan if number is None or _is_beyond_float32(number) else number)
+
         if not text:
             self._missing += 1
             return -1
+
         if number is None:
             self._named += 1
         elif number == -1:
@@ -116,14 +119,17 @@ class LabelColumn:
                 self._fraction = text
             if _is_beyond_float32(number) and self._beyond is None:
                 self._beyond = number
+
         code = self._codes.get(text)
         if code is not None:
             return code
+
         if len(self._codes) >= MAX_CLASSES:
             if number is not None and self._fraction is not None:
                 self._has_all_codes = False
                 return -1  # all labels are known to be targets, which need no codes
             raise self._too_many()
+
         if number is None:
             self._names[len(self._codes)] = text
         return self._codes.setdefault(text, len(self._codes))

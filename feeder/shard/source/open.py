@@ -63,20 +63,25 @@ def open_source(
         if is_remote(path):
             raise SourceError(f"{split_url(path)[0]}: images with annotations or pairs must lie in local folders")
         return _open_with_targets(path, targets, columns, work, skip_unreadable, image_field)
+
     kind, shown = source_kind(path), shown_place(path)
     option = None if kind == "manifest" else columns.only_for_manifests()
+
     if option is not None:
         raise SourceError(f"{shown}: {option} is for manifests ({', '.join(MANIFEST_SUFFIXES)})")
     if members and kind in ("manifest", "tars"):
         raise SourceError(f"{shown}: is no folder of images with {members[0]!r} beside them; leave --members out")
+
     if kind == "prefix":
         store, entries = list_objects(path)
         if tars := _lone_tars(entries):
             return open_stored_tars(store, tars, path, work, image_field, columns)
+
     if kind == "tars":
         return open_tars(path, work, image_field, columns)
     if image_field is not None:
         raise SourceError(f"{shown}: has no fields to choose the image from; leave --image-field out, it is for tars")
+
     if kind == "manifest":
         return open_manifest(path, columns, os.path.join(work, "spool"))
     if columns.label is not None or columns.targets or not columns.has_labels:
@@ -115,6 +120,7 @@ def source_kind(path: str) -> str:
     """
     if is_remote(path):
         return _remote_kind(path)
+
     try:
         os.stat(path)
     except OSError as error:
@@ -127,13 +133,16 @@ def source_kind(path: str) -> str:
             return "tars" if _is_tar_folder(path) else "folder"
         except OSError as error:
             raise SourceError(f"{path}: can't be listed: {error.strerror}") from None
+
     if path.lower().endswith(MANIFEST_SUFFIXES):
         if not os.path.isfile(path):
             raise SourceError(f"{path}: " + ("is not a regular file" if os.path.exists(path) else "no such manifest"))
         return "manifest"
+
     if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:"):
         expand_pattern(path)
         return "tars"
+
     raise SourceError(
         f"{path}: "
         + ("is not a dataset that feeder knows" if os.path.exists(path) else "no such file or folder")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from feeder.errors import SourceError
 from feeder.shard.source.folder import list_tree
 from feeder.shard.source.image_file import left_out_notes, looks_like_image
-from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.system.files import open_regular
 
 __all__ = ["PairedFile", "Tree", "open_pairs", "paired", "read_names"]
@@ -89,25 +89,31 @@ def paired(
     """
     rejected: dict[str, Rejection] = {}
     partners = {field: dict(_listed(source, tree, names, rejected)) for field, tree in others.items()}
+
     found: set[str] = set()
     used: set[str] = set()
+
     for key, image in _listed(source, images, names, rejected):
         own = {field: files[key] for field, files in partners.items() if key in files}
         if image.path in (file.path for file in own.values()):  # an XML without an image, in the folder of both
             continue
         found.add(key)
+
         lacking = next((field for field in partners if field not in own), None)
         if lacking is not None:
             reason = f"has no file of the same name in {lacking}={others[lacking].folder}"
             rejected[image.path] = Rejection(image.path, reason, looks_like_image(image.path))
             continue
+
         used.update((image.path, *(file.path for file in own.values())))
         yield key, image, own
+
     for files in partners.values():
         for key, file in files.items():
             if key not in found:
                 reason = f"has no image of the same name in {images.folder}"
                 rejected[file.path] = Rejection(file.path, reason, bad=True)
+
     source.rejected += [rejection for path, rejection in rejected.items() if path not in used]
     for name in sorted((names or set()) - found):
         source.reject(name, f"is wanted, but has no image in {images.folder}")
@@ -128,7 +134,7 @@ def open_pairs(
         SourceError: if a folder can't be listed.
     """
     tree = Tree.of(images)
-    source = Source("paired files", tree.folder, skip_unreadable=skip_unreadable)
+    source = Source(SourceKind.PAIRED_FILES, tree.folder, skip_unreadable=skip_unreadable)
     others = {field: Tree.of(place) for field, place in pairs}
     for _, image, files in paired(source, tree, others, read_names(names)):
         parts = []
@@ -161,7 +167,7 @@ def _listed(
 ) -> list[tuple[str, PairedFile]]:
     """Returns the files of a tree by the name that they share with their partners. Of files of one name images come
     first, and the others are added to ``rejected``, by path."""
-    listing = Source("files", tree.folder, skip_unreadable=source.skip_unreadable)
+    listing = Source(source.kind, tree.folder, skip_unreadable=source.skip_unreadable)
     list_tree(listing)
     source.unreadable_folders += listing.unreadable_folders
     source.notes += [note for note in left_out_notes(tree.folder, listing.left_out) if note not in source.notes]

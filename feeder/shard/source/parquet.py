@@ -43,6 +43,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise SourceError(f"{path}: reading Parquet needs pyarrow: pip install 'feeder-data[parquet]'") from None
+
     _check_footer(path)
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -59,6 +60,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
                 raise SourceError(
                     f"{path}: is damaged: {first - 1:,} of its {count(file.metadata.num_rows, 'row')} were found"
                 )
+
     except (pyarrow.ArrowException, MemoryError, UnicodeDecodeError) as error:  # the last: of a column's name
         raise SourceError(f"{path}: can't be read as Parquet: {error or 'not enough memory'}") from None
 

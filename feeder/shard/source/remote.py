@@ -17,7 +17,7 @@ from feeder.shard.source.class_folders import splits_advice
 from feeder.shard.source.folder import add_files, members_of_photos, note_members
 from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
-from feeder.shard.source.source import Container, Source
+from feeder.shard.source.source import Container, Source, SourceKind
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import Url
 
@@ -34,7 +34,7 @@ class RemoteSource(Source):
         store: The store; the table's paths are keys in it.
     """
 
-    def __init__(self, kind: str, store: Store) -> None:
+    def __init__(self, kind: SourceKind, store: Store) -> None:
         super().__init__(kind, str(store.url))
         self.store = store
         self._entries: dict[str, Entry] = {}  # by the path of the container
@@ -175,11 +175,13 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
     """
     base, query = split_url(pattern)
     urls = [Url.parse(text + query) for text in (braceexpand.braceexpand(base) if "{" in base else [base])]
+
     folders = [url.prefix.rpartition("/")[0] for url in urls]
     first = os.path.commonpath(folders) if all(folders) else ""
     root = Url(urls[0].scheme, urls[0].place, first, urls[0].region, urls[0].endpoint)
     if any(url.place != root.place for url in urls):
         raise SourceError(f"{base}: names several buckets or hosts; give one at a time")
+
     store = open_store(root)
     keys = [url.prefix[len(first) + 1 if first else 0 :] for url in urls]
     entries = []
@@ -191,10 +193,12 @@ def named_objects(pattern: str, suffixes: tuple[str, ...]) -> tuple[Store, list[
             entries += [entry for entry in found if entry.key.endswith(suffixes)]
         else:
             entries.append(store.size(key))
+
     if not entries:
         raise SourceError(f"{base}: names no object")
     if len({entry.key for entry in entries}) != len(entries):
         raise SourceError(f"{base}: names the same object twice")
+
     return store, entries
 
 
@@ -211,6 +215,7 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
     """
     folders: dict[str, dict[str, _Status]] = {}
     skipped: dict[str, str] = {}
+
     for entry in entries:
         *above, name = entry.key.split("/")
         path, kind = entry.key, left_out(name)
@@ -218,33 +223,40 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
             if is_system := left_out(part, is_folder=True):
                 path, kind = "/".join(above[:depth]), is_system
                 break
+
         if kind:
             skipped[path] = kind
         else:
             folders.setdefault("/".join(above), {})[name] = _Status(entry.size_bytes, entry.modified_ns)
+
     for folder in folders:  # markers of folders, as some tools make them, are no files
         parent, _, name = folder.rpartition("/")
         if name in folders.get(parent, ()) and not folders[parent][name].st_size:
             del folders[parent][name]
+
     classes = sorted({folder.partition("/")[0] for folder in folders if folder})
-    source = RemoteSource("class folders" if classes else "flat folder", store)
+    source = RemoteSource(SourceKind.CLASS_FOLDERS if classes else SourceKind.FLAT_FOLDER, store)
     source.classes = classes or None
     for path, kind in skipped.items():
         source.leave_out(path, kind)
+
     if (shards := next((name for name in classes if MANIFEST_NAME in folders.get(name, ())), None)) is not None:
         raise SourceError(
             f"{store.url.object(shards)}: is a shard set of feeder, not a class; move it out of the source"
         )
+
     labels = {name: label for label, name in enumerate(classes)}
     for folder in sorted(folders, key=lambda folder: folder.split("/")):
         files = dict(sorted(folders[folder].items()))
         if classes and not folder:
             continue
         add_files(source, folder, files, labels.get(folder.partition("/")[0], -1), members_of_photos(files, members))
+
     if classes:
         for name in sorted(folders.get("", ())):
             source.reject(name, "is outside the class folders", bad=looks_like_image(name))
         if advice := splits_advice(source.root, classes):
             source.notes.append(advice)
+
     note_members(source, members)
     return source

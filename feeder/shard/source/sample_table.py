@@ -83,11 +83,13 @@ class SampleTable:
         self._target.extend(target)
         if row is not None:
             self._rows.append(row)
+
         self._paths += path
         self._path_starts.append(len(self._paths))
         self._sizes.append(size)
         self._mtimes.append(mtime_ns)
         self._labels.append(label)
+
         for part in parts:
             self._part_fields.append(self.fields.setdefault(part.field, len(self.fields)))
             self._part_containers.append(part.container)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import enum
 import functools
 import hashlib
 import json
@@ -27,6 +28,7 @@ __all__ = [
     "Container",
     "Rejection",
     "Source",
+    "SourceKind",
     "drop_duplicates",
     "keep_samples",
     "reject_samples",
@@ -63,11 +65,25 @@ class Container(NamedTuple):
     is_scratch: bool = False
 
 
+class SourceKind(str, enum.Enum):
+    """The kind of a source; manifests and summaries name it."""
+
+    CLASS_FOLDERS = "class folders"
+    FLAT_FOLDER = "flat folder"
+    PAIRED_FILES = "paired files"
+    ANNOTATED_IMAGES = "annotated images"
+    MANIFEST = "manifest"
+    TARS = "tars"
+    SAMPLES = "samples"
+
+    __str__ = str.__str__
+
+
 class Source:
     """A dataset to be sharded: a table of its samples, and the bytes of each.
 
     Attributes:
-        kind: "class folders", "flat folder", "paired files", "annotated images", "manifest", "tars" or "samples".
+        kind: The kind.
         root: Folder that the table's paths are relative to.
         classes: Class names by label; None where labels are plain numbers or missing.
         table: The samples.
@@ -85,7 +101,7 @@ class Source:
         content_digest: SHA-256 of the spooled fields, hexadecimal; empty if nothing was spooled.
     """
 
-    def __init__(self, kind: str, root: str, *, skip_unreadable: bool = False) -> None:
+    def __init__(self, kind: SourceKind, root: str, *, skip_unreadable: bool = False) -> None:
         self.kind = kind
         self.root = root
         self.skip_unreadable = skip_unreadable

@@ -17,17 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from feeder.errors import ArgumentError, NotFoundError, SourceError, StoreError
+from feeder.errors import ArgumentError, NotFoundError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.joined_rows import join_rows
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
-from feeder.shard.source.row_images import RowImage, RowImages, is_url
+from feeder.shard.source.row_images import looked_up
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Container, Source, drop_duplicates, reject_samples
-from feeder.shard.source.spool import KEPT_IMAGES, KeptImage, KeptImages, Spool
+from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
+from feeder.shard.source.spool import Spool
 from feeder.shard.source.table_rows import Row, json_bytes, table_rows
-from feeder.shard.source.web import shown_url
 from feeder.shard.store.store import Entry, download, open_store
 from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL
@@ -57,7 +56,6 @@ class ManifestColumns:
         has_labels: False to ignore labels, even if a column or field has the name of one.
         root: Folder, or URL of a store, that paths are relative to; None for the manifest's own.
         suffix: Appended to each path, such as ".jpg" for ids.
-        allow_private: URLs in the column of paths may lead to this machine and to private networks.
         lists: Columns that differ between the rows of an image, such as captions. Rows of the same path become one
             sample, and these columns lists in its ``json``, in the order of the rows.
     """
@@ -69,7 +67,6 @@ class ManifestColumns:
     has_labels: bool = True
     root: str | None = None
     suffix: str = ""
-    allow_private: bool = False
     lists: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -93,7 +90,6 @@ class ManifestColumns:
             "--list-column": self.lists,
             "--image-root": self.root,
             "--suffix": self.suffix,
-            "--allow-private": self.allow_private,
         }
         return next((option for option, value in given.items() if value), None)
 
@@ -101,15 +97,13 @@ class ManifestColumns:
 def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Source:
     """Lists the rows of a manifest; a sample's further columns become its ``json`` field.
 
-    Images behind URLs are read now, and kept on disk, beside the spool.
-
     Args:
         path: The manifest, or its URL in a store; its suffix tells its format.
         columns: The purposes of its columns.
         spool_path: Scratch file for fields that are not in files.
 
     Raises:
-        SourceError: if the manifest can't be read as a whole, or has no column for images.
+        SourceError: if the manifest can't be read as a whole, has no column for images, or URLs in it.
     """
     url = path if is_remote(path) else None
     if url is not None:
@@ -121,35 +115,31 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     there = None
     if root_url is not None:
         there = open_store(columns.root or store.url)
-        source = RemoteSource("manifest", there)
+        source = RemoteSource(SourceKind.MANIFEST, there)
     else:
         root = os.path.abspath(os.path.dirname(os.path.abspath(path)) if columns.root is None else columns.root)
         if not os.path.isdir(root):
             raise SourceError(
                 f"{root}: no such folder; --image-root is the folder that the manifest's paths start from"
             )
-        source = Source("manifest", root)
+        source = Source(SourceKind.MANIFEST, root)
     if url is not None:
         source.containers.append(Container(store.url.object(entry.key), entry.size_bytes, entry.modified_ns))
     else:
         source.add_container(os.path.abspath(path))
     shown = split_url(url)[0] if url is not None else path
-    kept_path = os.path.join(os.path.dirname(spool_path), KEPT_IMAGES)
-    with (
-        Spool(source, spool_path) as spool,
-        KeptImages(source, kept_path) as kept,
-        RowImages(there, columns.allow_private, kept) as images,
-    ):
-        listing = _Listing(source, spool, kept, shown, columns)
+    with Spool(source, spool_path) as spool:
+        listing = _Listing(source, spool, shown, columns)
         try:
             rows = enumerate(table_rows(path, source.notes), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
-            for number, row, image in images.ahead(itertools.chain(first, rows), listing.path_of):
-                if isinstance(row, str):
-                    source.reject(f"{os.path.basename(path)}#{number}", row)
-                else:
-                    listing.add(number, row, image)
+            with contextlib.closing(looked_up(there, itertools.chain(first, rows), listing.path_of)) as found:
+                for number, row, image in found:
+                    if isinstance(row, str):
+                        source.reject(f"{os.path.basename(path)}#{number}", row)
+                    else:
+                        listing.add(number, row, image)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
@@ -181,30 +171,30 @@ class _Unusable(Exception):
 class _Listing:
     """Turns rows into samples."""
 
-    def __init__(self, source: Source, spool: Spool, kept: KeptImages, manifest: str, columns: ManifestColumns) -> None:
+    def __init__(self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns) -> None:
         self._source = source
-        self._spool, self._kept = spool, kept
+        self._spool = spool
         self._manifest = manifest
         self._asked = columns
         self._columns = ManifestColumns()
         self._labels: LabelColumn | None = None
         self._target = array("f")
 
-    def path_of(self, row: Row | str) -> str | None:
+    def path_of(self, number: int, row: Row | str) -> str | None:
         """Returns the path of a row's image, if that is a file of its own."""
         if isinstance(row, str) or self._columns.image or not self._columns.path:
             return None
         with contextlib.suppress(_Unusable):
-            return self._checked_path(row.get(self._columns.path))
+            return self._checked_path(number, row.get(self._columns.path))
         return None
 
-    def add(self, number: int, row: Row, image: Future[RowImage] | None) -> None:
+    def add(self, number: int, row: Row, image: Future[Entry] | None) -> None:
         """Adds one row, or rejects it if it can't be a sample.
 
         Args:
             number: The row's number, from 1.
             row: The row.
-            image: Its image if that is not a local file, see :meth:`RowImages.ahead`, or why it can't be read.
+            image: The entry of its image if that lies in a store, or why it can't be read.
         """
         name = f"{os.path.basename(self._manifest)}#{number}"
         try:
@@ -212,7 +202,7 @@ class _Listing:
         except _Unusable as error:
             self._source.reject(error.path or name, error.reason, bad=error.is_bad)
 
-    def _add(self, name: str, number: int, row: Row, fetched: Future[RowImage] | None) -> None:
+    def _add(self, name: str, number: int, row: Row, entry: Future[Entry] | None) -> None:
         columns = self._columns
         taken = (columns.path, columns.image, columns.label, *columns.targets)
         extras = {k: v for k, v in row.items() if k not in taken}
@@ -231,29 +221,14 @@ class _Listing:
                 raise _Unusable(f"img2dataset {outcome}: {row.get('error_message')}", is_bad=False)
             parts.append(self._spool.add("", self._image_bytes(image)))
             shown = f"{name}/{image_path}" if image_path else name
-        elif fetched is not None:
-            path = self._checked_path(image_path)
-            shown = shown_url(path) if is_url(path) else path
+        elif entry is not None:
             try:
-                found = fetched.result()
-            except StoreError as error:
-                if not is_url(path) and not isinstance(error, NotFoundError):  # the store's fault, not this row's
-                    raise
-                raise _Unusable(str(error), shown) from None
-            if isinstance(found, Entry):
-                shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
-            else:
-                if isinstance(found, KeptImage) or is_remote(path):
-                    parts.append(self._kept.part(number, path, found))
-                    self._spool.note("", found.data if isinstance(found, KeptImage) else found)
-                else:
-                    parts.append(self._spool.add("", found))
-                if shown != path:  # the query, which is not stored, may have told several images apart
-                    if columns.lists:
-                        raise _Unusable("URLs with a query can't be joined: leave --list-column out", shown)
-                    shown = f"{name}/{shown}"
+                found = entry.result()
+            except NotFoundError as error:  # any other is the store's fault, not this row's
+                raise _Unusable(str(error), self._checked_path(number, image_path)) from None
+            shown, size, mtime_ns = found.key, found.size_bytes, found.modified_ns
         else:
-            shown, status = self._image_file(image_path)
+            shown, status = self._image_file(number, image_path)
             size, mtime_ns = status.st_size, status.st_mtime_ns
         try:
             target = [target_number(row.get(column), f"column {column!r}") for column in columns.targets]
@@ -279,9 +254,9 @@ class _Listing:
             raise _Unusable(f"no image bytes in column {column!r}")
         return data
 
-    def _image_file(self, path: Any) -> tuple[str, os.stat_result]:
+    def _image_file(self, number: int, path: Any) -> tuple[str, os.stat_result]:
         """Returns the path of an image's file, its suffix included, and the file's status."""
-        path = self._checked_path(path)
+        path = self._checked_path(number, path)
         try:
             status = os.stat(os.path.join(self._source.root, path))
         except FileNotFoundError:
@@ -294,13 +269,30 @@ class _Listing:
             raise _Unusable("not a regular file", path)
         return path, status
 
-    def _checked_path(self, path: Any) -> str:
-        """Returns a path as it stands in a row, its suffix included."""
+    def _checked_path(self, number: int, path: Any) -> str:
+        """Returns a path as it stands in a row, its suffix included.
+
+        Raises:
+            SourceError: for a URL.
+        """
         if isinstance(path, int) and not isinstance(path, bool):  # an id
             path = str(path)
         if not isinstance(path, str) or not path:
             raise _Unusable(f"no path in column {self._columns.path!r}")
+        if is_remote(path) or path[:5].lower() == "file:":
+            advice = "write paths, and what they start from as --image-root DIR or --image-root s3://bucket/folder"
+            if _is_web(path):
+                advice = self._to_download(self._columns.path)
+            raise SourceError(f"{self._manifest}#{number}: column {self._columns.path!r} holds a URL; {advice}")
         return path + self._columns.suffix
+
+    def _to_download(self, column: str | None) -> str:
+        """Returns what to do with a column of URLs."""
+        kind = os.path.splitext(self._manifest)[1][1:]
+        return (
+            f"download the images: img2dataset --url_list {self._manifest} --input_format {kind} --url_col {column} "
+            "--output_format webdataset --output_folder DIR; then feeder index DIR"
+        )
 
     def finish(self) -> None:
         """Gives the samples their labels or targets, once all are known.
@@ -314,8 +306,10 @@ class _Listing:
             table.set_targets(columns.targets, numbers)
             if gaps := int(np.isnan(numbers).any(axis=1).sum()):
                 self._source.notes.append(f"{self._manifest}: {count(gaps, 'row')} with a gap among the targets: NaN")
+
         if self._labels is None or columns.label is None:
             return
+
         found = self._labels.finish()
         reject_samples(self._source, self._source.take_labels(found, columns.label))
         if found.targets is not None:
@@ -323,12 +317,14 @@ class _Listing:
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are not class "
                 "numbers (0, 1, 2, ...), so labels are float32 targets"
             )
+
         number = next((name for name in found.classes or () if as_number(name) is not None), None)
         if number is not None:
             self._source.notes.append(
                 f"{self._manifest}: labels are class names, as column {columns.label!r} holds {found.example!r} beside "
                 f"numbers such as {number}"
             )
+
         if found.missing:
             none = "NaN" if found.targets is not None else "-1"
             self._source.notes.append(
@@ -344,12 +340,15 @@ class _Listing:
         row: Row = {}
         for found in rows:
             row |= {name: value for name, value in found.items() if value is not None or name not in row}
+
         if not row:
             return
+
         names = list(row)
         for asked in (self._asked.path, self._asked.image, self._asked.label, *self._asked.targets, *self._asked.lists):
             if asked is not None and asked not in row:
                 raise SourceError(f"{self._manifest}: no column {asked!r}; it has {', '.join(map(str, names))}")
+
         image, path = self._asked.image, self._asked.path
         if image is None and path is None:
             image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
@@ -357,15 +356,19 @@ class _Listing:
             path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
             if path is None and self._asked.suffix:
                 path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
+
         if path is None and image is None:
             stem = os.path.splitext(self._manifest)[0]
             beside = next((each for each in (f"{stem}.tar", stem) if os.path.exists(each)), None)
             advice = "name it with --path-column or --image-column, ids with --path-column and --suffix"
             if beside is not None:  # as img2dataset writes them
                 advice = f"if the images are in {beside}, name its folder, {os.path.dirname(stem) or '.'}"
+            elif (column := next((name for name in names if _is_web(row[name])), None)) is not None:
+                advice = self._to_download(column)
             raise SourceError(
                 f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: {advice}"
             )
+
         if path is None:
             path = next((name for name in _PATHS if name != image and isinstance(row.get(name), str)), None)
         if image is not None and self._asked.lists:
@@ -373,12 +376,14 @@ class _Listing:
                 f"{self._manifest}: rows with the image's bytes (column {image!r}) can't be joined; --list-column "
                 "needs a column of paths"
             )
+
         targets = self._asked.targets
         label = None
         if self._asked.has_labels and not targets:
             label = self._asked.label
             taken = (path, image, *self._asked.lists)
             label = label or next((name for name in _LABELS if name in row and name not in taken), None)
+
         self._columns = replace(self._asked, path=path, image=image, label=label)
         if label is not None:
             place = f"{self._manifest}: column {label!r}"
@@ -388,4 +393,9 @@ class _Listing:
             labels = f"targets from {', '.join(map(repr, targets))}"
         else:
             labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
+
         self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")
+
+
+def _is_web(value: object) -> bool:
+    return isinstance(value, str) and value.lower().startswith(("http://", "https://"))

@@ -86,20 +86,24 @@ class TarLabels:
         source, columns = self._source, self._columns
         if not columns.has_labels:
             return {}
+
         samples, manifest = len(source.table), self._manifest
         known = manifest.classes if manifest else None
         asked = [name for name in (columns.label, *columns.targets) if name]
         if asked and samples and not self._found:
             raise SourceError(f"{self._pattern}: no sample has {' or '.join(map(repr, asked))} in a json field")
+
         if columns.targets:
             numbers = np.array(self._target, np.float32).reshape(samples, len(columns.targets))
             source.table.set_targets(columns.targets, numbers)
             return {}
+
         found = self._column.finish(None if asked else known)
         reasons = source.take_labels(found, columns.label or "cls")
         source.replaces_cls = bool(asked) and found.labels is not None
         if found.labels is not None and known is not None and not asked:
             source.classes = known
+
         what = "the cls field" if not asked else f"{asked[0]!r} of the json field"
         missing = found.missing
         if missing < samples:
@@ -108,6 +112,7 @@ class TarLabels:
         elif self._unreadable:
             unread = count(len(self._unreadable), "cls field")
             source.notes.append(f"{self._pattern}: {unread} without a label, as they are binary or too long")
+
         if found.example is not None:
             kind = "class names" if found.classes is not None else "float32 targets"
             source.notes.append(f"{self._pattern}: labels are {kind}, as {what} holds {found.example!r}")
@@ -115,6 +120,7 @@ class TarLabels:
             source.notes.append(f"{self._pattern}: no sample has a label in {what}")
         elif missing:
             source.notes.append(f"{self._pattern}: {count(missing, 'sample')} without a label in {what}")
+
         return reasons
 
 

@@ -26,7 +26,7 @@ from feeder.shard.source.image_field import choose_image, lacks_image, split_fie
 from feeder.shard.source.image_file import left_out, left_out_notes, unpacked_limit
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
-from feeder.shard.source.source import Source, drop_duplicates, reject_samples
+from feeder.shard.source.source import Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tar_labels import TarLabels
 from feeder.shard.store.store import Entry, Store, download
@@ -103,7 +103,7 @@ def open_tars(
     if is_remote(pattern):
         return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, work, image_field, columns)
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
-    source = Source("tars", os.path.commonpath([os.path.dirname(path) for path in paths]))
+    source = Source(SourceKind.TARS, os.path.commonpath([os.path.dirname(path) for path in paths]))
     tars = [(os.path.relpath(path, source.root), path) for path in paths]
     for name in sorted(os.listdir(pattern)) if os.path.isdir(pattern) else ():
         if kind := left_out(name, is_folder=os.path.isdir(os.path.join(pattern, name))):
@@ -138,7 +138,7 @@ def open_stored_tars(
     Raises:
         SourceError, StoreError: if a tar can't be read.
     """
-    source = RemoteSource("tars", store)
+    source = RemoteSource(SourceKind.TARS, store)
     pattern = split_url(pattern)[0]
     fetched = fetched_tars(store, entries, work, copies or work)
 
@@ -187,6 +187,7 @@ def _listed(
     damaged: list[int] = []
     joined: list[int] = []
     several = 0
+
     for name, path in tars:
         try:
             group = list_tar(name, path, labels, asked)
@@ -199,12 +200,14 @@ def _listed(
         damaged += group.damaged
         joined += group.joined
         several += group.has_seam
+
     reasons = labels.finish()
     if several:
         source.notes.append(
             f"{pattern}: {count(several, 'tar')} with another archive after the first, as `cat` joins them; all are "
             "read. If they were not joined, samples have been overwritten with zeros: download the tars again"
         )
+
     if asked is None and _has_dots_in_keys(source):
         raise _dots_error(pattern, source)
     reject_samples(source, reasons | _incomplete(source, damaged, joined))
@@ -304,10 +307,12 @@ def _grouped(
     """Adds the samples of a tar's members; returns the group that collected them."""
     image_fields = None if image_field is None else split_fields(image_field)
     group = _Group(source, name, pread, labels, image_fields)
+
     for member in members:
         if isinstance(member, Seam):
             group.seam()
             continue
+
         split = _split_name(member.name)
         if isinstance(member, Member) and CODEBOOK_NAME.fullmatch(member.name.rpartition("/")[2]):
             _add_codebook(source, name, pread, member)
@@ -323,6 +328,7 @@ def _grouped(
             group.add(split[0], member.reason)
         else:
             group.add(split[0], StoredField(split[1], container, member.offset, member.size))
+
     group.finish()
     return group
 

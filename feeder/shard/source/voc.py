@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from feeder.errors import SourceError
 from feeder.shard.source.coco import BOXES, as_json
 from feeder.shard.source.pairs import Tree, paired, read_names
-from feeder.shard.source.source import Source
+from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
 from feeder.system.text import count
@@ -41,11 +41,12 @@ def open_voc(
         SourceError: if a folder can't be listed.
     """
     tree = Tree.of(images)
-    source = Source("annotated images", tree.folder, skip_unreadable=skip_unreadable)
+    source = Source(SourceKind.ANNOTATED_IMAGES, tree.folder, skip_unreadable=skip_unreadable)
     found = []
     early = 0
     classes: set[str] = set()
     others = {"annotations": Tree.of(annotations)._replace(extension=".xml")}
+
     for _, image, files in paired(source, tree, others, read_names(names)):
         try:
             boxes = _read(os.path.join(tree.folder, files["annotations"].path))
@@ -56,14 +57,17 @@ def open_voc(
         early += sum(min(box) < 0 for box in boxes["boxes"])
         boxes["boxes"] = [[max(side, 0) for side in box] for box in boxes["boxes"]]
         found.append((image, boxes))
+
     if early:
         source.notes.append(
             f"{annotations}: {count(early, 'box', 'boxes')} clipped, as VOC counts pixels from 1, and they start "
             "before that. If the tool that wrote them counts from 0, all boxes are a pixel off: write COCO's JSON"
         )
+
     source.classes = sorted(classes)
     numbers = {name: label for label, name in enumerate(source.classes)}
     lists = list(dict.fromkeys(name for _, boxes in found for name in boxes))
+
     with Spool(source, spool_path) as spool:
         for image, boxes in found:
             boxes = {name: boxes.get(name, [None] * len(boxes["boxes"])) for name in lists}
@@ -86,19 +90,23 @@ def _read(path: str) -> dict[str, list[Any]]:
         raise SourceError(f"{path}: can't be read: {error.strerror}") from None
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:  # entities may grow without end
         raise ValueError("it has a document type, which annotations do not need")
+
     try:
         root = ElementTree.fromstring(data)
     except ElementTree.ParseError as error:
         raise ValueError(f"not XML: {error}") from None
+
     objects = root.findall("object")
     found: dict[str, list[Any]] = {"boxes": [], "labels": []}
     further = dict.fromkeys(
         child.tag for each in objects for child in each if child.tag not in ("name", *found) and not len(child)
     )
+
     for number, each in enumerate(objects):
         name = (each.findtext("name") or "").strip()
         if not name:
             raise ValueError(f"object {number} has no name")
+
         sides = [each.findtext(f"bndbox/{side}") for side in _SIDES]
         try:
             left, top, right, bottom = (float(side or "") for side in sides)
@@ -108,6 +116,7 @@ def _read(path: str) -> dict[str, list[Any]]:
                 raise ValueError
         except ValueError:
             raise ValueError(f"object {number}: expected a bndbox with {', '.join(_SIDES)}, got {sides}") from None
+
         found["boxes"].append([left - 1, top - 1, right, bottom])
         found["labels"].append(name)
     return found | {tag: [_value(each.findtext(tag)) for each in objects] for tag in further}

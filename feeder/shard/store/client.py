@@ -1,17 +1,25 @@
 """Clients of obstore: options, certificates and credentials, as other tools take them from the environment.
 
 Note [Redirects]
-obstore follows redirects. On the way to another host it drops the signature, but not a session's token of S3, nor a
-signature of Azure, which is part of the URL that referred there; and nothing can tell it to stop. So stores with such
-credentials get a proxy at an address where nobody listens, for all hosts but their own and those that give credentials:
-a redirect to any other host fails there. Where the environment names a proxy for the store, that one is kept, and it
-may pass a redirect on.
+obstore follows redirects, and nothing can tell it to stop. The other host may be one that only this machine can reach.
+On the way there obstore drops the signature, but not a session's token of S3, nor a signature of Azure, which is part
+of the URL that referred there. So clients get a proxy at an address where nobody listens, for all hosts but their own
+and those that give credentials: a redirect to any other host fails there. Of a store with credentials that is an error.
+A web server is asked once more by redirect_of(), which checks the address that it redirects to, and obstore gets the
+URL there. So each object costs two small requests, and the ranges of a known entry are asked for where it lies.
+
+Where the environment names a proxy for the store, that one gets all requests, also those to hosts of NO_PROXY: what a
+redirect reaches is up to its rules. Hosts below the store's own (a.host of host) count as its own. obstore asks again
+for the address of a name that was checked, so over plain http its owner can lead it elsewhere by then; over https the
+certificate would be another one.
 """
 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import os
+import ssl
 import urllib.parse
 import urllib.request
 from collections.abc import Iterable
@@ -26,7 +34,7 @@ from feeder.shard.store.url import Url
 if TYPE_CHECKING:
     from obstore.store import ObjectStore as Client
 
-__all__ = ["CONNECT_S", "REQUEST_S", "STALL_S", "authorities", "has_proxy", "make_client"]
+__all__ = ["CONNECT_S", "REQUEST_S", "STALL_S", "base_url", "make_client", "proxy_of", "tls_context"]
 
 CONNECT_S = 2
 STALL_S = 5  # without a byte; then the request is repeated
@@ -34,18 +42,21 @@ _STALL_WRITING_S = 60  # the whole of a part is sent before the answer comes
 REQUEST_S = 60
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
                 "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")  # fmt: skip
-# Give credentials to the containers of ECS, to instances, and to users of Azure.
+# Give credentials to the containers of ECS, to instances, and to users of Azure and of Google.
 _CONTAINERS, _INSTANCES = "http://169.254.170.2", "http://169.254.169.254"
 _AUTHORITY = "https://login.microsoftonline.com"
 _AUTHORITIES = ("AZURE_AUTHORITY_HOST", "AZURE_STORAGE_AUTHORITY_HOST", "AZURE_IDENTITY_ENDPOINT", "AZURE_MSI_ENDPOINT",
                 "IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FABRIC_TOKEN_SERVICE_URL")  # fmt: skip
+_GOOGLE = ("https://googleapis.com", "https://accounts.google.com", "http://metadata.google.internal")
+_GOOGLE_METADATA = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 
 
-def make_client(url: Url, *, allow_http: bool, writing: bool, request_s: float = REQUEST_S) -> Client:
+def make_client(url: Url, base: str = "", *, allow_http: bool, writing: bool, request_s: float = REQUEST_S) -> Client:
     """Returns a client for the objects below a URL; it repeats nothing when reading.
 
     Args:
         url: The URL.
+        base: The URL of a web server that has redirected to there; empty for its own.
         allow_http: True to talk to it without encryption.
         writing: True to write.
         request_s: Seconds that a request may take with its answer, however steadily that drips.
@@ -61,7 +72,7 @@ def make_client(url: Url, *, allow_http: bool, writing: bool, request_s: float =
         "read_timeout": seconds(seconds=_STALL_WRITING_S if writing else STALL_S),
         "timeout": seconds(seconds=request_s),
     }
-    bundle = authorities()
+    bundle = _authorities()
     if bundle:
         try:
             with open(bundle, "rb") as file:
@@ -79,15 +90,20 @@ def make_client(url: Url, *, allow_http: bool, writing: bool, request_s: float =
     common: dict[str, Any] = {"client_options": options, "retry_config": retry}
     prefix = url.prefix or None
     if url.scheme in ("http", "https"):
-        return HTTPStore(_base(url), **common)
+        base = base or base_url(url)
+        options.update(_guard(base, []))
+        return HTTPStore(base, **common)
     if url.scheme == "gs":
-        base = {"base_url": url.endpoint} if url.endpoint else {}
-        return GCSStore(url.place, prefix=prefix, **base, **common)  # type: ignore[arg-type]
+        endpoint = {"base_url": url.endpoint} if url.endpoint else {}
+        if url.service:  # else it is Google's own
+            metadata = [f"http://{host}" for host in map(os.environ.get, _GOOGLE_METADATA) if host]
+            options.update(_guard(url.service, [_INSTANCES, *_GOOGLE, *metadata]))
+        return GCSStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
     if url.scheme == "az":
         endpoint = {"endpoint": url.endpoint} if url.endpoint else {}
         if url.service:  # else it is an emulator
             fabric = url.service.replace("core.windows.net", "fabric.microsoft.com")
-            options.update(_guard(url.service, [fabric, _AUTHORITY, *map(os.environ.get, _AUTHORITIES)]))
+            options.update(_guard(url.service, [_INSTANCES, fabric, _AUTHORITY, *map(os.environ.get, _AUTHORITIES)]))
         return AzureStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
     config: dict[str, Any] = {}
     if url.service:  # obstore knows not all of the names that boto3 has for it
@@ -98,27 +114,51 @@ def make_client(url: Url, *, allow_http: bool, writing: bool, request_s: float =
         config["region"] = region
     region = region or "us-east-1"
     sts = os.environ.get("AWS_STS_ENDPOINT") or f"https://sts.{region}.amazonaws.com"
-    givers = [sts, _CONTAINERS, *map(os.environ.get, ("AWS_METADATA_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI"))]
+    givers = [
+        sts,
+        _CONTAINERS,
+        _INSTANCES,
+        *map(os.environ.get, ("AWS_METADATA_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI")),
+    ]
     options.update(_guard(url.service or f"https://s3.{region}.amazonaws.com", givers))
     return S3Store(url.place, prefix=prefix, credential_provider=provider, **config, **common)
 
 
-def authorities() -> str | None:
+def tls_context() -> ssl.SSLContext:
+    """Returns the settings of Python's own encrypted connections, with the authorities that obstore trusts, too."""
+    context, bundle = ssl.create_default_context(), _authorities()
+    if bundle:
+        context.load_verify_locations(bundle)
+    return context
+
+
+def proxy_of(url: str) -> str:
+    """Returns the proxy that the environment names for a URL; empty for none."""
+    parts, proxies = urllib.parse.urlsplit(url), urllib.request.getproxies_environment()
+    host = parts.hostname or ""
+    is_direct = any(_is_in(host, each.strip()) for each in proxies.get("no", "").split(","))
+    if is_direct or urllib.request.proxy_bypass(host):
+        return ""
+    return proxies.get(parts.scheme) or proxies.get("all") or ""
+
+
+def base_url(url: Url) -> str:
+    """Returns the URL to ask a web server, its path percent-encoded as the user typed it."""
+    path = urllib.parse.quote(url.prefix, safe="/%~!$&'()*+,;=:@")
+    return f"{url.scheme}://{url.place}/{path}"
+
+
+def _authorities() -> str | None:
     """Returns the path of the certificates of further authorities to trust, as the environment names it."""
     return os.environ.get("AWS_CA_BUNDLE") or os.environ.get("SSL_CERT_FILE")
 
 
-def has_proxy(host: str) -> bool:
-    """Returns whether the environment names a proxy for a host."""
-    proxies = urllib.request.getproxies_environment()
-    named = proxies.get("https") or proxies.get("http") or proxies.get("all")
-    return bool(named) and not urllib.request.proxy_bypass(host)
-
-
-def _base(url: Url) -> str:
-    """Returns the URL to ask a web server, its path percent-encoded as the user typed it."""
-    path = urllib.parse.quote(url.prefix, safe="/%~!$&'()*+,;=:@")
-    return f"{url.scheme}://{url.place}/{path}"
+def _is_in(host: str, network: str) -> bool:
+    """Returns whether an address lies in a network, such as 10.0.0.0/8, as NO_PROXY may name it."""
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(network)
+    except ValueError:
+        return False
 
 
 def _profile(url: Url) -> tuple[Any, str]:
@@ -151,10 +191,9 @@ def _guard(service: str, givers: Iterable[str | None]) -> dict[str, str]:
 
     Args:
         service: Base URL of the store.
-        givers: Base URLs of what gives credentials, beside the metadata of an instance.
+        givers: Base URLs of what gives credentials.
     """
-    host = urllib.parse.urlsplit(service).hostname or ""
-    if has_proxy(host):
-        return {}
-    own = [host, *(urllib.parse.urlsplit(each).hostname for each in (_INSTANCES, *givers) if each)]
-    return {"proxy_url": f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(filter(None, own))}
+    proxy = proxy_of(service)
+    places = [each for each in (service, *givers) if each and not (proxy and proxy_of(each))]
+    own = [urllib.parse.urlsplit(each).hostname for each in places]
+    return {"proxy_url": proxy or f"http://{GUARD_ADDRESS}", "proxy_excludes": ",".join(filter(None, own))}

@@ -8,6 +8,7 @@ import queue
 import random
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,8 +17,9 @@ import obstore
 from obstore.exceptions import BaseError
 
 from feeder.errors import ArgumentError, ChangedError, ConflictError, ListingError, NotFoundError, StoreError
-from feeder.shard.store.client import REQUEST_S, make_client
-from feeder.shard.store.fault import Fault, Kind, fault_of
+from feeder.shard.store.client import REQUEST_S, base_url, make_client
+from feeder.shard.store.fault import Fault, FaultKind, fault_of
+from feeder.shard.store.requests import redirect_of
 from feeder.shard.store.signed_ranges import SignedRanges
 from feeder.shard.store.store import (
     PIECE_BYTES,
@@ -42,6 +44,8 @@ _SMALL_BYTES, _SILENT_S, _MOST_AGAIN = 1 << 20, 1.0, 2
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
 _FIRST_ANSWER_S = 20.0
+_REDIRECTS = 5  # in a row
+_MOST_CLIENTS = 64
 
 _START_BYTES = 16  # of a page, to show
 _PAGE_ADVICE = "a proxy or a login has answered for the store, or the server has no ranges: serve it by another one"
@@ -56,6 +60,7 @@ class ObjectStore:
         url: The URL.
         allow_http: True to talk to it without encryption; None asks the environment.
         timeout: Seconds that each call goes on trying without an answer; 20 at most before the first answer.
+        allow_private: True to let a web server of the internet redirect to this machine and to private networks.
 
     Attributes:
         url: The URL.
@@ -63,19 +68,27 @@ class ObjectStore:
         has_answered: True once it has answered a request.
     """
 
-    def __init__(self, url: Url, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: Url, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S, allow_private: bool = False
+    ) -> None:
         self.url = url
         self.retries = 0
         self.timeout = timeout
         self._allow_http = allows_http(url, allow_http)
         self._lock = threading.Lock()
-        self._clients: dict[tuple[bool, float], Client] = {}  # by whether it writes, and the time of a request
+        self._allow_private = allow_private
+        self._is_web = url.scheme in ("http", "https")
+        # By the base URL, whether it writes, and the time of a request.
+        self._clients: dict[tuple[str, bool, float], Client] = {}
+        # Objects that a web server redirects, by key: the base URL of the client to ask, and the key for it.
+        self._moved: dict[str, tuple[str, str]] = {}
         self._signed = SignedRanges(allow_http=self._allow_http) if url.scheme == "s3" else None
         self._has_ranges = False  # it is known to answer requests for ranges
         self.has_answered = False
 
     def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         self._check(key)
+        self._moved.pop(key, None)  # there may be another object by now, at another place
         return self._call(key, lambda: self._first_answer(lambda: self._head(key)), is_wanted)
 
     def get(
@@ -89,6 +102,8 @@ class ObjectStore:
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Bytes:
         self._check(key)
+        if not etag and size_bytes is None:
+            self._moved.pop(key, None)
         if end is None:
             found = self._call(key, lambda: self._small(key, etag, size_bytes), is_wanted)
             if not isinstance(found, Entry):
@@ -193,7 +208,7 @@ class ObjectStore:
             self._call(key, lambda: obstore.delete(self._client(False), key))
 
     def list(self, prefix: str = "") -> Iterator[Entry]:
-        if self.url.scheme in ("http", "https"):
+        if self._is_web:
             raise ListingError(
                 f"{self.url.object(prefix)}: a web server can't list its files; name them one by one, in a manifest "
                 "or by a pattern such as https://host/train-{000..009}.tar"
@@ -208,10 +223,11 @@ class ObjectStore:
 
     def _head(self, key: str) -> Entry:
         found = None
+        client, name = self._place(key)
         try:
-            found = obstore.head(self._client(False), key)
+            found = obstore.head(client, name)
         except (BaseError, OSError) as error:
-            if fault_of(error, self.url.scheme).kind is Kind.TRANSIENT:
+            if fault_of(error, self.url.scheme).kind in (FaultKind.TRANSIENT, FaultKind.REDIRECT):
                 raise
         # The answer to HEAD has no body, and so no reason; without an ETag it may be that of a page. GET tells more.
         if found is None or (found["size"] and not found["e_tag"]):
@@ -283,15 +299,15 @@ class ObjectStore:
     ) -> obstore.GetResult:
         """Asks for a range, or for all if it has no end; its bytes have not come yet."""
         options: Any = ({} if end is None else {"range": (start, end)}) | ({"if_match": etag} if etag else {})
-        client = self._client(False)
+        client, name = self._place(key)
         try:
-            result = obstore.get(client, key, options=options)
+            result = obstore.get(client, name, options=options)
         except BaseError as error:
-            if fault_of(error, self.url.scheme).kind is not Kind.PAGE:
+            if fault_of(error, self.url.scheme).kind is not FaultKind.PAGE:
                 raise
             whole = None
             with contextlib.suppress(BaseError):
-                whole = obstore.get(client, key)
+                whole = obstore.get(client, name)
             raise _page(whole) from None
         found, tag = result.meta, quoted_etag(result.meta["e_tag"])
         is_changed = bool(etag and tag and tag != etag)  # a server that does not know If-Match
@@ -320,13 +336,36 @@ class ObjectStore:
         except ArgumentError as error:
             raise NotFoundError(str(error)) from None
 
-    def _client(self, writing: bool) -> Client:
-        kind = writing, REQUEST_S if writing else self._request_s
+    def _client(self, writing: bool, base: str = "") -> Client:
+        kind = base, writing, REQUEST_S if writing else self._request_s
         with self._lock:
             if kind not in self._clients:
-                how: Any = {"allow_http": self._allow_http, "writing": writing, "request_s": kind[1]}
-                self._clients[kind] = make_client(self.url, **how)
+                if len(self._clients) >= _MOST_CLIENTS:  # each redirect may have brought one
+                    del self._clients[next(iter(self._clients))]
+                how: Any = {"allow_http": self._allow_http, "writing": writing, "request_s": kind[2]}
+                self._clients[kind] = make_client(self.url, base, **how)
             return self._clients[kind]
+
+    def _place(self, key: str) -> tuple[Client, str]:
+        """Returns the client to ask for an object, and the key for it."""
+        base, name = self._moved.get(key, ("", key))
+        return self._client(False, base), name
+
+    def _follow(self, key: str) -> None:
+        """Asks a web server where it redirects an object to, which is then asked for there; see Note [Redirects]."""
+        base, name = self._moved.get(key, (base_url(self.url), key))
+        url = f"{base.rstrip('/')}/{urllib.parse.quote(name)}" if name else base
+        found = redirect_of(
+            url,
+            self.url.object(key),
+            allow_http=self._allow_http,
+            allow_private=self._allow_private,
+            request_s=self._request_s,
+        )
+        if found.endswith(f"/{key}") and "?" not in found:  # its client may be the one of others
+            self._moved[key] = found.removesuffix(f"/{key}"), key
+        elif found != url:
+            self._moved[key] = found, ""
 
     @property
     def _request_s(self) -> float:
@@ -340,27 +379,41 @@ class ObjectStore:
             StoreError: naming the object, for any other fault.
         """
         began = time.monotonic()
-        attempt = 0
-        is_refreshed = False
+        attempt = redirects = 0
+        is_refreshed = is_redirected = False
         while True:
             clients = self._clients
             try:
+                if is_redirected:
+                    self._follow(key)
                 result = request()
                 self.has_answered = True
                 return result
             except (BaseError, OSError, ValueError) as error:
                 is_short = isinstance(error, ConnectionError)
-                fault = Fault(Kind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
+                fault = Fault(FaultKind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
                 if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
-                    fault = Fault(Kind.TRANSIENT if self._has_ranges else Kind.FINAL, str(error), _PAGE_ADVICE)
+                    fault = Fault(
+                        FaultKind.TRANSIENT if self._has_ranges else FaultKind.FINAL, str(error), _PAGE_ADVICE
+                    )
             attempt += 1
-            if fault.kind is Kind.EXPIRED and not is_refreshed:
+            is_redirected = self._is_web and fault.kind is FaultKind.REDIRECT
+            if is_redirected and redirects < _REDIRECTS:
+                redirects += 1
+                continue
+            # It may redirect to another place by now, as signatures of places expire.
+            was_moved = self._moved.pop(key, None) is not None
+            if is_redirected:
+                fault = Fault(FaultKind.FINAL, "the store redirects without end")
+            if (
+                fault.kind is FaultKind.EXPIRED or (was_moved and fault.kind is not FaultKind.TRANSIENT)
+            ) and not is_refreshed:
                 # Made anew, the clients read environment, files and roles again.
                 is_refreshed = True
                 with self._lock:
                     if self._clients is clients:
                         self._clients = {}
-            elif fault.kind is not Kind.TRANSIENT:
+            elif fault.kind is not FaultKind.TRANSIENT:
                 self.has_answered = True
                 raise self._error(key, fault)
             elif not is_wanted():
@@ -373,16 +426,17 @@ class ObjectStore:
                         f"{self.url.object(key)}: no answer for {waited_s:.0f} s, in {attempt} attempts; the last: "
                         f"{fault.reason}. Check the network and the store, then run again"
                     )
+                redirects = 0
                 pause_s = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(attempt - 1, 10))
                 time.sleep(pause_s * random.uniform(0.5, 1))
             with self._lock:
                 self.retries += 1
 
     def _error(self, key: str, fault: Fault) -> StoreError:
-        if fault.kind is Kind.CONDITION:
+        if fault.kind is FaultKind.CONDITION:
             return self._changed(key)
         text = f"{self.url.object(key)}: {fault.reason}" + (f"; {fault.advice}" if fault.advice else "")
-        return NotFoundError(text) if fault.kind is Kind.MISSING else StoreError(text)
+        return NotFoundError(text) if fault.kind is FaultKind.MISSING else StoreError(text)
 
 
 class _PageError(OSError):

@@ -10,7 +10,6 @@ had here, nothing is asked for here for a minute.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import http.client
 import math
@@ -18,7 +17,6 @@ import os
 import select
 import socket
 import ssl
-import struct
 import threading
 import time
 import urllib.parse
@@ -30,9 +28,9 @@ import numpy as np
 import obstore
 from obstore.exceptions import BaseError
 
-from feeder.shard.store.client import CONNECT_S, REQUEST_S, STALL_S, authorities, has_proxy
+from feeder.shard.store.client import CONNECT_S, REQUEST_S, proxy_of, tls_context
+from feeder.shard.store.requests import Connection, answer_of, reason_of
 from feeder.shard.store.store import PIECE_BYTES, quoted_etag
-from feeder.shard.store.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from obstore.store import S3Store
@@ -47,8 +45,6 @@ _REASON_LENGTH = 100
 _PIECE_S = 0.02  # that a piece of more than 512 KiB may take to come: readers wait for its end
 _MOST_PIECES = 4  # at once
 _PASSING = {408, 429, *range(500, 600)} - {501}
-
-Connection = http.client.HTTPConnection
 
 
 class SignedRanges:
@@ -103,16 +99,17 @@ class SignedRanges:
         if etag:
             headers["If-Match"] = etag
         try:
-            url = urllib.parse.urlsplit(obstore.sign(client, "GET", key, _VALID))
-            if (url.scheme == "http" and not self._allow_http) or has_proxy(url.hostname or ""):
+            signed = obstore.sign(client, "GET", key, _VALID)
+            url = urllib.parse.urlsplit(signed)
+            if (url.scheme == "http" and not self._allow_http) or proxy_of(signed):
                 return None
             place = url.scheme, url.netloc
             connection = self._taken(place) or self._connection(*place)
-            channel, response = _answer(connection, f"{url.path}?{url.query}", headers, request_s)
+            channel, response = answer_of(connection, f"{url.path}?{url.query}", headers, request_s)
         except (BaseError, ssl.SSLCertVerificationError, ValueError):
             return None
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionError(_reason(error)) from None
+            raise ConnectionError(reason_of(error)) from None
         if _is_range(response, start, end, etag):
             self._faults = 0
             return self._pieces(place, connection, channel, response, end - start, until)
@@ -147,10 +144,7 @@ class SignedRanges:
             return Connection(netloc, timeout=CONNECT_S)
         with self._lock:
             if self._context is None:
-                context, bundle = ssl.create_default_context(), authorities()
-                if bundle:
-                    context.load_verify_locations(bundle)
-                self._context = context
+                self._context = tls_context()
         return http.client.HTTPSConnection(netloc, timeout=CONNECT_S, context=self._context)
 
     def _pieces(
@@ -184,7 +178,7 @@ class SignedRanges:
                         self._idle[place].append((time.monotonic(), connection))
                 yield piece
         except (OSError, http.client.HTTPException) as error:
-            raise ConnectionError(_reason(error)) from None
+            raise ConnectionError(reason_of(error)) from None
         finally:
             if left or response.will_close:
                 connection.close()
@@ -200,26 +194,6 @@ def _receiver(channel: socket.socket) -> Callable[[memoryview], int]:
     return lambda memory: channel.recv_into(memory, 0, socket.MSG_WAITALL)
 
 
-def _answer(
-    connection: Connection, target: str, headers: dict[str, str], request_s: float
-) -> tuple[socket.socket, http.client.HTTPResponse]:
-    """Sends a request; returns the socket and the head of the answer. Closes the connection if there is none."""
-    stall_s = min(STALL_S, request_s)
-    try:
-        if connection.sock is None:
-            connection.connect()
-        channel: socket.socket = connection.sock
-        channel.settimeout(stall_s)
-        stall = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
-        connection.request("GET", target, headers=headers)
-        with contextlib.closing(TimeLimit(channel, request_s)):  # of a head that drips
-            return channel, connection.getresponse()
-    except BaseException:
-        connection.close()
-        raise
-
-
 def _is_range(response: http.client.HTTPResponse, start: int, end: int, etag: str | None) -> bool:
     """Returns True if an answer brings just what was asked for."""
     if response.status != 206 or response.length != end - start:
@@ -227,9 +201,3 @@ def _is_range(response: http.client.HTTPResponse, start: int, end: int, etag: st
     if etag and quoted_etag(response.headers.get("ETag")) not in ("", etag):  # a server that does not know If-Match
         return False
     return response.headers.get("Content-Range", "").startswith(f"bytes {start}-{end - 1}/")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, TimeoutError | BlockingIOError):
-        return "no answer in time"
-    return str(error) if type(error) is ConnectionError else getattr(error, "strerror", None) or "the connection broke"

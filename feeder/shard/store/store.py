@@ -219,7 +219,12 @@ def refuse_web_server(url: Url) -> None:
 
 
 def open_store(
-    url: Url | str, *, allow_http: bool | None = None, timeout: float = TIMEOUT_S, writes: bool = False
+    url: Url | str,
+    *,
+    allow_http: bool | None = None,
+    timeout: float = TIMEOUT_S,
+    writes: bool = False,
+    allow_private: bool = False,
 ) -> Store:
     """Opens a store. Nothing is sent yet.
 
@@ -231,6 +236,7 @@ def open_store(
         allow_http: True to talk to it without encryption; None takes ``AWS_ALLOW_HTTP`` from the environment.
         timeout: Seconds that each call goes on trying without an answer.
         writes: True for a store that will be written.
+        allow_private: True to let a web server of the internet redirect to this machine and to private networks.
 
     Raises:
         StoreError: if obstore is not installed, the URL is without encryption and that is not allowed, or a web server
@@ -249,4 +255,4 @@ def open_store(
     url = Url.parse(url) if isinstance(url, str) else url
     if writes:
         refuse_web_server(url)
-    return ObjectStore(url, allow_http=allow_http, timeout=timeout)
+    return ObjectStore(url, allow_http=allow_http, timeout=timeout, allow_private=allow_private)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Url", "check_key", "is_remote", "local_path", "may_be_userinfo", "shown_place"]
+__all__ = ["Url", "check_key", "is_remote", "local_path", "shown_place"]
 
 _SCHEMES = ("s3", "gs", "az", "http", "https")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -25,17 +25,6 @@ _ENDPOINTS = {
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
-
-
-def may_be_userinfo(place: str, path: str) -> bool:
-    """Returns whether what stands as host and path in an http(s) URL may be a name or a password with a slash in it,
-    and the host after them: https://name:123/word@host, for example, has a host ``name`` and a port.
-
-    Args:
-        place: The host, with its port if there is one.
-        path: The path.
-    """
-    return "@" in path and not _ADDRESS.fullmatch(place) and (":" in place or "." not in place)
 
 
 def is_remote(text: str) -> bool:
@@ -117,7 +106,7 @@ class Url:
             start = f"{scheme}://..." if ":" in place or "@" in rest else shown
             raise ArgumentError(f"{start}: expected {expected} after {scheme}://, and no name or password")
         if scheme in ("http", "https"):
-            if may_be_userinfo(place, path):
+            if _may_be_userinfo(place, path):
                 raise ArgumentError(
                     f"{scheme}://...@{path.rpartition('@')[2]}: a URL must not hold a name or a password; if the @ is "
                     "one of the path, write it as %40"
@@ -174,6 +163,17 @@ class Url:
     def parent(self) -> Url:
         """Returns the URL of the folder that this lies in."""
         return Url(self.scheme, self.place, self.prefix.rpartition("/")[0], self.region, self.endpoint)
+
+
+def _may_be_userinfo(place: str, path: str) -> bool:
+    """Returns whether what stands as host and path in an http(s) URL may be a name or a password with a slash in it,
+    and the host after them: https://name:123/word@host, for example, has a host ``name`` and a port.
+
+    Args:
+        place: The host, with its port if there is one.
+        path: The path.
+    """
+    return "@" in path and not _ADDRESS.fullmatch(place) and (":" in place or "." not in place)
 
 
 def _first_set(names: tuple[str, ...]) -> str:

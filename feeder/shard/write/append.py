@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
+import contextlib
+import functools
 import json
 import os
 import shutil
@@ -17,20 +17,18 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path, shown_place
 from feeder.shard.write.column_types import refuse_other_types
-from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
+from feeder.shard.write.dali_index import DALI_SUFFIX
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.plan import plan_shards
-from feeder.shard.write.run import Run, no_image, total
-from feeder.shard.write.run_plan import plan_digest
-from feeder.shard.write.set_writer import HashedShard, extend_set, index_path
-from feeder.shard.write.shard_job import WrittenShard
+from feeder.shard.write.plan import plan_digest
+from feeder.shard.write.run import Run, write_dali_indexes
+from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.shard_engine import write_in_threads
+from feeder.shard.write.sharding import source_opener
 from feeder.shard.write.store_output import locked_output
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
@@ -62,31 +60,19 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
         SourceError: if the source can't be read as a whole, or its labels or the types of its columns do not fit those
             of the set.
         ShardError: if the folder has no finished set, or can't be written.
-        FormatError: if the set is damaged, or its index is of version 1.
+        FormatError: if the set is damaged.
     """
-    started = time.monotonic()
+    started_s = time.monotonic()
     path, more = local_path(path), local_path(more)
-    if not options.targets:
-        source_kind(more)
-    if any(overlaps_source(place, path) for place in (more, *(place for _, place in options.targets.pairs))):
-        raise ShardError(f"{shown_place(path)}: lies inside the source {shown_place(more)}, or is it")
+    open_it = source_opener(more, path, options)
+
     try:
         with locked_output(path, appends=True) as folder:
             manifest, index = _opened(folder)
             options = options.with_settings(manifest.settings)
             check_encoder(options.encode)
-            source = open_source(
-                more,
-                options.columns,
-                folder.work,
-                skip_unreadable=options.skip_unreadable,
-                image_field=options.image_field or folder.image_field(),
-                targets=options.targets,
-            )
-            try:
-                return _Append(folder, manifest, index, source, options, progress or Progress(), started).run()
-            finally:
-                source.close()
+            with contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source:
+                return _append(folder, manifest, index, source, options, progress or Progress(), started_s)
     except OSError as error:
         raise ShardError(
             f"{error.filename or shown_place(path)}: {error.strerror or error}; the set is as it was: fix this and run "
@@ -94,184 +80,94 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
         ) from error
 
 
-class _Append:
-    """One run that adds a source's samples to a set."""
-
-    def __init__(
-        self,
-        folder: OutputFolder,
-        manifest: Manifest,
-        index: SetIndex,
-        source: Source,
-        options: ShardOptions,
-        progress: Progress,
-        started: float,
-    ) -> None:
-        self._folder, self._manifest, self._index = folder, manifest, index
-        self._source, self._options = source, options
-        self._progress, self._started = progress, started
-
-    def run(self) -> ShardSummary:
-        source, manifest = self._source, self._manifest
-        for note in source.notes:
-            self._progress.note(note)
-        if not len(source.table):
-            raise no_image(source, source.rejected)
-        first_digest = source.digest()  # before its labels are the set's
-        classes = self._join_classes()
-        refuse_other_types(self._folder, self._index, source)
-        run = Run(
-            *(self._folder, source, self._options, self._progress, self._started),
-            first_shard=len(manifest.shards),
-            first_key=manifest.inputs,
-            codebooks=self._index.codebooks,
+def _append(
+    folder: OutputFolder,
+    before: Manifest,
+    index: SetIndex,
+    source: Source,
+    options: ShardOptions,
+    progress: Progress,
+    started_s: float,
+) -> ShardSummary:
+    """Adds the samples of an open source to an open set; see :func:`append`."""
+    engine = functools.partial(write_in_threads, options)
+    run = Run(folder, source, options, progress, started_s, engine, before=before, codebooks=index.codebooks)
+    run.start()
+    shards = len(before.shards)
+    first_digest = source.digest()  # before its labels are the set's
+    classes = _join_classes(source, index)
+    refuse_other_types(folder, index, source)
+    digest = plan_digest(options.settings(), source)
+    if digest in before.source.get(_APPENDED, ()):
+        progress.note(f"these samples are part of {folder.shown} already: nothing is added")
+        folder.discard(shards)
+        return run.summary(before, [])
+    if (source.kind, first_digest) == (before.source.get("kind"), before.source.get("digest")):
+        raise SourceError(
+            f"{source.root}: has the paths, sizes and labels of what {folder.shown} was made of, and its samples "
+            "would be in the set twice; if its images are others, or that is meant, rename one of its files"
         )
-        plan = plan_shards(source, self._options)
-        folder, version, shards = self._folder, self._index.version, len(manifest.shards)
-        digest = plan_digest(self._options.settings(), source)
-        if digest in manifest.source.get(_APPENDED, ()):
-            self._progress.note(f"these samples are part of {folder.shown} already: nothing is added")
-            folder.remove_after(shards)
-            folder.finish()
-            return self._summary(manifest, [], {}, classes)
-        if (source.kind, first_digest) == (manifest.source.get("kind"), manifest.source.get("digest")):
-            raise SourceError(
-                f"{source.root}: has the paths, sizes and labels of what {folder.shown} was made of, and its samples "
-                "would be in the set twice; if its images are others, or that is meant, rename one of its files"
-            )
-        is_resumed = folder.begin_append(self._options.settings(), source, version, shards)
-        if is_resumed:
-            self._progress.note(f"resuming the unfinished run in {folder.shown}")
-        done = run.finished(plan) if is_resumed else {}
-        try:
-            written = [found for _, found in sorted(run.write_shards(plan, done).items())]
-            if not any(each.record.samples for each in written):
-                raise SourceError(f"{source.root}: no sample could be sharded")
-        except (FormatError, SourceError):  # it would fail again
-            folder.remove_after(shards)
-            folder.finish()
-            raise
-        return self._finish(written, done, classes, digest)
 
-    def _join_classes(self) -> list[str] | None:
-        """Numbers the source's classes as the set does, new ones after the set's; returns all names."""
-        source, index = self._source, self._index
-        known, found = index.classes, source.classes
-        if tuple(source.table.targets) != index.targets:
-            raise SourceError(
-                f"{source.root}: its targets are {_listed(source.table.targets)}, those of the set "
-                f"{_listed(index.targets)}; name the same columns"
-            )
-        if source.table.is_numbered != index.has_source_rows:
-            raise SourceError(
-                f"{source.root}: samples of a manifest and others do not go into one set, as only those have rows"
-            )
-        labels = source.table.columns()["labels"]
-        largest = int(labels.max(initial=-1))
-        if found is None:
-            if known is not None and largest >= len(known):
-                raise SourceError(f"{source.root}: has a label {largest}, the set names of {len(known)} classes only")
-            return known
-        if known is None:
-            if index.max_label >= 0:
-                raise SourceError(f"{source.root}: its labels are class names, those of the set numbers without names")
-            return found
-        names = [*known, *(name for name in found if name not in set(known))]
-        places = {name: label for label, name in enumerate(names)}
-        mapping = np.array([places[name] for name in found], np.int64)
-        if (mapping != np.arange(len(mapping))).any():
-            source.table.relabel(mapping)
-            source.replaces_cls = True
-        return names
+    is_resumed = folder.begin(options.settings(), source, version=index.version, shards=shards)
+    try:
+        written, new = run.write(is_resumed=is_resumed)
+    except (FormatError, SourceError):  # it would fail again
+        folder.discard(shards)
+        raise
 
-    def _finish(
-        self, written: list[WrittenShard], done: dict[int, WrittenShard], classes: list[str] | None, digest: str
-    ) -> ShardSummary:
-        """Writes the new header; the rename of it is what makes the samples part of the set.
+    records = [each.record for each in written]
+    if folder.has(index_path("", index.shard_name(0), DALI_SUFFIX)):
+        write_dali_indexes(folder, records)
+    header = folder.file(INDEX_NAME)
+    earlier = version_path(header, index.version)
+    _copy(header, earlier)
+    folder.publish(earlier)
 
-        Args:
-            written: All further shards.
-            done: Those that an earlier run finished, by their numbers among these.
-            classes: Class names by label.
-            digest: That of the source, see :func:`plan_digest`.
-        """
-        folder, before, source = self._folder, self._manifest, self._source
-        rejected = sorted([*source.rejected, *(r for each in written for r in each.rejected)])
-        self._write_dali_indexes(written)
-        header = folder.file(INDEX_NAME)
-        earlier = version_path(header, self._index.version)
-        _copy(header, earlier)
-        folder.publish(earlier)
-        next_header = folder.part(INDEX_NAME)
-        shards = [HashedShard(each.record.name, each.record.size_bytes, each.record.sha256) for each in written]
-        extend_set(self._index.header, next_header, folder.path, shards, classes)
-        samples = sum(each.record.samples for each in written)
-        manifest = dataclasses.replace(
-            before,
-            source=before.source | {_APPENDED: [*before.source.get(_APPENDED, ()), digest]},
-            inputs=before.inputs + samples + len(rejected),
-            samples=before.samples + samples,
-            rejected=before.rejected + len(rejected),
-            bad=before.bad + sum(r.bad for r in rejected),
-            formats=total([before.formats, *(each.formats for each in written)]),
-            encoded=total([before.encoded, *(each.encoded for each in written)]),
-            clipped=before.clipped + sum(each.clipped for each in written),
-            classes=classes,
-            index={"size_bytes": os.stat(next_header).st_size, "sha256": file_sha256(next_header)},
-            shards=[*before.shards, *(each.record for each in written)],
+    next_header = folder.part(INDEX_NAME)
+    write_set(next_header, records, classes, before=index.header, folder=folder.path)
+    appended = [*before.source.get(_APPENDED, ()), digest]
+    manifest = run.manifest(written, next_header, classes, before.source | {_APPENDED: appended})
+    run.write_rejected(written)
+    manifest.write(folder.work)
+    os.replace(folder.part(MANIFEST_NAME), folder.part(_NEXT_MANIFEST))
+    folder.publish(folder.file(REJECTED_NAME), folder.part(_NEXT_MANIFEST))
+
+    os.replace(next_header, header)  # which makes the samples part of the set
+    folder.publish(header)
+    _complete(folder)
+    folder.finish()
+    return run.summary(manifest, new)
+
+
+def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
+    """Numbers the source's classes as the set does, new ones after the set's; returns all names."""
+    known, found = index.classes, source.classes
+    if tuple(source.table.targets) != index.targets:
+        raise SourceError(
+            f"{source.root}: its targets are {_listed(source.table.targets)}, those of the set "
+            f"{_listed(index.targets)}; name the same columns"
         )
-        with (
-            open(folder.file(REJECTED_NAME), "rb", opener=open_regular) as lines,
-            atomic_file(folder.file(REJECTED_NAME)) as file,
-        ):
-            file.writelines(itertools.islice(lines, before.rejected))  # a killed run may have added further ones
-            file.writelines(json.dumps(r._asdict()).encode() + b"\n" for r in rejected)
-        manifest.write(folder.work)
-        os.replace(folder.part(MANIFEST_NAME), folder.part(_NEXT_MANIFEST))
-        folder.publish(folder.file(REJECTED_NAME), folder.part(_NEXT_MANIFEST))
-        os.replace(next_header, header)
-        folder.publish(header)
-        _complete(folder)
-        folder.finish()
-        return self._summary(manifest, written, done, classes)
-
-    def _write_dali_indexes(self, written: list[WrittenShard]) -> None:
-        """Writes DALI's index files of further shards, if the set's have some."""
-        folder = self._folder
-        if folder.has(index_path("", self._index.shard_name(0), DALI_SUFFIX)):
-            for each in written:
-                path = index_path(folder.path, each.record.name, DALI_SUFFIX)
-                write_dali_index(path, ShardIndex(index_path(folder.path, each.record.name)))
-                folder.publish(path)
-
-    def _summary(
-        self,
-        manifest: Manifest,
-        written: list[WrittenShard],
-        done: dict[int, WrittenShard],
-        classes: list[str] | None,
-    ) -> ShardSummary:
-        source = self._source
-        rejected = [*source.rejected, *(r for each in written for r in each.rejected)]
-        return ShardSummary(
-            out=self._folder.shown,
-            kind=source.kind,
-            inputs=manifest.inputs,
-            samples=manifest.samples,
-            rejected=len(rejected),
-            bad=sum(r.bad for r in rejected),
-            unreadable_folders=source.unreadable_folders,
-            encoded=manifest.encoded,
-            clipped=sum(each.clipped for each in written),
-            shards=len(manifest.shards),
-            bytes=sum(s.size_bytes for s in manifest.shards),
-            classes=len(classes or ()),
-            written_shards=len(written) - len(done),
-            written_samples=sum(each.record.samples for number, each in enumerate(written) if number not in done),
-            seconds=time.monotonic() - self._started,
-            max_bad=self._options.max_bad,
-            notes=source.notes,
+    if source.table.is_numbered != index.has_source_rows:
+        raise SourceError(
+            f"{source.root}: samples of a manifest and others do not go into one set, as only those have rows"
         )
+    labels = source.table.columns()["labels"]
+    largest = int(labels.max(initial=-1))
+    if found is None:
+        if known is not None and largest >= len(known):
+            raise SourceError(f"{source.root}: has a label {largest}, the set names of {len(known)} classes only")
+        return known
+    if known is None:
+        if index.max_label >= 0:
+            raise SourceError(f"{source.root}: its labels are class names, those of the set numbers without names")
+        return found
+    names = [*known, *(name for name in found if name not in set(known))]
+    places = {name: label for label, name in enumerate(names)}
+    mapping = np.array([places[name] for name in found], np.int64)
+    if (mapping != np.arange(len(mapping))).any():
+        source.table.relabel(mapping)
+        source.replaces_cls = True
+    return names
 
 
 def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
@@ -282,7 +178,7 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
             f"{folder.shown}`, which finishes it"
         )
     _complete(folder)
-    manifest = Manifest.read(folder.path)
+    manifest = folder.manifest()
     if manifest is None:
         raise ShardError(f"{folder.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
     index = open_index(folder.file(INDEX_NAME))

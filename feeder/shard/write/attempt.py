@@ -15,7 +15,7 @@ import feeder
 from feeder.errors import FeederError
 from feeder.shard.source.source import Source
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.shard_job import ShardJob, write_shard
+from feeder.shard.write.shard_writer import ShardJob, Stopped, write_shard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.versions import pillow_info
 
@@ -42,10 +42,6 @@ class _Order(NamedTuple):
     raises_unreadable: bool
 
 
-class _Stopped(Exception):
-    """The attempt was cancelled."""
-
-
 def pickled_order(
     job: ShardJob,
     source: Source,
@@ -66,7 +62,7 @@ def pickled_order(
         raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
     """
     rows = source.rows(np.fromiter(ids, np.int64, len(job.positions)))
-    contents = {} if folder.is_shared else rows.take_out(folder.path)
+    contents = rows.take_out(folder.path) if folder.is_copy else {}
     return pickle.dumps(_Order(job, rows, contents, output, raises_unreadable), pickle.HIGHEST_PROTOCOL)
 
 
@@ -118,7 +114,7 @@ def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> Iterator[tuple
 
     def advance(size_bytes: int) -> None:
         if stop.is_set():
-            raise _Stopped
+            raise Stopped
         done[0] += 1
         done[1] += size_bytes
 

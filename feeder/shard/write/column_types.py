@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import NamedTuple
 
 from feeder.errors import SourceError
 from feeder.fields.npy import npy_header
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Source
-from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.set_copy import SetCopy
 
 __all__ = ["refuse_other_types"]
 
@@ -25,7 +25,18 @@ _JSON = {bool: "true or false", int: "a number", float: "a number", str: "text",
 _Fields = list[tuple[str, bytes]]
 
 
-def refuse_other_types(folder: OutputFolder, index: SetIndex, source: Source) -> None:
+class _Type(NamedTuple):
+    """The type of a column: its name, and the shape of arrays, with None for axes of several lengths."""
+
+    name: str
+    shape: tuple[int | None, ...] = ()
+
+    def __str__(self) -> str:
+        shape = ", ".join("N" if length is None else str(length) for length in self.shape)
+        return f"{self.name} [{shape}]" if shape else self.name
+
+
+def refuse_other_types(folder: SetCopy, index: SetIndex, source: Source) -> None:
     """Returns if the columns of a source have the types that those of the same names have in a set.
 
     Raises:
@@ -40,7 +51,7 @@ def refuse_other_types(folder: OutputFolder, index: SetIndex, source: Source) ->
         own = found.get(name, expected)
         if not _fit(own, expected):
             raise SourceError(
-                f"{source.root}: its column {name!r} holds {_text(own)}, that of the set {_text(expected)}; convert "
+                f"{source.root}: its column {name!r} holds {own}, that of the set {expected}; convert "
                 "it, or give it another name"
             )
 
@@ -60,28 +71,28 @@ def _of_source(source: Source) -> Iterator[_Fields]:
             continue
 
 
-def _of_set(folder: OutputFolder, index: SetIndex) -> Iterator[_Fields]:
+def _of_set(folder: SetCopy, index: SetIndex) -> Iterator[_Fields]:
     """Yields the fields of some samples of a set that have a type."""
     numbers = range(index.shard_count)
     number = next((n for n in numbers if index.header.shard(n).samples), None)
     if number is None:
         return
     shard = index.header.shard(number)
-    with folder.borrowed(index.header.index_name(number), shard.index_bytes) as path:
-        own = ShardIndex(path, shard=shard)
-        for row in range(min(own.samples, _SAMPLES)):
-            members = ((own.fields[field], offset, length) for field, offset, length in own.members(row))
-            yield [
-                (name, folder.read(shard.name, offset, offset + length))
-                for name, offset, length in members
-                if _has_type(name)
-            ]
+    name = index.header.index_name(number)
+    folder.fetch(name)
+    own = ShardIndex(folder.file(name), shard=shard)
+    for row in range(min(own.samples, _SAMPLES)):
+        members = ((own.fields[field], offset, length) for field, offset, length in own.members(row))
+        yield [
+            (name, folder.read(shard.name, offset, offset + length))
+            for name, offset, length in members
+            if _has_type(name)
+        ]
 
 
-def _types(samples: Iterable[_Fields]) -> dict[str, Any]:
-    """Returns the type of each column that has one: text for a value of JSON, (dtype, shape) for arrays of one dtype,
-    the shape with None for axes of several lengths."""
-    found: dict[str, list[Any]] = {}
+def _types(samples: Iterable[_Fields]) -> dict[str, _Type]:
+    """Returns the type of each column that has one."""
+    found: dict[str, list[_Type]] = {}
     for fields in samples:
         for field, data in fields:
             for name, own in _columns(field, data):
@@ -89,49 +100,35 @@ def _types(samples: Iterable[_Fields]) -> dict[str, Any]:
     return {name: joined for name, each in found.items() if (joined := _joined(each)) is not None}
 
 
-def _columns(field: str, data: bytes) -> Iterator[tuple[str, Any]]:
+def _columns(field: str, data: bytes) -> Iterator[tuple[str, _Type]]:
     """Yields the columns of a field, each with its type; none of what can't be read, or is null."""
     try:
         if field.rpartition(".")[2] == "npy":
             header = npy_header(data)
-            yield field, (str(header.dtype), header.shape)
+            yield field, _Type(f"arrays of {header.dtype}", header.shape)
             return
         value = json.loads(data)
     except (ValueError, RecursionError):
         return
-    if isinstance(value, dict):
-        yield from ((f"{field}:{key}", _JSON[type(each)]) for key, each in value.items() if each is not None)
-    elif value is not None:
-        yield field, _JSON[type(value)]
+    values = {f"{field}:{key}": each for key, each in value.items()} if isinstance(value, dict) else {field: value}
+    yield from ((name, _Type(_JSON[type(each)])) for name, each in values.items() if each is not None)
 
 
-def _joined(each: list[Any]) -> Any:
-    if isinstance(each[0], str):
-        return each[0] if len({*each}) == 1 else None
-    if len({(dtype, len(shape)) for dtype, shape in each}) != 1:
+def _joined(each: list[_Type]) -> _Type | None:
+    """Returns the type that all values of a column have; None if they differ."""
+    name, shape = each[0]
+    if any((own.name, len(own.shape)) != (name, len(shape)) for own in each):
         return None
-    dtype, shape = each[0]
-    lengths = [{own[axis] for _, own in each} for axis in range(len(shape))]
     # The first axis of tables, such as boxes, and the only one of few rows may well have this length by chance.
     varies = len(shape) > 1 or len(each) < 2
-    return dtype, tuple(
-        None if len(found) > 1 or (varies and axis == 0) else shape[axis] for axis, found in enumerate(lengths)
+    lengths = [{own.shape[axis] for own in each} for axis in range(len(shape))]
+    return _Type(
+        name,
+        tuple(None if len(found) > 1 or (varies and axis == 0) else shape[axis] for axis, found in enumerate(lengths)),
     )
 
 
-def _fit(one: Any, other: Any) -> bool:
-    if isinstance(one, str) or isinstance(other, str):
-        return bool(one == other)
-    return (
-        one[0] == other[0]
-        and len(one[1]) == len(other[1])
-        and all(a == b or a is None or b is None for a, b in zip(one[1], other[1], strict=True))
-    )
-
-
-def _text(own: Any) -> str:
-    """Returns the name of a type to show."""
-    if isinstance(own, str):
-        return own
-    shape = ", ".join("N" if length is None else str(length) for length in own[1])
-    return f"arrays of {own[0]} [{shape}]"
+def _fit(one: _Type, other: _Type) -> bool:
+    if (one.name, len(one.shape)) != (other.name, len(other.shape)):
+        return False
+    return all(a == b or None in (a, b) for a, b in zip(one.shape, other.shape, strict=True))

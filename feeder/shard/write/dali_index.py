@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from feeder.shard.format.shard_index import ShardIndex
+from feeder.shard.write.set_writer import index_path
 from feeder.system.files import atomic_file
 
 __all__ = ["DALI_SUFFIX", "write_dali_index"]
@@ -12,10 +13,12 @@ __all__ = ["DALI_SUFFIX", "write_dali_index"]
 DALI_SUFFIX = ".idx"
 
 
-def write_dali_index(path: str, index: ShardIndex) -> None:
-    """Writes the file for a shard, by feeder's own index of it."""
+def write_dali_index(folder: str, shard: str, index: ShardIndex) -> str:
+    """Writes the file for a shard beside it, by feeder's own index of it, and returns its path."""
+    path = index_path(folder, shard, DALI_SUFFIX)
     with atomic_file(path) as file:
         file.writelines(_lines(index))
+    return path
 
 
 def _lines(index: ShardIndex) -> Iterator[bytes]:

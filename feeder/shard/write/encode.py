@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.decoder import MAX_PIXELS, View
 from feeder.decoders.image_header import (
     EXIF_HEAD,
     PILLOW_FORMATS,
@@ -81,14 +81,8 @@ class EncodeOptions:
     @classmethod
     def of_settings(cls, settings: Mapping[str, Any]) -> EncodeOptions:
         """Returns the options of a set, see :meth:`settings`."""
-        return cls(
-            settings["encode"],
-            settings["max_side"],
-            90 if settings["quality"] is None else settings["quality"],
-            settings["keep_metadata"] is not False,
-            settings["reject_deep"] is True,
-            settings["progressive"] or "keep",
-        )
+        names = ("max_side", "quality", "keep_metadata", "reject_deep", "progressive")
+        return cls(settings["encode"], **{name: settings[name] for name in names if settings[name] is not None})
 
     def settings(self) -> dict[str, object]:
         """Options that the result depends on."""
@@ -96,9 +90,9 @@ class EncodeOptions:
             "encode": self.mode,
             "max_side": self.max_side,
             "quality": self.quality if self.mode == "jpeg" else None,
-            "keep_metadata": self.keep_metadata if self.mode in ("seekable", "jpeg") else None,
-            "reject_deep": self.reject_deep or None,
-            "progressive": self.progressive if self.mode == "packed" else None,
+            "keep_metadata": self.keep_metadata,
+            "reject_deep": self.reject_deep,
+            "progressive": self.progressive,
         }
 
 
@@ -209,10 +203,12 @@ class Encoder:
     def _load(self, data: bytes, info: ImageInfo) -> bool:
         """Decodes an image as a loader would; returns True if it is clipped."""
         draws = _LOOK.draw(0, 0, np.zeros(1, np.int64), np.array([[info.height_px, info.width_px]], np.int32))
-        (error,) = self._decoder.decode([data], np.ones(1, np.uint8), _LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
+        view = View(_LOOK, draws, np.empty((1, 3, 1, 1), np.uint8))
+        result = self._decoder.decode([data], np.ones(1, np.uint8), [view])
+        (error,) = result.errors
         if error is not None:
             raise ValueError(f"damaged or unsupported {info.extension}: {error.reason}")
-        return self._decoder.clipped > 0
+        return result.clipped > 0
 
 
 def _seekable(data: bytes, info: ImageInfo, options: EncodeOptions, outcome: str) -> EncodedImage:

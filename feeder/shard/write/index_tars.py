@@ -14,7 +14,7 @@ from feeder.errors import ShardError, SourceError
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import MANIFEST_NAME
+from feeder.shard.format.manifest import MANIFEST_NAME, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.open import source_kind
 from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
@@ -25,7 +25,7 @@ from feeder.shard.store.store import refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
-from feeder.shard.write.set_writer import HashedShard, index_path, own_suffix, write_set
+from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -83,7 +83,7 @@ def index_tars(
             if below is None:
                 raise ShardError(f"{place}: must lie in {stored.root}, or above it, as shards are named relative to it")
             names = [f"{below}{entry.key}" for entry in stored.objects()]
-            with SetCopy.locked(place.parent()) as copy:
+            with SetCopy.to_change(place.parent()) as copy:
                 for name in (MANIFEST_NAME, place.name):
                     copy.fetch(name)
                 found = _index(stored, names, os.path.join(copy.path, place.name), copy, progress)
@@ -159,7 +159,7 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
             os.makedirs(os.path.dirname(own_path), exist_ok=True)
             builder.write(own_path, blocks, container.size_bytes, source.codebooks)
             copy.publish(own_path)
-            shards.append(HashedShard(name, container.size_bytes, sha256))
+            shards.append(ShardRecord(name, len(builder), container.size_bytes, sha256))
         write_set(path, shards, source.classes, suffix=suffix)
         copy.publish(path)
     except OSError as error:

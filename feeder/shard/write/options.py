@@ -98,7 +98,7 @@ class ShardOptions:
             shard_size_bytes=settings["shard_size_bytes"] or self.shard_size_bytes,
             samples_per_shard=settings["samples_per_shard"],
             image_field=settings["image_field"],
-            max_file_bytes=settings["max_file_bytes"] or MAX_FILE_BYTES,
+            max_file_bytes=settings["max_file_bytes"],
             encode=EncodeOptions.of_settings(settings),
         )
 
@@ -110,7 +110,7 @@ class ShardOptions:
             "shard_size_bytes": self.shard_size_bytes if self.samples_per_shard is None else None,
             "samples_per_shard": self.samples_per_shard,
             "image_field": self.image_field,
-            "max_file_bytes": self.max_file_bytes if self.max_file_bytes != MAX_FILE_BYTES else None,
+            "max_file_bytes": self.max_file_bytes,
         } | self.encode.settings()
 
 

@@ -28,16 +28,17 @@ from feeder.errors import ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
 from feeder.shard.format.open_index import open_index
-from feeder.shard.source.source import Source
-from feeder.shard.source.spool import KEPT_IMAGES
+from feeder.shard.source.source import Source, SourceKind
+from feeder.shard.store.store import Store
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
-from feeder.shard.write.run_plan import first_difference, load_inputs, plan_of, save_inputs
+from feeder.shard.write.plan import first_difference, load_inputs, plan_of, save_inputs
+from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path
-from feeder.shard.write.shard_job import record_name
+from feeder.shard.write.shard_writer import record_name
 from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
 from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, open_regular
 
-__all__ = ["OutputFolder"]
+__all__ = ["OutputFolder", "is_ours"]
 
 _LOCK = ".lock"
 _ATTEMPTS = "attempts-"
@@ -48,19 +49,18 @@ _OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")
 _RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME)
 
 
-class OutputFolder:
+class OutputFolder(SetCopy):
     """An output folder, locked for this process.
 
     Args:
         path: The folder.
         force: True to replace a shard set in it.
-        shown: Its name in messages; None for the path.
+        store: The store of which it is a copy; None for a local set.
     """
 
-    def __init__(self, path: str, *, force: bool = False, shown: str | None = None) -> None:
-        self.path = path
+    def __init__(self, path: str, *, force: bool = False, store: Store | None = None) -> None:
+        super().__init__(path, path if store is None else str(store.url), store)
         self.force = force
-        self.shown = shown or path
         self.work = os.path.join(path, _WORK)
         self._plan_path = os.path.join(path, PLAN_NAME)
         self._inputs_path = os.path.join(self.work, "inputs.npy")
@@ -91,52 +91,24 @@ class OutputFolder:
             try:
                 yield folder
             finally:
-                if not any(map(os.path.exists, (folder._plan_path, folder.part(KEPT_IMAGES)))):  # nothing to resume
+                if not os.path.exists(folder._plan_path):  # nothing to resume
                     folder.finish()
                     if not os.path.exists(folder.file(MANIFEST_NAME)):
                         with contextlib.suppress(OSError):
                             os.unlink(folder.file(_LOCK))
 
-    def file(self, name: str) -> str:
-        """Full path of a result."""
-        return os.path.join(self.path, name)
-
-    def has(self, name: str) -> bool:
-        """Returns True if the set has a file of a name."""
-        return os.path.exists(self.file(name))
-
-    def read(self, name: str, start: int, end: int) -> bytes:
-        """Returns a range of one of the set's files.
-
-        Raises:
-            OSError: if it can't be read.
-            StoreError: if the store can't be read.
-        """
-        with open(self.file(name), "rb", opener=open_regular) as file:
-            return os.pread(file.fileno(), end - start, start)
-
-    @contextlib.contextmanager
-    def borrowed(self, name: str, size_bytes: int) -> Iterator[str]:
-        """Returns the path of the first bytes of one of the set's files, for the duration of the context.
-
-        Args:
-            name: The file.
-            size_bytes: Number of the bytes; there may be more.
-        """
-        yield self.file(name)
-
     def part(self, name: str) -> str:
         """Full path of a file that an unfinished run needs."""
         return os.path.join(self.work, name)
 
-    @staticmethod
-    def is_ours(name: str) -> bool:
-        """Returns whether a name is that of a shard set's file, finished or still being written."""
-        return _is_ours(name)
+    def manifest(self) -> Manifest | None:
+        """Returns the manifest of the finished set; None if there is none, or it is to be replaced."""
+        return None if self.force else Manifest.read(self.path)
 
     def image_field(self) -> str | None:
         """Image field of the set in the folder, finished or not, for the next run to keep; None if it has none."""
-        if not self.force and (manifest := Manifest.read(self.path)) is not None:
+        manifest = self.manifest()
+        if manifest is not None:
             return manifest.source.get("image_field")
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
@@ -183,17 +155,9 @@ class OutputFolder:
             ShardError: as :meth:`locked` and :meth:`check_complete` do.
         """
         self.refuse_foreign()
-        manifest = None if self.force else Manifest.read(self.path)
+        manifest = self.manifest()
         if manifest is not None:
             self._compare_settings("holds a shard set made with", manifest.settings, settings)
-
-    def publish(self, *paths: str) -> None:
-        """Puts finished files where the set is to be, in this order; those of a folder are there already."""
-
-    @property
-    def is_shared(self) -> bool:
-        """True if nodes of a cluster see the folder itself."""
-        return True
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[SharedOutput]:
@@ -217,32 +181,30 @@ class OutputFolder:
         fsync_folder(self.path)
         os.rmdir(finished.folder)
 
-    def remove(self, *paths: str) -> None:
-        """Removes files of the set."""
-        for path in paths:
-            os.unlink(path)
-
     def refuse_foreign(self) -> None:
         """Raises ShardError if the folder holds foreign files, or with ``force`` any beside a shard set."""
-        path, force = self.path, self.force
-        if not os.path.isdir(path):
+        names = sorted(os.listdir(self.path)) if os.path.isdir(self.path) else []
+        if not self.force and (MANIFEST_NAME in names or os.path.isfile(self._plan_path)):
             return
-        names = sorted(os.listdir(path))
-        is_set = is_shard_set(path) if force else MANIFEST_NAME in names or os.path.isfile(self._plan_path)
-        if is_set:
-            foreign = next((name for name in names if force and not _is_ours(name)), None)
-        else:
-            foreign = next((name for name in names if name not in (_LOCK, _WORK)), None)
-        if foreign is not None:
+        is_set = self.force and is_shard_set(self.path)
+        foreign = [name for name in names if not (is_ours(name) if is_set else name in (_LOCK, _WORK))]
+        if foreign:
             raise ShardError(
-                f"{self.shown}: holds {foreign!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing is "
-                "overwritten: choose another --out, or empty the folder"
+                f"{self.shown}: holds {foreign[0]!r} {'beside a' if is_set else 'and no'} shard set of feeder; nothing "
+                "is overwritten: choose another --out, or empty the folder"
             )
 
-    def begin(self, settings: dict[str, Any], source: Source) -> bool:
+    def begin(self, settings: dict[str, Any], source: Source, *, version: int = 0, shards: int = 0) -> bool:
         """Records the plan of a new run, or compares it with the recorded one.
 
-        With ``force``, removes the set in the folder, or an unfinished one that can't be resumed.
+        With ``force``, removes the set in the folder, or an unfinished one that can't be resumed. A run that adds to a
+        set removes what an unfinished run over other inputs has left.
+
+        Args:
+            settings: The settings of the run.
+            source: The samples.
+            version: Number of the version of the set that the samples are added to; 0 for a new set.
+            shards: Number of that set's shards.
 
         Returns:
             True if an unfinished run is resumed.
@@ -250,101 +212,72 @@ class OutputFolder:
         Raises:
             ShardError: if the unfinished run had other settings or inputs; names the first difference.
         """
-        plan = plan_of(settings, source)
-        replaced = os.path.exists(self.file(MANIFEST_NAME))  # only with force: a run over a finished set does not begin
-        if os.path.exists(self._plan_path) and not replaced:
+        plan = plan_of(settings, source, version)
+        is_replaced = self.force and os.path.exists(self.file(MANIFEST_NAME))
+        if os.path.exists(self._plan_path) and not is_replaced:
             try:
                 self._compare_plan(plan, source)
                 return True
             except ShardError:
-                if not self.force:
+                if not self.force and not version:
                     raise
+
+        self._remove_after(shards)
         if self.force:
-            self._remove_all_but(MANIFEST_NAME, _LOCK, _WORK)
-        self._record(plan, source)
-        if replaced:
-            self.remove(self.file(MANIFEST_NAME))
-        return False
-
-    def begin_append(self, settings: dict[str, Any], source: Source, version: int, shards: int) -> bool:
-        """Records the plan of a run that adds samples to the set, unless it is that of an unfinished one.
-
-        Shards that an unfinished run over other inputs has left are removed.
-
-        Args:
-            settings: The settings of the run.
-            source: The samples.
-            version: Number of the set's version.
-            shards: Number of its shards.
-
-        Returns:
-            True if an unfinished run is resumed.
-        """
-        plan = plan_of(settings, source)
-        if os.path.exists(self._plan_path):
-            with contextlib.suppress(ShardError):
-                if self._compare_plan(plan, source).get("version") == version:
-                    return True
-        self.remove_after(shards)
-        self._record(plan | {"version": version}, source)
-        return False
-
-    def remove_after(self, shards: int) -> None:
-        """Removes shards that are none of the set's first ones, with their records."""
-        for folder in (self.work, self.path):
-            for name in sorted(os.listdir(folder)):
-                found = _SHARD.match(name)
-                if found is not None and int(found[1]) >= shards:
-                    self.remove(os.path.join(folder, name))
-
-    def _record(self, plan: dict[str, Any], source: Source) -> None:
+            names = [name for name in os.listdir(self.path) if name not in (MANIFEST_NAME, _LOCK, _WORK)]
+            self.remove(*(self.file(name) for name in names if is_ours(name)))
         with atomic_file(self._inputs_path) as file:
             save_inputs(file, source)
         with atomic_file(self._plan_path) as file:
             file.write(json.dumps(plan).encode())
         self.publish(self._inputs_path, self._plan_path)
+        if is_replaced:
+            self.remove(self.file(MANIFEST_NAME))
+        return False
 
-    def discard(self) -> None:
-        """Removes all files that the run has written."""
-        self._remove_all_but(_LOCK, _WORK)
+    def _remove_after(self, shards: int) -> None:
+        """Removes shards that are none of the set's first ones, with their records."""
+        paths = [
+            os.path.join(folder, name)
+            for folder in (self.work, self.path)
+            for name in (os.listdir(folder) if os.path.isdir(folder) else ())
+            if (found := _SHARD.match(name)) is not None and int(found[1]) >= shards
+        ]
+        self.remove(*paths)
+
+    def discard(self, shards: int) -> None:
+        """Removes all that a run has written beside the set's first shards."""
+        self._remove_after(shards)
         self.finish()
 
     def finish(self) -> None:
         """Removes the files that only an unfinished run needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def _compare_plan(self, plan: dict[str, Any], source: Source) -> dict[str, Any]:
-        """Returns the plan of the unfinished run; raises ShardError unless it is this one."""
+    def _compare_plan(self, plan: dict[str, Any], source: Source) -> None:
+        """Raises ShardError unless the plan of the unfinished run is this one."""
+        if source.kind is SourceKind.SAMPLES:
+            raise ShardError(
+                f"{self.shown}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
+                "can't be compared; remove the folder and run again"
+            )
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file)
             with open(self._inputs_path, "rb", opener=open_regular) as inputs:
                 before = load_inputs(inputs)
-        except (ValueError, EOFError, FileNotFoundError) as error:
+            self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
+            changed = first_difference(recorded, plan, before, source.table.columns())
+        except (AttributeError, EOFError, FileNotFoundError, LookupError, TypeError, ValueError) as error:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
                 "again with --force, or remove the folder"
             ) from None
-        self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
-        if source.kind == "samples":
-            raise ShardError(
-                f"{self.shown}: holds an unfinished run over an iterable, which can't be resumed, as its samples "
-                "can't be compared; remove the folder and run again"
-            )
-        changed = first_difference(recorded, plan, before, source.table.columns())
         if changed:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
                 "restore the source, or start again with --force"
             )
-        found: dict[str, Any] = recorded
-        return found
-
-    def _remove_all_but(self, *kept: str) -> None:
-        """Removes the set's files, and the records of finished shards."""
-        parts = [self.part(name) for name in os.listdir(self.work) if _SHARD.match(name)]
-        files = [self.file(name) for name in os.listdir(self.path) if name not in kept and _is_ours(name)]
-        self.remove(*parts, *files)
 
     def _new_attempts(self) -> str:
         """Path of a folder for attempts that does not exist."""
@@ -364,7 +297,7 @@ class OutputFolder:
                 self._remove_attempts(self.part(name))
         for folder in (self.path, self.work):
             for name in os.listdir(folder):
-                if name.endswith(TEMPORARY_SUFFIX) and (folder == self.work or _is_ours(name)):
+                if name.endswith(TEMPORARY_SUFFIX) and (folder == self.work or is_ours(name)):
                     os.unlink(os.path.join(folder, name))
 
     def _compare_settings(self, what: str, recorded: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -376,7 +309,7 @@ class OutputFolder:
                 )
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
     """Returns whether a name is that of a shard set's file, finished or still being written."""
     if name.endswith(TEMPORARY_SUFFIX):
         name = name[: -len(TEMPORARY_SUFFIX)].rpartition(".")[0]

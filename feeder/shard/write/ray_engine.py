@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import ray
@@ -23,14 +25,17 @@ from ray.exceptions import (
 from feeder.errors import ArgumentError, FeederError, ShardError, StoreError
 from feeder.shard.source.source import Source
 from feeder.shard.write.attempt import pickled_order, writer_versions
+from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.shard_job import ShardJob, WrittenShard
+from feeder.shard.write.plan import ordered_ids
+from feeder.shard.write.shard_engine import ShardEngine
+from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress
 from feeder.system.ray_address import cant_join, check_ray_address
 
-__all__ = ["RayEngine", "open_ray"]
+__all__ = ["open_ray"]
 
 _TURN_S = 0.1
 _NODES_S = 1.0  # between two looks at the cluster
@@ -45,20 +50,21 @@ _MOST_SENT_BYTES = 1 << 30  # in tasks that have not ended
 
 
 @contextlib.contextmanager
-def open_ray(address: str, workers: int | None) -> Iterator[RayEngine]:
+def open_ray(options: ShardOptions) -> Iterator[ShardEngine]:
     """Joins a cluster, unless this process has done so, and leaves it in the end.
 
     Args:
-        address: As ``ray.init`` takes it, such as "auto".
-        workers: Number of shards that are written at a time; None for as many as the cluster has cores for.
+        options: Options for sharding, with the cluster's address.
 
     Raises:
         ArgumentError: for an address of Ray's client.
         ShardError: if the cluster can't be joined.
     """
     if ray.is_initialized():
-        yield RayEngine(workers)
+        yield functools.partial(_write_on_nodes, options)
         return
+
+    address = options.address or "auto"
     if address.startswith("ray://"):
         raise ArgumentError(
             f"{address}: is for Ray's client, which can't run this; start feeder on a node of the cluster, or with "
@@ -72,77 +78,62 @@ def open_ray(address: str, workers: int | None) -> Iterator[RayEngine]:
             f"{cant_join(address, error)}; start one with `ray start --head`, or give --address HOST:PORT"
         ) from None
     try:
-        yield RayEngine(workers)
+        yield functools.partial(_write_on_nodes, options)
     finally:
         ray.shutdown()
 
 
-class RayEngine:
-    """The nodes of a Ray cluster.
-
-    Args:
-        workers: Number of shards that are written at a time; None for as many as the cluster has cores for.
-    """
-
-    def __init__(self, workers: int | None) -> None:
-        self._workers = workers
-
-    def write(
-        self,
-        folder: OutputFolder,
-        source: Source,
-        jobs: Mapping[int, ShardJob],
-        ids: Callable[[range], Iterator[int]],
-        progress: Progress,
-    ) -> dict[int, WrittenShard]:
-        shards = {number: _Shard(job) for number, job in jobs.items()}
-        with folder.shared() as output:
-            run = _Run(folder, output, source, shards, ids, progress, self._workers)
-            try:
-                run.run()
-            except RayTaskError:  # a mistake of feeder's own, with the node's traceback
-                raise
-            except RayError as error:
-                raise ShardError(
-                    f"the Ray cluster failed: {error}; nothing is lost: run the same command again"
-                ) from error
-            finally:
-                run.cancel()
-        return {number: shard.written for number, shard in shards.items() if shard.written is not None}
+def _write_on_nodes(
+    options: ShardOptions, folder: OutputFolder, source: Source, jobs: Mapping[int, ShardJob], progress: Progress
+) -> dict[int, WrittenShard]:
+    """Writes shards on the nodes of the cluster; see :data:`ShardEngine`."""
+    with folder.shared() as output:
+        run = _Run(folder, output, source, jobs, progress, options)
+        try:
+            return run.run()
+        except RayTaskError:  # a mistake of feeder's own, with the node's traceback
+            raise
+        except RayError as error:
+            raise ShardError(f"the Ray cluster failed: {error}; nothing is lost: run the same command again") from error
+        finally:
+            run.cancel()
 
 
+@dataclass
 class _Shard:
     """A shard that is to be written.
 
-    Args:
-        job: The shard.
+    Attributes:
+        number, job: The shard.
+        shown: Samples and bytes, as told to the progress.
+        crashed_nodes, failed_nodes: Ids of the nodes where attempts have ended.
     """
 
-    def __init__(self, job: ShardJob) -> None:
-        self.job = job
-        self.shown = (0, 0)  # samples and bytes, as told to the progress
-        self.attempts = 0  # that run
-        self.crashed_nodes: list[str] = []
-        self.failed_nodes: list[str] = []
-        self.written: WrittenShard | None = None
+    number: int
+    job: ShardJob
+    shown: tuple[int, int] = (0, 0)
+    crashed_nodes: list[str] = field(default_factory=list)
+    failed_nodes: list[str] = field(default_factory=list)
 
 
+@dataclass
 class _Attempt:
     """A task that writes a shard.
 
-    Args:
+    Attributes:
         shard: The shard.
         sent_bytes: Size of the order that it was sent.
         excluded: Ids of the nodes that it must not run on.
+        node, address: Id and address of its node, once it runs.
+        started_s: Time at which it was started there, by the monotonic clock.
     """
 
-    def __init__(self, shard: _Shard, sent_bytes: int, excluded: Set[str]) -> None:
-        self.shard = shard
-        self.sent_bytes = sent_bytes
-        self.excluded = excluded
-        self.node = ""  # its id, once it runs
-        self.address = ""
-        self.started_s = 0.0
+    shard: _Shard
+    sent_bytes: int
+    excluded: Set[str]
+    node: str = ""
+    address: str = ""
+    started_s: float = 0.0
 
 
 class _Run:
@@ -153,14 +144,17 @@ class _Run:
         folder: OutputFolder,
         output: SharedOutput,
         source: Source,
-        shards: Mapping[int, _Shard],
-        ids: Callable[[range], Iterator[int]],
+        jobs: Mapping[int, ShardJob],
         progress: Progress,
-        workers: int | None,
+        options: ShardOptions,
     ) -> None:
-        self._folder, self._output, self._source = folder, output, source
-        self._ids, self._progress, self._workers = ids, progress, workers
-        self._todo = collections.deque(shards.values())
+        self._folder = folder
+        self._output = output
+        self._source = source
+        self._progress = progress
+        self._options = options
+        self._todo = collections.deque(_Shard(number, job) for number, job in jobs.items())
+        self._written: dict[int, WrittenShard] = {}
         self._running: dict[Any, _Attempt] = {}  # by the generator of its messages
         self._cancelled: list[Any] = []
         self._refused: dict[str, str] = {}  # reason by node
@@ -172,8 +166,8 @@ class _Run:
         self._expected = writer_versions()
         self._task = ray.remote(num_cpus=self._cpus, max_retries=0, num_returns="streaming")(_node_task())
 
-    def run(self) -> None:
-        """Writes all shards.
+    def run(self) -> dict[int, WrittenShard]:
+        """Writes all shards, and returns their records.
 
         Raises:
             FeederError, OSError: for an error that other nodes would have, too.
@@ -184,13 +178,11 @@ class _Run:
                 self._start(self._todo.popleft())
             self._double_stragglers()
             running = list(self._running)
-            if ray.wait(running, num_returns=1, timeout=_TURN_S)[0]:
-                ready, _ = ray.wait(running, num_returns=len(running), timeout=0)
-            else:
-                ready = []
-            for generator in ready:
+            ray.wait(running, num_returns=1, timeout=_TURN_S)
+            for generator in ray.wait(running, num_returns=len(running), timeout=0)[0]:
                 if generator in self._running:  # else another attempt at the same shard has just come to its end
                     self._take(generator)
+        return self._written
 
     def cancel(self) -> None:
         """Cancels what still runs. What a node does not end in time writes nothing that is seen: Note [Attempts]."""
@@ -231,7 +223,7 @@ class _Run:
     def _has_room(self, queued: int) -> bool:
         """Returns whether another task may start, with so many for each that can run at a time."""
         cores = sum(cores for node, cores in self._nodes.items() if node not in self._refused)
-        most = self._workers or max(2, int(cores / self._cpus) * queued)
+        most = self._options.workers or max(2, int(cores / self._cpus) * queued)
         sent_bytes = sum(attempt.sent_bytes for attempt in self._running.values())
         return len(self._running) < most and (sent_bytes < _MOST_SENT_BYTES or not self._running)
 
@@ -245,7 +237,7 @@ class _Run:
         order = pickled_order(
             shard.job,
             self._source,
-            self._ids(shard.job.positions),
+            ordered_ids(shard.job.positions, len(self._source.table), self._options),
             self._folder,
             self._output,
             raises_unreadable=not shard.failed_nodes,
@@ -257,7 +249,6 @@ class _Run:
         task = self._task.options(label_selector=selector) if selector else self._task
         generator = task.remote(self._expected, order)
         self._running[generator] = _Attempt(shard, len(order), excluded)
-        shard.attempts += 1
 
     def _double_stragglers(self) -> None:
         """Has other nodes try the last shards, too, if they take much longer than the others did."""
@@ -266,9 +257,10 @@ class _Run:
         limit_s = _STRAGGLER * statistics.median(self._seconds)
         now = time.monotonic()
         for attempt in list(self._running.values()):
-            is_late = attempt.started_s and now - attempt.started_s > limit_s and attempt.shard.attempts == 1
+            is_late = attempt.started_s and now - attempt.started_s > limit_s
+            is_alone = len(self._attempts(attempt.shard)) == 1
             others = self._nodes.keys() - {*self._refused, *attempt.shard.failed_nodes, attempt.node}
-            if is_late and others and self._has_room(1):
+            if is_late and is_alone and others and self._has_room(1):
                 self._start(attempt.shard, without=attempt.node)
 
     def _take(self, generator: Any) -> None:
@@ -284,7 +276,8 @@ class _Run:
             return
         if kind == "started":
             attempt.node, attempt.address = content
-            attempt.started_s, self._began_s = time.monotonic(), None
+            attempt.started_s = time.monotonic()
+            self._began_s = None
         elif kind == "advanced":
             self._show(shard, *content)
         elif kind == "written":
@@ -305,8 +298,8 @@ class _Run:
         shard = attempt.shard
         self._seconds.append(time.monotonic() - attempt.started_s)
         self._folder.adopt(finished)
-        shard.written = finished.written
-        for other in [each for each, its in self._running.items() if its.shard is shard]:
+        self._written[shard.number] = finished.written
+        for other in self._attempts(shard):
             self._end(other)
 
     def _lose(self, generator: Any, error: Exception) -> None:
@@ -344,9 +337,12 @@ class _Run:
     def _drop(self, generator: Any) -> None:
         """Forgets a task that has ended, and starts its shard again unless another one writes it."""
         shard = self._running.pop(generator).shard
-        shard.attempts -= 1
-        if not shard.attempts:
+        if not self._attempts(shard):
             self._todo.appendleft(shard)
+
+    def _attempts(self, shard: _Shard) -> list[Any]:
+        """Returns the tasks that write a shard."""
+        return [generator for generator, attempt in self._running.items() if attempt.shard is shard]
 
     def _end(self, generator: Any) -> None:
         """Cancels a task, once it runs: Ray 2.60 ends the driver ("Tried to complete task that was not pending") if one

@@ -1,50 +1,61 @@
-"""One run of ``feeder shard``: resume, write shards in parallel, finish."""
+"""One run over one source: chooses a codebook, writes shards in parallel, resumes, and makes the manifest."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import itertools
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import numpy as np
+
+from feeder.decoders.decoder import MAX_PIXELS
+from feeder.decoders.packed import MOST_CODEBOOKS, add_codebooks, codebook_id
 from feeder.errors import FormatError, ShardError, SourceError
+from feeder.order.permutation import permute
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
-from feeder.shard.format.open_index import open_index
 from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.source.source import Rejection, Source
+from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
-from feeder.shard.write.codebook import chosen_codebook
-from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
-from feeder.shard.write.engine import Engine, LocalEngine
-from feeder.shard.write.format_advice import decode_advice
+from feeder.shard.write.dali_index import write_dali_index
 from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.plan import ordered_ids, plan_shards, shard_name
-from feeder.shard.write.set_writer import HashedShard, index_path, write_set
-from feeder.shard.write.shard_job import ShardJob, WrittenShard, record_name
+from feeder.shard.write.plan import plan_shards, shard_name
+from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.shard_engine import ShardEngine
+from feeder.shard.write.shard_writer import ShardJob, WrittenShard, read_sample, record_name
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Run", "no_image", "total"]
+__all__ = ["Run", "write_dali_indexes"]
 
 _SHOWN_REASONS = 3
+_FAST_FORMATS = ("jpg", "fpk", "npy")
+_ADVISED_SHARE = 0.05  # of the samples in other formats
+_DRAWN_SAMPLES = 256  # for a new codebook
+_DRAWN_BYTES = 64 << 20  # of their images, which are in memory together
+_COMPARED_IMAGES = 64  # of these, for the choice among codebooks
+_LEAST_GAIN = 0.02  # share of the bytes that a new codebook must save where the set has one
 
 
 class Run:
-    """One run over one source into one folder.
+    """Writes the samples of a source into a folder, as a new shard set or as further shards of one.
 
     Args:
         folder: The folder.
         source: The source.
         options: Options for sharding.
         progress: Shows the run's progress.
-        started: Time at which the run began, by the monotonic clock.
-        first_shard, first_key: Numbers of the first shard and of the first sample's key.
+        started_s: Time at which the run began, by the monotonic clock.
+        engine: Writes the shards.
+        before: Manifest of the set that the shards are added to; None for a new set.
         codebooks: For packed images: those that the set has already.
-        engine: Writes the shards; None for threads of this process.
     """
 
     def __init__(
@@ -53,67 +64,112 @@ class Run:
         source: Source,
         options: ShardOptions,
         progress: Progress,
-        started: float,
+        started_s: float,
+        engine: ShardEngine,
         *,
-        first_shard: int = 0,
-        first_key: int = 0,
+        before: Manifest | None = None,
         codebooks: Sequence[bytes] = (),
-        engine: Engine | None = None,
     ) -> None:
         self._folder = folder
         self._source = source
-        source.max_file_bytes = options.max_file_bytes
         self._options = options
-        self._first_shard, self._first_key = first_shard, first_key
         self._progress = progress
-        self._started = started
+        self._started_s = started_s
+        self._engine = engine
+        self._before = before or Manifest(options.settings(), {}, 0, 0, 0, 0, {}, {}, None, {}, [])
         self._codebooks = codebooks
-        self._codebook: bytes | None = None
-        self._engine = engine or LocalEngine(options.workers)
+        source.max_file_bytes = options.max_file_bytes
 
     def run(self) -> ShardSummary:
-        source, folder, settings = self._source, self._folder, self._options.settings()
-        for note in source.notes:
-            self._progress.note(note)
-        manifest = None if folder.force else Manifest.read(folder.path)
+        """Makes the set of the source, or finishes it. The manifest, which marks the set as complete, comes last.
+
+        Raises:
+            ShardError: if the folder holds another set, or can't be written.
+            SourceError: if there is no sample, or the source changes.
+        """
+        source, folder, settings = self._source, self._folder, self._before.settings
+        self.start()
+        manifest = folder.manifest()
         if manifest is not None:
             folder.check_complete(manifest, settings, source)
-            self._write_dali_indexes()
+            self._write_dali_indexes(manifest)
             folder.finish()
-            return self._summary(manifest, [])
-        if not len(source.table):
-            raise no_image(source, source.rejected)
-        if folder.begin(settings, source):
-            self._progress.note(f"resuming the unfinished run in {folder.shown}")
-        plan = plan_shards(source, self._options)
-        done = self.finished(plan)
-        results = self.write_shards(plan, done)
-        if not any(written.record.samples for written in results.values()):
-            folder.discard()
-            raise no_image(source, [*source.rejected, *(r for n in sorted(results) for r in results[n].rejected)])
-        manifest = self._finish([results[number] for number in range(len(plan))])
-        odd_masks: collections.Counter[str] = collections.Counter()
-        for written in results.values():
-            odd_masks.update(written.odd_masks)
-        for field, number in sorted(odd_masks.items()):
-            note = (
-                f"{field} of {count(number, 'sample')} is nothing that T.Mask takes: feeder inspect --verify says why"
-            )
+            return self.summary(manifest, [])
+        is_resumed = folder.begin(settings, source)
+        written, new = self.write(is_resumed=is_resumed)
+
+        self.write_rejected(written)
+        header = folder.file(INDEX_NAME)
+        write_set(header, [each.record for each in written], source.classes)
+        image_field = {"image_field": ";".join(source.image_fields)} if source.image_fields else {}
+        record = {"kind": source.kind, "digest": source.digest()} | image_field
+        manifest = self.manifest(written, header, source.classes, record)
+        self._write_dali_indexes(manifest)
+        manifest.write(folder.path)
+        folder.publish(folder.file(REJECTED_NAME), header, folder.file(MANIFEST_NAME))
+        folder.finish()
+
+        self._advise(manifest, written)
+        return self.summary(manifest, new)
+
+    def start(self) -> None:
+        """Shows the notes on the source.
+
+        Raises:
+            SourceError: if it has no sample.
+        """
+        for note in self._source.notes:
             self._progress.note(note)
-            source.notes.append(note)
-        advice = decode_advice(open_index(folder.file(INDEX_NAME)), manifest)
-        if advice:
-            self._progress.note(f"advice: {advice}")
-            source.notes.append(advice)
-        return self._summary(manifest, [r for n, r in enumerate(manifest.shards) if n not in done])
+        self._refuse_empty([])
 
-    def finished(self, plan: list[range]) -> dict[int, WrittenShard]:
-        """Returns the records of a plan's shards that an earlier run finished, by their numbers in it."""
-        return {number: written for number in range(len(plan)) if (written := self._finished(number))}
+    def _refuse_empty(self, written: Sequence[WrittenShard]) -> None:
+        """Raises SourceError if the source has no sample left beside those that were rejected in these shards."""
+        if len(self._source.table) == sum(len(each.rejected) for each in written):
+            raise _no_image(self._source, [*self._source.rejected, *_rejected(written)])
 
-    def _finished(self, number: int) -> WrittenShard | None:
+    def write(self, *, is_resumed: bool) -> tuple[list[WrittenShard], list[WrittenShard]]:
+        """Writes the shards of the source.
+
+        Args:
+            is_resumed: True to keep those that an earlier run has finished.
+
+        Returns:
+            All shards, in their order, and those among them that this run wrote.
+        """
+        source, folder, before, encode = self._source, self._folder, self._before, self._options.encode
+        plan = plan_shards(source, self._options)
+        names = [shard_name(len(before.shards) + number) for number in range(len(plan))]
+        done: dict[int, WrittenShard] = {}
+        if is_resumed:
+            self._progress.note(f"resuming the unfinished run in {folder.shown}")
+            done = {number: found for number, name in enumerate(names) if (found := self._finished(name))}
+
+        codebook = None
+        if encode.mode == "packed" and len(done) < len(plan):
+            is_sequential = encode.progressive == "sequential"
+            codebook = _chosen_codebook(source, self._options.seed, self._codebooks, sequential=is_sequential)
+        digits = max(8, len(str(before.inputs + len(source.table) - 1)))
+        jobs = {
+            number: ShardJob(names[number], positions, before.inputs, digits, encode, codebook)
+            for number, positions in enumerate(plan)
+            if number not in done
+        }
+
+        size_bytes = int(source.table.sizes().sum())
+        done_samples = sum(len(plan[number]) for number in done)
+        done_bytes = sum(each.record.size_bytes for each in done.values())
+        with self._progress.running(len(source.table), size_bytes, done_samples, min(done_bytes, size_bytes)):
+            new = self._engine(folder, source, jobs, self._progress)
+        written = [(done | new)[number] for number in range(len(plan))]
+        try:
+            self._refuse_empty(written)
+        except SourceError:
+            folder.discard(len(before.shards))
+            raise
+        return written, list(new.values())
+
+    def _finished(self, name: str) -> WrittenShard | None:
         """Returns the record of a shard that an earlier run finished; None if it must be written."""
-        name = shard_name(self._first_shard + number)
         try:
             size = os.stat(self._folder.file(name)).st_size
             with open(self._folder.part(record_name(name)), "rb", opener=open_regular) as file:
@@ -123,106 +179,120 @@ class Run:
             return None
         return written if written.record.size_bytes == size else None
 
-    def write_shards(self, plan: list[range], done: dict[int, WrittenShard]) -> dict[int, WrittenShard]:
-        """Writes the shards of a plan, and returns all by their numbers in it.
+    def write_rejected(self, written: Sequence[WrittenShard]) -> None:
+        """Writes the set's rejected inputs, those of these shards after those that it has."""
+        path = self._folder.file(REJECTED_NAME)
+        with atomic_file(path) as file:
+            if self._before.rejected:
+                with open(path, "rb", opener=open_regular) as lines:  # a killed run may have added further ones
+                    file.writelines(itertools.islice(lines, self._before.rejected))
+            rejected = sorted([*self._source.rejected, *_rejected(written)])
+            file.writelines(json.dumps(each._asdict()).encode() + b"\n" for each in rejected)
+
+    def manifest(
+        self,
+        written: Sequence[WrittenShard],
+        header: str,
+        classes: list[str] | None,
+        record: dict[str, Any],
+    ) -> Manifest:
+        """Returns the manifest of the set with these shards.
 
         Args:
-            plan: The positions of each shard's samples.
-            done: Those that are finished.
+            written: The shards.
+            header: The set's header with them.
+            classes: Class names by label.
+            record: What the manifest says of the source.
         """
-        encode = self._options.encode
-        if encode.mode == "packed" and len(done) < len(plan):
-            sequential = encode.progressive == "sequential"
-            self._codebook = chosen_codebook(self._source, self._options.seed, self._codebooks, sequential=sequential)
-        table = self._source.table
-        size_bytes = int(table.sizes().sum())
-        done_samples = sum(len(plan[number]) for number in done)
-        done_bytes = sum(written.record.size_bytes for written in done.values())
-        jobs = {number: self._job(number, positions) for number, positions in enumerate(plan) if number not in done}
-        with self._progress.running(len(table), size_bytes, done_samples, min(done_bytes, size_bytes)):
-            return done | self._engine.write(self._folder, self._source, jobs, self._ids, self._progress)
+        source, before = self._source, self._before
+        rejected = [*source.rejected, *_rejected(written)]
 
-    def _job(self, number: int, positions: range) -> ShardJob:
-        name, first_key = shard_name(self._first_shard + number), self._first_key
-        digits = max(8, len(str(first_key + len(self._source.table) - 1)))
-        return ShardJob(name, positions, first_key, digits, self._options.encode, self._codebook)
-
-    def _ids(self, positions: range) -> Iterator[int]:
-        return ordered_ids(positions, len(self._source.table), self._options)
-
-    def _finish(self, written: list[WrittenShard]) -> Manifest:
-        """Writes the set's header. The manifest, which marks the set as complete, comes last."""
-        source, folder = self._source, self._folder
-        rejected = sorted([*source.rejected, *(r for w in written for r in w.rejected)])
-        with atomic_file(folder.file(REJECTED_NAME)) as file:
-            file.writelines(json.dumps(r._asdict()).encode() + b"\n" for r in rejected)
-        header = folder.file(INDEX_NAME)
-        shards = [HashedShard(w.record.name, w.record.size_bytes, w.record.sha256) for w in written]
-        write_set(header, shards, source.classes)
-        self._write_dali_indexes()
-        samples = sum(w.record.samples for w in written)
-        manifest = Manifest(
-            settings=self._options.settings(),
-            source={"kind": source.kind, "digest": source.digest()}
-            | ({"image_field": ";".join(source.image_fields)} if source.image_fields else {}),
-            inputs=len(source.table) + len(source.rejected),
-            samples=samples,
-            rejected=len(rejected),
-            bad=sum(r.bad for r in rejected),
-            formats=total(w.formats for w in written),
-            encoded=total(w.encoded for w in written),
-            clipped=sum(w.clipped for w in written),
-            classes=source.classes,
+        manifest = dataclasses.replace(
+            before,
+            source=record,
+            inputs=before.inputs + len(source.table) + len(source.rejected),
+            samples=before.samples + sum(each.record.samples for each in written),
+            rejected=before.rejected + len(rejected),
+            bad=before.bad + sum(each.bad for each in rejected),
+            formats=_total([before.formats, *(each.formats for each in written)]),
+            encoded=_total([before.encoded, *(each.encoded for each in written)]),
+            clipped=before.clipped + sum(each.clipped for each in written),
+            classes=classes,
             index={"size_bytes": os.stat(header).st_size, "sha256": file_sha256(header)},
-            shards=[w.record for w in written],
+            shards=[*before.shards, *(each.record for each in written)],
         )
         if manifest.samples + manifest.rejected != manifest.inputs:
             raise ShardError(
-                f"{folder.shown}: {manifest.inputs} inputs, but {samples} samples and {len(rejected)} rejected"
+                f"{self._folder.shown}: {manifest.inputs} inputs, but {manifest.samples} samples and "
+                f"{manifest.rejected} rejected"
             )
-        manifest.write(folder.path)
-        folder.publish(folder.file(REJECTED_NAME), header, folder.file(MANIFEST_NAME))
-        folder.finish()
         return manifest
 
-    def _write_dali_indexes(self) -> None:
-        if self._options.dali_index:
-            index = open_index(self._folder.file(INDEX_NAME))
-            for number in range(index.shard_count):
-                path = index_path(self._folder.path, index.shard_name(number), DALI_SUFFIX)
-                write_dali_index(path, index.shard_index(number))
-                self._folder.publish(path)
+    def summary(self, manifest: Manifest, new: Sequence[WrittenShard]) -> ShardSummary:
+        """Returns the summary of the run.
 
-    def _summary(self, manifest: Manifest, written: list[ShardRecord]) -> ShardSummary:
+        Args:
+            manifest: The set's manifest.
+            new: The shards that this run wrote.
+        """
         return ShardSummary(
             out=self._folder.shown,
             kind=self._source.kind,
             inputs=manifest.inputs,
             samples=manifest.samples,
-            rejected=manifest.rejected,
-            bad=manifest.bad,
+            rejected=manifest.rejected - self._before.rejected,
+            bad=manifest.bad - self._before.bad,
             unreadable_folders=self._source.unreadable_folders,
             encoded=manifest.encoded,
-            clipped=manifest.clipped,
+            clipped=manifest.clipped - self._before.clipped,
             shards=len(manifest.shards),
-            bytes=sum(s.size_bytes for s in manifest.shards),
+            bytes=sum(each.size_bytes for each in manifest.shards),
             classes=len(manifest.classes or ()),
-            written_shards=len(written),
-            written_samples=sum(record.samples for record in written),
-            seconds=time.monotonic() - self._started,
+            written_shards=len(new),
+            written_samples=sum(each.record.samples for each in new),
+            seconds=time.monotonic() - self._started_s,
             max_bad=self._options.max_bad,
             notes=self._source.notes,
         )
 
+    def _write_dali_indexes(self, manifest: Manifest) -> None:
+        if self._options.dali_index:
+            write_dali_indexes(self._folder, manifest.shards)
 
-def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
+    def _advise(self, manifest: Manifest, written: Sequence[WrittenShard]) -> None:
+        notes = [
+            f"{field} of {count(number, 'sample')} is nothing that T.Mask takes: feeder inspect --verify says why"
+            for field, number in _total(each.odd_masks for each in written).items()
+        ]
+        slow = {name: number for name, number in manifest.formats.items() if name not in _FAST_FORMATS}
+        if slow and sum(slow.values()) >= _ADVISED_SHARE * manifest.samples:
+            notes.append(
+                f"advice: {sum(slow.values())} of {manifest.samples} images are not JPEGs, most of these "
+                f"{max(slow, key=slow.__getitem__)}, and may decode slowly: --encode jpeg makes lossy copies"
+            )
+        for note in notes:
+            self._progress.note(note)
+        self._source.notes += notes
+
+
+def write_dali_indexes(folder: OutputFolder, shards: Iterable[ShardRecord]) -> None:
+    """Writes DALI's index files of shards."""
+    for shard in shards:
+        folder.publish(write_dali_index(folder.path, shard.name, ShardIndex(index_path(folder.path, shard.name))))
+
+
+def _rejected(written: Iterable[WrittenShard]) -> list[Rejection]:
+    return [rejection for each in written for rejection in each.rejected]
+
+
+def _no_image(source: Source, rejected: list[Rejection]) -> SourceError:
     """Returns the error for a source without a sample.
 
     Args:
         source: The source.
         rejected: Its inputs.
     """
-    is_iterable = source.kind == "samples"  # its root is a scratch folder
+    is_iterable = source.kind is SourceKind.SAMPLES  # its root is a scratch folder
     name = "the samples" if is_iterable else source.root
     shown = rejected[:_SHOWN_REASONS]
     if not shown:
@@ -237,9 +307,75 @@ def no_image(source: Source, rejected: list[Rejection]) -> SourceError:
     return SourceError(f"{name}: no image found ({inputs}, all rejected, first {reasons}){hint}")
 
 
-def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+def _total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     """Returns the sum of several counts, by name."""
     found: collections.Counter[str] = collections.Counter()
     for outcomes in counts:
         found.update(outcomes)
     return dict(sorted(found.items()))
+
+
+def _chosen_codebook(source: Source, seed: int, known: Sequence[bytes], *, sequential: bool) -> bytes:
+    """Returns the codebook for a source, the same bytes for the same source and the same codebooks.
+
+    It is the one of the set that takes the fewest bytes, or a new one if that saves more than a fiftieth of them, and
+    the set may have another one.
+
+    Args:
+        source: The samples, of which some are drawn by the seed. Those that can't be read or packed are passed over.
+        seed: Seed of the set.
+        known: The set's codebooks.
+        sequential: True if sequential copies of progressive images are packed.
+    """
+    from feeder import _native
+
+    images = _drawn(source, seed)
+    if sequential:
+        images = [_sequential(image) for image in images]
+    trained = _native.train_codebook(images, max_pixels=MAX_PIXELS)
+    if not known or trained in known:
+        return trained
+    compared = images[:_COMPARED_IMAGES]
+    least, best = min((_packed_bytes(compared, codebook), k) for k, codebook in enumerate(known))
+    is_full = len(known) >= MOST_CODEBOOKS
+    return trained if not is_full and _packed_bytes(compared, trained) < (1 - _LEAST_GAIN) * least else known[best]
+
+
+def _drawn(source: Source, seed: int) -> list[bytes]:
+    """Returns the images of samples that are drawn by the seed."""
+    count = len(source.table)
+    images: list[bytes] = []
+    size_bytes = 0
+    for i in permute(np.arange(min(_DRAWN_SAMPLES, count)), count, seed).tolist():
+        if images and size_bytes + source.table.size(i) > _DRAWN_BYTES:
+            break
+        try:
+            image, _ = read_sample(source, i)
+        except (MemoryError, OSError, ValueError):  # the run rejects it, or stops there
+            continue
+        images.append(image[1])
+        size_bytes += len(image[1])
+    return images
+
+
+def _sequential(image: bytes) -> bytes:
+    from feeder import _native
+
+    try:
+        return _native.transcode(image, keep_metadata=False, max_pixels=MAX_PIXELS)
+    except _native.Unsupported:  # it is not a JPEG, or stays as it is
+        return image
+
+
+def _packed_bytes(images: Sequence[bytes], codebook: bytes) -> int:
+    """Returns the size of images that are packed with a codebook; a JPEG that it has no shape for counts twice."""
+    from feeder import _native
+
+    add_codebooks([codebook])
+    total = 0
+    for image in images:
+        try:
+            total += len(_native.pack(image, codebook_id(codebook), bytes(32), max_pixels=MAX_PIXELS))
+        except _native.Unsupported as error:
+            total += 2 * len(image) if str(error) == "coefficients out of range" else 0
+    return total

@@ -6,9 +6,10 @@ import contextlib
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from feeder.errors import ChangedError, FormatError, NotFoundError
 from feeder.shard.format.index_file import INDEX_NAME
@@ -16,21 +17,24 @@ from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import damaged
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
-from feeder.shard.store.store import RANGE_BYTES, Store, download, open_store
+from feeder.shard.store.store import RANGE_BYTES, Entry, Store, download, open_store
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
-from feeder.system.files import exclusive_lock
+from feeder.system.files import exclusive_lock, open_regular
 
-__all__ = ["SetCopy"]
+__all__ = ["SetCopy", "at_once", "entry_of"]
 
 _REQUESTS = 16  # at once
 # The most of an index's whole size beside its core, which has 26 bytes a sample or more: the steps of an image of
 # 65,535 rows take 16 KiB.
 _WHOLE_TIMES = 1024
 
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 
 class SetCopy:
-    """A shard set as the tools read and change it: in its own folder, or a copy of one in a store.
+    """A shard set as runs and tools read and change it: in its own folder, or a copy of one in a store.
 
     Args:
         path: The folder or index file to read.
@@ -50,7 +54,9 @@ class SetCopy:
     ) -> None:
         self.path = path
         self.shown = shown
-        self._store, self._lock, self._mirror = store, lock, mirror
+        self.store = store
+        self.lock = lock
+        self._mirror = mirror
 
     @classmethod
     @contextlib.contextmanager
@@ -82,8 +88,8 @@ class SetCopy:
 
     @classmethod
     @contextlib.contextmanager
-    def locked(cls, place: str | Url) -> Iterator[SetCopy]:
-        """Opens the folder at a path or a URL to change it; a copy of one in a store is empty at first.
+    def to_change(cls, place: str | Url) -> Iterator[SetCopy]:
+        """Locks the folder at a path or a URL to change it; a copy of one in a store is empty at first.
 
         Args:
             place: The set's folder.
@@ -116,34 +122,50 @@ class SetCopy:
             path = os.path.join(path, INDEX_NAME)
         return open_index(path) if self._mirror is None else SetIndex(path, self._mirror, most_open=ASKED_INDEXES)
 
-    def fetch(self, name: str) -> bool:
-        """Has a file in the folder, if the set has it; returns True then."""
-        if self._store is not None:
-            with contextlib.suppress(NotFoundError):
-                self._fetch(self._store, name)
-        return os.path.exists(os.path.join(self.path, name))
-
     @property
     def is_copy(self) -> bool:
         """True if the set is in a store."""
-        return self._store is not None
+        return self.store is not None
 
-    def remove(self, name: str) -> None:
-        """Removes a file of the set, if it is there."""
-        if self._store is not None:
-            assert self._lock is not None
-            self._lock.check()
-            self._store.delete(name)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.path, name))
+    def file(self, name: str) -> str:
+        """Full path of a file in the folder."""
+        return os.path.join(self.path, name)
+
+    def has(self, name: str) -> bool:
+        """Returns True if the set has a file of a name."""
+        return os.path.exists(self.file(name)) if self.store is None else entry_of(self.store, name) is not None
+
+    def fetch(self, name: str) -> bool:
+        """Has a file in the folder, if the set has it; returns True then."""
+        if self.store is not None:
+            with contextlib.suppress(NotFoundError):
+                self._fetch(self.store, name)
+        return os.path.exists(self.file(name))
+
+    def read(self, name: str, start: int, end: int) -> bytes:
+        """Returns a range of one of the set's files.
+
+        Raises:
+            OSError: if it can't be read.
+            StoreError: if the store can't be read.
+        """
+        if self.store is not None:
+            return bytes(self.store.get(name, start, end))
+        with open(self.file(name), "rb", opener=open_regular) as file:
+            return os.pread(file.fileno(), end - start, start)
 
     def publish(self, *paths: str) -> None:
         """Puts files of the folder into the store, in this order; those of a local set are there already."""
-        if self._store is not None:
-            assert self._lock is not None
-            for path in paths:
-                self._lock.check()
-                self._store.put(os.path.relpath(path, self.path), Path(path))
+        for path in paths if self.store is not None else ():
+            self._locked_store().put(self._key(path), Path(path))
+
+    def remove(self, *paths: str) -> None:
+        """Removes files of the set, those that are there."""
+        if self.store is not None and paths:
+            at_once(self._locked_store().delete, map(self._key, paths))
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
 
     @contextlib.contextmanager
     def shard(self, name: str, *, may_be_missing: bool = False) -> Iterator[None]:
@@ -153,17 +175,16 @@ class SetCopy:
             name: The shard.
             may_be_missing: True if a missing shard is for the caller to name.
         """
-        if self._store is None:
+        if self.store is None:
             yield
             return
-        path = os.path.join(self.path, name)
         try:
             with contextlib.suppress(*((NotFoundError, ChangedError) if may_be_missing else ())):
-                self._fetch(self._store, name)
+                self._fetch(self.store, name)
             yield
         finally:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+                os.unlink(self.file(name))
 
     @contextlib.contextmanager
     def _shown_in_errors(self) -> Iterator[None]:
@@ -172,11 +193,35 @@ class SetCopy:
         except FormatError as error:
             raise FormatError(str(error).replace(self.path, self.shown)) from None
 
+    def _locked_store(self) -> Store:
+        """Returns the store, after it has seen that this process still has its lock."""
+        assert self.store is not None
+        assert self.lock is not None
+        self.lock.check()
+        return self.store
+
+    def _key(self, path: str) -> str:
+        return os.path.relpath(path, self.path)
+
     def _fetch(self, store: Store, name: str) -> None:
         entry = store.size(name)  # refuses names that lead out of the set
-        path = os.path.join(self.path, name)
+        path = self.file(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         download(store, entry, path)
+
+
+def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+    """Calls a function that waits for a store with each item, several at a time; returns the results in order."""
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(call, items))
+
+
+def entry_of(store: Store, name: str) -> Entry | None:
+    """Returns the entry of an object; None if there is none."""
+    try:
+        return store.size(name)
+    except NotFoundError:
+        return None
 
 
 class _StoreMirror:
@@ -194,7 +239,10 @@ class _StoreMirror:
 
     def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor, *, whole: bool) -> None:
         self.place = str(store.url)
-        self._store, self._folder, self._pool, self._whole = store, folder, pool, whole
+        self._store = store
+        self._folder = folder
+        self._pool = pool
+        self._whole = whole
         self._local = threading.local()
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:

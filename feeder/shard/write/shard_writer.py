@@ -1,4 +1,4 @@
-"""Writes one shard: a tar and its rows of the index."""
+"""Writes one shard, on this machine or another: a tar, its index, and the record of it."""
 
 from __future__ import annotations
 
@@ -8,81 +8,170 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from feeder.decoders.image_header import ImageInfo, image_info
-from feeder.decoders.packed import is_packed, is_packed_field, unpack_checked
+from feeder.decoders.packed import codebook_name, is_packed, is_packed_field, unpack_checked
 from feeder.decoders.targets.mask import check_mask
 from feeder.errors import DecodeError, ShardError, SourceError
 from feeder.shard.format.index_builder import IndexBuilder, row_data
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.tar import TarWriter
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.image_field import is_mask_field
 from feeder.shard.source.image_file import has_other_extension, looks_like_image
-from feeder.shard.source.source import Rejection, Source
-from feeder.shard.write.encode import EncodeOptions, Encoder
+from feeder.shard.source.source import Rejection, Source, SourceKind
+from feeder.shard.write.encode import EncodedImage, EncodeOptions, Encoder
+from feeder.shard.write.set_writer import index_path
+from feeder.system.files import atomic_file
 
-__all__ = ["ShardWriter", "read_sample"]
+__all__ = ["ShardJob", "Stopped", "WrittenShard", "read_sample", "record_name", "write_shard"]
 
-# Kinds of sources whose fields of images were named by the user, or made for T.Mask; those of others are only counted.
-_WITH_MASKS = ("annotated images", "class folders", "flat folder", "paired files")
+# Any file may lie in a folder; in other sources each input claims to be an image.
+_FOLDERS = (SourceKind.CLASS_FOLDERS, SourceKind.FLAT_FOLDER)
+# Their fields of images were named by the user, or made for T.Mask; those of others are only counted.
+_WITH_MASKS = (*_FOLDERS, SourceKind.ANNOTATED_IMAGES, SourceKind.PAIRED_FILES)
 
 
-class ShardWriter:
-    """Writes samples into one shard, and counts formats, encodings and rejections.
+class ShardJob(NamedTuple):
+    """A shard to be written: everything but the samples.
 
-    Args:
-        source: The samples.
-        encoding: The options for encoding images.
-        codebook: For packed images: their codebook.
-        first_key: Number of the key of the first position.
+    Attributes:
+        name: Name of its file.
+        positions: The positions of its samples in the shuffled order.
+        first_key: Number of the key of position 0.
         key_digits: Number of digits of a key.
-        raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
+        encode: The options for encoding images.
+        codebook: For packed images: their codebook.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        encoding: EncodeOptions,
-        codebook: bytes | None,
-        *,
-        first_key: int,
-        key_digits: int,
-        raises_unreadable: bool = False,
-    ) -> None:
-        self.builder = IndexBuilder(source.table.targets, numbered=source.table.is_numbered)
-        self.rejected: list[Rejection] = []
-        self.formats: collections.Counter[str] = collections.Counter()
-        self.encoded: collections.Counter[str] = collections.Counter()
-        self.clipped = 0
-        self.odd_masks: collections.Counter[str] = collections.Counter()
-        self._source = source
-        self._encoder = Encoder(encoding, codebook)
-        self._first_key = first_key
-        self._digits = key_digits
-        self._raises_unreadable = raises_unreadable
+    name: str
+    positions: range
+    first_key: int
+    key_digits: int
+    encode: EncodeOptions
+    codebook: bytes | None
 
-    def add(self, tar: TarWriter, position: int, i: int) -> int:
-        """Adds sample ``i`` under the key of its position, or rejects it. Returns its size in the source, bytes.
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """The record of a finished shard.
+
+    Attributes:
+        record: The shard.
+        rejected: Inputs that were rejected while it was written.
+        formats, encoded, clipped: As in :class:`Manifest`.
+        odd_masks: Number of samples by field, for fields that are named as masks and are none by their headers.
+    """
+
+    record: ShardRecord
+    rejected: list[Rejection]
+    formats: dict[str, int]
+    encoded: dict[str, int]
+    clipped: int
+    odd_masks: dict[str, int]
+
+    def to_json(self) -> bytes:
+        return json.dumps(vars(self) | {"record": vars(self.record)}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> WrittenShard:
+        """Reads a record.
 
         Raises:
-            ShardError: for an error of the machine, not of the sample.
-            SourceError: if the sample changed since it was listed.
+            KeyError, TypeError, ValueError: if it is damaged.
         """
-        table = self._source.table
-        is_in_folder, misnamed = self._source.kind.endswith(("folder", "folders")), False
+        data = json.loads(text)
+        data["record"] = ShardRecord(**data["record"])
+        data["rejected"] = [Rejection(*row) for row in data["rejected"]]
+        return cls(**data)
+
+
+def record_name(shard: str) -> str:
+    """Returns the name of the file with a shard's record, by the shard's name."""
+    return f"{shard}.json"
+
+
+def write_shard(
+    job: ShardJob,
+    source: Source,
+    ids: Iterable[int],
+    folder: str,
+    records: str,
+    advance: Callable[[int], None],
+    *,
+    raises_unreadable: bool = False,
+) -> WrittenShard:
+    """Writes a shard. It is renamed into place after its index and its record are written.
+
+    Args:
+        job: The shard.
+        source: The source of its samples.
+        ids: The samples, in the order of the job's positions.
+        folder: The folder for the shard and its index.
+        records: The folder for its record.
+        advance: Is called after each sample with the sample's size in the source, bytes. Raises :class:`Stopped`.
+        raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
+
+    Raises:
+        OSError, ShardError: for an error of the machine, not of a sample.
+        SourceError: if a sample changed since it was listed.
+        StoreError: if a store can't be read.
+    """
+    codebooks = [] if job.codebook is None else [job.codebook]
+    writer = _ShardWriter(job, source, raises_unreadable=raises_unreadable)
+
+    with atomic_file(os.path.join(folder, job.name)) as file:
+        tar = TarWriter(file)
+        for codebook in codebooks:
+            tar.add(codebook_name(codebook), codebook)
+        for position, i in zip(job.positions, ids, strict=True):
+            writer.add(tar, job.first_key + position, i)
+            advance(source.table.size(i))
+        checksum = tar.finish()
+
+        written = writer.finished(ShardRecord(job.name, len(writer.builder), tar.size_bytes, checksum))
+        writer.builder.write(index_path(folder, job.name), tar.blocks.sums(), tar.size_bytes, codebooks)
+        with atomic_file(os.path.join(records, record_name(job.name))) as part:
+            part.write(written.to_json())
+    return written
+
+
+class Stopped(Exception):
+    """The run has ended, so that an unfinished shard is dropped."""
+
+
+class _Misnamed(ValueError):
+    """An image by its bytes, but not by its extension."""
+
+
+class _ShardWriter:
+    """Writes samples into one shard, and counts formats, encodings and rejections."""
+
+    def __init__(self, job: ShardJob, source: Source, *, raises_unreadable: bool) -> None:
+        self.builder = IndexBuilder(source.table.targets, numbered=source.table.is_numbered)
+        self._job = job
+        self._source = source
+        self._raises_unreadable = raises_unreadable
+        self._encoder = Encoder(job.encode, job.codebook)
+        self._rejected: list[Rejection] = []
+        self._formats: collections.Counter[str] = collections.Counter()
+        self._encoded: collections.Counter[str] = collections.Counter()
+        self._odd_masks: collections.Counter[str] = collections.Counter()
+        self._clipped = 0
+
+    def finished(self, record: ShardRecord) -> WrittenShard:
+        """Returns the record of the shard and of all that was added."""
+        return WrittenShard(record, self._rejected, self._formats, self._encoded, self._clipped, self._odd_masks)
+
+    def add(self, tar: TarWriter, number: int, i: int) -> None:
+        """Adds sample ``i`` under the key of this number, or rejects it; raises what :func:`write_shard` raises."""
         try:
-            image, fields = read_sample(self._source, i)
-            info = image_info(image[1])
-            if is_in_folder and (misnamed := has_other_extension(self._path(i))):
-                raise ValueError(f"not an image by its extension, and {info.extension} by its bytes: rename it")
-            encoded = self._encoder.encode(image[1], info)
-            odd = _odd_masks(fields, encoded.info)
-            if odd and self._source.kind in _WITH_MASKS:
-                name, reason = next(iter(odd.items()))
-                raise ValueError(f"its {name}: {reason}; give it another name if it is no mask")
+            field, fields, encoded = self._read(i)
         except MemoryError as error:
             raise ShardError(
                 f"{self._path(i)}: not enough memory ({error or 'to encode it'}); nothing is lost: use fewer "
@@ -91,40 +180,33 @@ class ShardWriter:
         except (OSError, ValueError) as error:
             path = self._path(i)
             reason = self._unreadable(error, path) if isinstance(error, OSError) else str(error)
-            bad = looks_like_image(path) or misnamed or not is_in_folder
-            self.rejected.append(Rejection(path, reason, bad))
-            return table.size(i)
-        key = f"{self._first_key + position:0{self._digits}d}"
-        data = encoded.data
-        is_same_format = encoded.info.extension == info.extension
-        field = image[0] if image[0] and is_same_format else self._renamed(encoded.info.extension)
-        label = table.label(i)
-        if self._source.replaces_cls:
-            fields = [(name, value) for name, value in fields if name != "cls"]
-        if label >= 0 and all(name != "cls" for name, _ in fields):
-            fields.insert(0, ("cls", b"%d" % label))
-        if table.targets and self._source.kind == "manifest":
-            fields = _with_targets(fields, table.targets, table.target(i))
+            bad = isinstance(error, _Misnamed) or self._source.kind not in _FOLDERS or looks_like_image(path)
+            self._rejected.append(Rejection(path, reason, bad))
+            return
+
+        table = self._source.table
+        key = f"{number:0{self._job.key_digits}d}"
+        data, info = encoded.data, encoded.info
         offset = tar.add(f"{key}.{field}", data)
         checksum = zlib.crc32(data)
         members = []
         for name, value in fields:
             members.append((name, tar.add(f"{key}.{name}", value), len(value)))
             checksum = zlib.crc32(value, checksum)
-        self.formats[encoded.info.extension] += 1
-        self.encoded[encoded.outcome] += 1
-        self.clipped += encoded.clipped
-        self.odd_masks.update(odd.keys())
+
+        self._formats[info.extension] += 1
+        self._encoded[encoded.outcome] += 1
+        self._clipped += encoded.clipped
         self.builder.add(
             key=key.encode(),
             path=table.path(i),
             field=field,
             offset=offset,
             length=len(data),
-            label=label,
-            width=encoded.info.width_px,
-            height=encoded.info.height_px,
-            orientation=encoded.info.orientation,
+            label=table.label(i),
+            width=info.width_px,
+            height=info.height_px,
+            orientation=info.orientation,
             source_bytes=table.size(i),
             crc32=checksum,
             members=members,
@@ -132,7 +214,47 @@ class ShardWriter:
             target=table.target(i),
             source_row=table.row(i) if table.is_numbered else 0,
         )
-        return table.size(i)
+
+    def _read(self, i: int) -> tuple[str, list[tuple[str, bytes]], EncodedImage]:
+        """Returns the name of a sample's image field, its other fields, and its encoded image.
+
+        Raises:
+            OSError, MemoryError, ValueError: if the sample can't be read or encoded.
+        """
+        source = self._source
+        (name, data), fields = read_sample(source, i)
+        info = image_info(data)
+        if source.kind in _FOLDERS and has_other_extension(self._path(i)):
+            raise _Misnamed(f"not an image by its extension, and {info.extension} by its bytes: rename it")
+        encoded = self._encoder.encode(data, info)
+
+        odd = _odd_masks(fields, encoded.info)
+        if odd and source.kind in _WITH_MASKS:
+            mask, reason = next(iter(odd.items()))
+            raise ValueError(f"its {mask}: {reason}; give it another name if it is no mask")
+        self._odd_masks.update(odd.keys())
+
+        is_same_format = encoded.info.extension == info.extension
+        field = name if name and is_same_format else self._renamed(encoded.info.extension)
+        return field, self._labelled(fields, i), encoded
+
+    def _labelled(self, fields: list[tuple[str, bytes]], i: int) -> list[tuple[str, bytes]]:
+        """Returns the fields of a sample with its label or targets, for programs that read shards without the index."""
+        table, label = self._source.table, self._source.table.label(i)
+        if self._source.replaces_cls:
+            fields = [(name, value) for name, value in fields if name != "cls"]
+        if label >= 0 and all(name != "cls" for name, _ in fields):
+            fields.insert(0, ("cls", b"%d" % label))
+        if not table.targets or self._source.kind is not SourceKind.MANIFEST:
+            return fields
+        row: dict[str, float | None] = next((json.loads(data) for name, data in fields if name == "json"), {})
+        # Each as the shortest text that gives the same float32.
+        row |= {
+            name: None if math.isnan(value) else float(str(np.float32(value)))
+            for name, value in zip(table.targets, table.target(i), strict=True)
+        }
+        text = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
+        return [*((name, data) for name, data in fields if name != "json"), ("json", text)]
 
     def _unreadable(self, error: OSError, path: str) -> str:
         """Returns the reason to reject a sample that can't be read.
@@ -158,10 +280,7 @@ class ShardWriter:
 
     def _renamed(self, extension: str) -> str:
         """Returns the field name of an image in a new format: its extension, unless another field has that name."""
-        others = self._source.table.fields.keys() - set(self._source.image_fields)
-        while extension in others:
-            extension = f"image.{extension}"
-        return extension
+        return _free_name(extension, self._source.table.fields.keys() - set(self._source.image_fields))
 
 
 def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[tuple[str, bytes]]]:
@@ -178,6 +297,7 @@ def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[
     image_name = None if len(names) < len(fields) else next(name for name in source.image_fields if name in names)
     image: tuple[str | None, bytes] | None = None
     others = []
+
     for name, data in fields:
         is_image = name == image_name
         if is_packed(data) and (is_image or name is None or is_packed_field(name)):
@@ -186,12 +306,13 @@ def read_sample(source: Source, i: int) -> tuple[tuple[str | None, bytes], list[
             except DecodeError as error:
                 raise ValueError(error.reason) from None
             if name is not None and is_packed_field(name):
-                name = _jpeg_name(name, names)
+                name = _free_name(f"{name.removesuffix('fpk')}jpg", names)
                 names.append(name)
         if is_image:
             image = image or (name, data)
         elif name is not None:
             others.append((name, data))
+
     assert image is not None
     return image, others
 
@@ -208,23 +329,8 @@ def _odd_masks(fields: Sequence[tuple[str, bytes]], info: ImageInfo) -> dict[str
     return odd
 
 
-def _jpeg_name(name: str, taken: Sequence[str]) -> str:
-    """Returns the name of a packed image's field for its JPEG, which none of the sample's fields has."""
-    name = f"{name[: -len('fpk')]}jpg"
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Returns a name for an image's field, with a prefix if another field has it."""
     while name in taken:
         name = f"image.{name}"
     return name
-
-
-def _with_targets(
-    fields: list[tuple[str, bytes]], names: Sequence[str], numbers: Sequence[float]
-) -> list[tuple[str, bytes]]:
-    """Adds the targets to the ``json`` field, for programs that read shards without the index."""
-    row = {}
-    for name, data in fields:
-        if name == "json":
-            row = json.loads(data)
-    # Each as the shortest text that gives the same float32.
-    row |= {k: None if math.isnan(v) else float(str(np.float32(v))) for k, v in zip(names, numbers, strict=True)}
-    text = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogateescape")
-    return [*((name, data) for name, data in fields if name != "json"), ("json", text)]

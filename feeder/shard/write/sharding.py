@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from feeder.decoders.image_header import clipped_warning
-from feeder.errors import ShardError, SourceError
+from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.labels import check_classes
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path, shown_place
 from feeder.shard.write.encode import EncodeOptions, check_encoder
-from feeder.shard.write.engine import open_engine
-from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
+from feeder.shard.write.options import ShardOptions, ShardSummary
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.run import Run
+from feeder.shard.write.shard_engine import ShardEngine, write_in_threads
 from feeder.shard.write.store_output import locked_output, previewed_output
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress, terminal_progress
+from feeder.system.quiet_ray import quiet_ray
 from feeder.system.warning import warn
 
-__all__ = ["REJECTED_NAME", "Progress", "ShardOptions", "ShardSummary", "default_out", "shard", "write_shards"]
+__all__ = [
+    "Progress",
+    "ShardOptions",
+    "ShardSummary",
+    "default_out",
+    "open_engine",
+    "shard",
+    "source_opener",
+    "write_shards",
+]
+
+_OpenSource = Callable[[str, str | None], Source]  # given a folder for scratch files, and the image field
 
 
 def shard(
@@ -59,20 +73,11 @@ def shard(
     """
     options = options or ShardOptions()
     path, out = local_path(path), local_path(out or default_out(path))
-    columns, skip_unreadable, targets = options.columns, options.skip_unreadable, options.targets
+    open_it = source_opener(path, out, options)
 
-    def open_it(work: str, image_field: str | None) -> Source:
-        return open_source(
-            path, columns, work, skip_unreadable=skip_unreadable, image_field=image_field, targets=targets
-        )
-
-    if not targets:
-        source_kind(path)  # raises before anything is made for it
-    if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
-        raise ShardError(
-            f"{shown_place(out)}: lies inside the source {shown_place(path)}, or is it; choose another --out"
-        )
-    return _run(open_it, out, options, progress or Progress(), dry_run=dry_run, force=force)
+    if dry_run:
+        return _preview(open_it, out, options, force=force)
+    return _run(open_it, out, options, progress or Progress(), force=force)
 
 
 def write_shards(
@@ -142,6 +147,59 @@ def write_shards(
     return summary
 
 
+def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
+    """Returns what opens a source, after a look at the names alone.
+
+    Args:
+        path: The source, see :func:`shard`.
+        out: The place of the set.
+        options: Options for sharding.
+
+    Raises:
+        ShardError: if the set's place is in the source.
+        SourceError: if the source is of no kind that feeder knows.
+    """
+    targets = options.targets
+    if not targets:
+        source_kind(path)
+    if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
+        raise ShardError(f"{shown_place(out)}: lies inside the source {shown_place(path)}, or is it; name another one")
+
+    def open_it(work: str, image_field: str | None) -> Source:
+        return open_source(
+            path,
+            options.columns,
+            work,
+            skip_unreadable=options.skip_unreadable,
+            image_field=image_field,
+            targets=targets,
+        )
+
+    return open_it
+
+
+@contextlib.contextmanager
+def open_engine(options: ShardOptions) -> Iterator[ShardEngine]:
+    """Opens the engine that the options name.
+
+    Raises:
+        ArgumentError: if its package is not installed.
+        ShardError: if its cluster can't be reached.
+    """
+    if options.engine == "local":
+        yield functools.partial(write_in_threads, options)
+        return
+    try:
+        with quiet_ray():
+            from feeder.shard.write.ray_engine import open_ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ArgumentError("engine 'ray' needs the package ray: pip install 'feeder-data[ray]'") from None
+    with open_ray(options) as engine:
+        yield engine
+
+
 def default_out(path: str) -> str:
     """Returns the output folder for a source: its name with ``-shards`` appended; for a remote one, here."""
     if is_remote(path):
@@ -154,59 +212,53 @@ def default_out(path: str) -> str:
     return os.path.abspath(name) + "-shards"
 
 
-def _run(
-    open_it: Callable[[str, str | None], Source],
-    out: str,
-    options: ShardOptions,
-    progress: Progress,
-    *,
-    dry_run: bool = False,
-    force: bool = False,
-) -> ShardSummary:
-    started = time.monotonic()
-    if dry_run:
-        with tempfile.TemporaryDirectory() as scratch, previewed_output(out, force=force) as folder:
-            folder.preview(options.settings())
-            source = open_it(scratch, options.image_field or folder.image_field())
+def _preview(open_it: _OpenSource, out: str, options: ShardOptions, *, force: bool) -> ShardSummary:
+    """Lists and plans alone; returns the expected summary."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch, previewed_output(out, force=force) as folder:
+        folder.preview(options.settings())
+        with contextlib.closing(open_it(scratch, options.image_field or folder.image_field())) as source:
             plan = plan_shards(source, options)
-            source.close()
-        return ShardSummary(
-            out=out,
-            kind=source.kind,
-            inputs=len(source.table) + len(source.rejected),
-            samples=len(source.table),
-            rejected=len(source.rejected),
-            bad=sum(r.bad for r in source.rejected),
-            unreadable_folders=source.unreadable_folders,
-            encoded={},
-            shards=len(plan),
-            bytes=int(source.table.sizes().sum()),
-            classes=len(source.classes or ()),
-            written_shards=0,
-            written_samples=0,
-            seconds=time.monotonic() - started,
-            max_bad=options.max_bad,
-            notes=source.notes,
-        )
+
+    return ShardSummary(
+        out=out,
+        kind=source.kind,
+        inputs=len(source.table) + len(source.rejected),
+        samples=len(source.table),
+        rejected=len(source.rejected),
+        bad=sum(rejection.bad for rejection in source.rejected),
+        unreadable_folders=source.unreadable_folders,
+        encoded={},
+        shards=len(plan),
+        bytes=int(source.table.sizes().sum()),
+        classes=len(source.classes or ()),
+        written_shards=0,
+        written_samples=0,
+        seconds=time.monotonic() - started_s,
+        max_bad=options.max_bad,
+        notes=source.notes,
+    )
+
+
+def _run(
+    open_it: _OpenSource, out: str, options: ShardOptions, progress: Progress, *, force: bool = False
+) -> ShardSummary:
+    """Makes the set, or finishes it; see :meth:`Run.run`."""
+    started_s = time.monotonic()
     check_encoder(options.encode)
     try:
-        with open_engine(options) as engine, locked_output(out, force=force) as folder:
-            source = open_it(folder.work, options.image_field or folder.image_field())
-            try:
-                return Run(folder, source, options, progress, started, engine=engine).run()
-            finally:
-                source.close()
+        with (
+            open_engine(options) as engine,
+            locked_output(out, force=force) as folder,
+            contextlib.closing(open_it(folder.work, options.image_field or folder.image_field())) as source,
+        ):
+            return Run(folder, source, options, progress, started_s, engine).run()
     except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise ShardError(
-                f"{error.filename or shown_place(out)}: {error.strerror or error}; nothing is lost: fix this and run "
-                "the same command again"
-            ) from error
-        place, space = (
-            (tempfile.gettempdir(), "free some space there, or name another TMPDIR,")
-            if is_remote(out)
-            else (out, "free some space")
-        )
-        raise ShardError(
-            f"{place}: the disk is full ({error.strerror}); nothing is lost: {space} and run the same command again"
-        ) from error
+        place = error.filename or shown_place(out)
+        reason = error.strerror or str(error)
+        advice = "fix this"
+        if error.errno in DISK_FULL:
+            place = tempfile.gettempdir() if is_remote(out) else out
+            reason = f"the disk is full ({error.strerror})"
+            advice = "free some space there, or name another TMPDIR," if is_remote(out) else "free some space"
+        raise ShardError(f"{place}: {reason}; nothing is lost: {advice} and run the same command again") from error

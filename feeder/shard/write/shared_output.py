@@ -23,7 +23,7 @@ from feeder.shard.format.manifest import PLAN_NAME
 from feeder.shard.store.store import open_store
 from feeder.shard.store.url import Url
 from feeder.shard.write.set_writer import index_path
-from feeder.shard.write.shard_job import WrittenShard, record_name
+from feeder.shard.write.shard_writer import WrittenShard, record_name
 from feeder.shard.write.store_lock import check_lock
 
 __all__ = ["FinishedAttempt", "SharedFolder", "SharedOutput", "SharedStore"]

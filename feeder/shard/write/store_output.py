@@ -11,9 +11,8 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 
 from feeder.errors import NotFoundError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
@@ -21,16 +20,14 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
-from feeder.shard.write.output_folder import OutputFolder
+from feeder.shard.write.output_folder import OutputFolder, is_ours
+from feeder.shard.write.set_copy import at_once, entry_of
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from feeder.system.files import DISK_FULL
 
 __all__ = ["StoreOutput", "locked_output", "previewed_output"]
-
-_REQUESTS = 16  # at once
-_MAX_LISTED = 10_000_000  # objects; more are no shard set
 
 
 @contextlib.contextmanager
@@ -48,17 +45,16 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(open_store(out, writes=True), scratch, force=force)
-        if appends:
-            output.refuse_unfinished()
-        else:
-            output.fetch(with_parts=False)
+        if appends and not output.has(MANIFEST_NAME):
+            raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+        if not appends:
+            output.fetch_all(with_parts=False)
             output.refuse_foreign()
-        with StoreLock.held(output.store) as lock:
-            output.lock = lock
+        with StoreLock.held(output.store) as output.lock:
             if appends:
                 output.fetch_newest()
             else:
-                output.fetch(with_parts=True)
+                output.fetch_all(with_parts=True)
             yield output
 
 
@@ -70,7 +66,7 @@ def previewed_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(open_store(out, writes=True), scratch, force=force)
-        output.fetch(with_parts=False)
+        output.fetch_all(with_parts=False)
         yield output
 
 
@@ -83,15 +79,10 @@ class StoreOutput(OutputFolder):
         force: True to replace a shard set in the store.
     """
 
-    def __init__(self, store: Store, path: str, *, force: bool = False) -> None:
-        super().__init__(path, force=force, shown=str(store.url))
-        self.store = store
-        self.lock: StoreLock | None = None
+    store: Store
 
-    def refuse_unfinished(self) -> None:
-        """Raises ShardError if there is no finished set."""
-        if self._entry(MANIFEST_NAME) is None:
-            raise ShardError(f"{self.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
+    def __init__(self, store: Store, path: str, *, force: bool = False) -> None:
+        super().__init__(path, force=force, store=store)
 
     def fetch_newest(self) -> None:
         """Brings to the folder the header and the manifest of a finished set, and what an unfinished run that adds
@@ -101,53 +92,24 @@ class StoreOutput(OutputFolder):
         records = [os.path.basename(part.key) for part in parts]
         added = [record.removesuffix(".json") for record in records if record.endswith(".tar.json")]
         names = [INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME, *added, *(index_path("", n) for n in added)]
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            found = [entry for entry in pool.map(self._entry, names) if entry is not None]
-            for _ in pool.map(lambda entry: self._fetch(entry, with_parts=True), [*parts, *found]):
-                pass
+        found = [entry for entry in at_once(partial(entry_of, self.store), names) if entry is not None]
+        at_once(partial(self._take, with_parts=True), [*parts, *found])
 
-    def fetch(self, *, with_parts: bool) -> None:
+    def fetch_all(self, *, with_parts: bool) -> None:
         """Brings the folder to the state of the store.
 
         Args:
             with_parts: True to fetch the index and the parts of an unfinished run, too.
         """
         self._clear()
-        entries = []
-        for entry in self.store.list():
-            if entry.key != LOCK_NAME:
-                entries.append(entry)
-            if len(entries) > _MAX_LISTED:
-                raise ShardError(f"{self.shown}: holds more than {_MAX_LISTED:,} objects; choose another --out")
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            for _ in pool.map(lambda entry: self._fetch(entry, with_parts=with_parts), entries):
-                pass
-
-    def has(self, name: str) -> bool:
-        return self._entry(name) is not None
-
-    def read(self, name: str, start: int, end: int) -> bytes:
-        return bytes(self.store.get(name, start, end))
-
-    @contextlib.contextmanager
-    def borrowed(self, name: str, size_bytes: int) -> Iterator[str]:
-        with tempfile.NamedTemporaryFile(prefix="feeder-index-") as file:
-            file.write(self.read(name, 0, size_bytes))
-            file.flush()
-            yield file.name
+        entries = [entry for entry in self.store.list() if entry.key != LOCK_NAME]
+        at_once(partial(self._take, with_parts=with_parts), entries)
 
     def publish(self, *paths: str) -> None:
-        """Puts finished files into the store, in this order."""
-        assert self.lock is not None
         for path in paths:
-            self.lock.check()
-            self.store.put(self._key(path), Path(path))
+            super().publish(path)
             if path.endswith(".tar"):
                 _make_hole(path, os.path.getsize(path))
-
-    @property
-    def is_shared(self) -> bool:
-        return False
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[SharedOutput]:
@@ -160,42 +122,19 @@ class StoreOutput(OutputFolder):
             file.write(finished.index_bytes)
         _make_hole(self.file(record.name), record.size_bytes)
 
-    def remove(self, *paths: str) -> None:
-        assert self.lock is not None
-        self.lock.check()
-        self._delete(map(self._key, paths))
-        super().remove(*paths)
-
     def finish(self) -> None:
-        assert self.lock is not None
-        self.lock.check()
-        self._delete([entry.key for entry in self.store.list(self._key(self.work))])
+        self.remove(*(self.file(entry.key) for entry in self.store.list(self._key(self.work))))
         super().finish()
-
-    def _key(self, path: str) -> str:
-        return os.path.relpath(path, self.path)
-
-    def _delete(self, keys: Iterable[str]) -> None:
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            for _ in pool.map(self.store.delete, keys):
-                pass
 
     def _clear(self) -> None:
         shutil.rmtree(self.path)
         os.makedirs(self.work)
 
-    def _entry(self, name: str) -> Entry | None:
-        """Returns the entry of an object; None if there is none."""
-        try:
-            return self.store.size(name)
-        except NotFoundError:
-            return None
-
-    def _fetch(self, entry: Entry, *, with_parts: bool) -> None:
+    def _take(self, entry: Entry, *, with_parts: bool) -> None:
         """Makes the local file of an object: its bytes, or a hole of its size for shards and what is foreign."""
         path = self.file(entry.key)
         is_part = path.startswith(self.work + os.sep)
-        is_wanted = not entry.key.endswith(".tar") and (is_part or self.is_ours(entry.key))
+        is_wanted = not entry.key.endswith(".tar") and (is_part or is_ours(entry.key))
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             if is_wanted and (with_parts or entry.key in (MANIFEST_NAME, PLAN_NAME)):

@@ -14,9 +14,7 @@ import dataclasses
 import glob
 import json
 import os
-import re
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,14 +25,13 @@ from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
-from feeder.shard.format.sealed_head import HASH_BYTES
 from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.options import TAKEDOWN_NAME
-from feeder.shard.write.set_copy import SetCopy
-from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.set_copy import SetCopy, at_once
+from feeder.shard.write.set_writer import header_row, index_path
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
@@ -42,8 +39,8 @@ from feeder.system.text import count
 
 __all__ = ["TakedownSummary", "takedown"]
 
-_SHOWN, _SHOWN_CHARS = 2, 40
-_REQUESTS = 16  # at once
+_SHOWN = 2
+_SHOWN_CHARS = 40
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
     Raises:
         ArgumentError: if a key is not in the set, or there are neither keys nor an interrupted call; nothing is changed
             then.
-        FormatError: if the set is damaged, or its index is of version 1.
+        FormatError: if the set is damaged.
         LockedError: if another process is writing the set.
         ShardError: if a shard is damaged, would have no sample left, or can't be written.
         StoreError: if the store can't be read or written.
@@ -94,8 +91,9 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
     shown = place if is_remote(place) else local_path(place)
     if not is_remote(place) and not os.path.isfile(os.path.join(shown, INDEX_NAME)):
         raise FormatError(f"{shown}: no {INDEX_NAME} in this folder, so it is not a shard set; name one")
+
     try:
-        with SetCopy.locked(place) as copy:
+        with SetCopy.to_change(place) as copy:
             return _Takedown(copy, progress or Progress()).run(keys)
     except OSError as error:
         raise ShardError(
@@ -105,9 +103,10 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
 
 class _Takedown:
     def __init__(self, copy: SetCopy, progress: Progress) -> None:
-        self._copy, self._progress = copy, progress
-        self._path = os.path.join(copy.path, INDEX_NAME)
-        self._record = os.path.join(copy.path, TAKEDOWN_NAME)
+        self._copy = copy
+        self._progress = progress
+        self._path = copy.file(INDEX_NAME)
+        self._record = copy.file(TAKEDOWN_NAME)
 
     def run(self, keys: Collection[str]) -> TakedownSummary:
         copy = self._copy
@@ -119,10 +118,8 @@ class _Takedown:
                 "again, and take samples down then"
             )
         self._header = SetHeader(self._path)
-        if copy.is_copy:
-            with ThreadPoolExecutor(_REQUESTS) as pool:
-                for _ in pool.map(copy.fetch, map(self._header.index_name, range(self._header.shards))):
-                    pass
+        at_once(copy.fetch, map(self._header.index_name, range(self._header.shards)))
+
         done: dict[int, dict[int, str]] = {}
         if copy.fetch(TAKEDOWN_NAME):
             done = self._read_plan()
@@ -134,6 +131,7 @@ class _Takedown:
                 f"{copy.shown}: no keys were given, and there is no interrupted takedown to finish; name keys, or a "
                 "file of them with --from"
             )
+
         plan, already, twins = self._find(keys)
         if plan:
             self._write_plan(plan)
@@ -156,6 +154,7 @@ class _Takedown:
         plan: dict[int, dict[int, str]] = {}
         found, gone = set[bytes](), set[bytes]()
         sums: dict[tuple[int, int], None] = {}
+
         for number, own in self._each() if wanted else ():
             dead = own.taken_down()
             gone |= {hashes[each] for each in dead.values() if each in hashes}
@@ -173,6 +172,7 @@ class _Takedown:
                         f"{self._header.shard_name(number)}: all {own.samples} samples of this shard would go, and "
                         "substitutes are of the same shard: leave one, or shard the dataset again without them"
                     )
+
         missing = [key for text, key in wanted.items() if text not in found | gone]
         if missing:
             named = ", ".join(map(_short, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
@@ -195,7 +195,7 @@ class _Takedown:
 
     def _each(self) -> Any:
         for number in range(self._header.shards):
-            path = os.path.join(self._copy.path, self._header.index_name(number))
+            path = self._copy.file(self._header.index_name(number))
             yield number, ShardIndex(path, shard=self._header.shard(number))
 
     def _write_plan(self, plan: dict[int, dict[int, str]]) -> None:
@@ -224,24 +224,26 @@ class _Takedown:
         samples, size_bytes = (sum(getattr(header.shard(n), name) for n in plan) for name in ("samples", "size_bytes"))
         with self._progress.running(samples, size_bytes):
             erased = {number: self._erase(number, [*rows], is_resumed) for number, rows in plan.items()}
+
         for number, rows in plan.items():
             own = self._opened(number)
             if not rows.keys() <= own.taken_down().keys():
                 write_tombstones(own, number, rows, erased[number])
             copy.publish(own.path)
         self._write_dali_indexes(plan)
+
         indexes = {number: self._opened(number) for number in plan}
         gone = [len(self._opened(number).taken_down()) for number in range(header.shards)]
         for path in [*self._earlier_headers(), self._path]:
             self._write_header(path, indexes, erased, gone)
         self._write_manifest(erased)
         self._remove_other_indexes()
-        copy.remove(TAKEDOWN_NAME)
+        copy.remove(self._record)
 
     def _erase(self, number: int, rows: Sequence[int], is_resumed: bool) -> ErasedShard:
         name, size_bytes = self._header.shard_name(number), self._header.shard(number).size_bytes
         own = self._opened(number)
-        path = os.path.join(self._copy.path, name)
+        path = self._copy.file(name)
         with self._copy.shard(name):
             # Where their rows are those of others by now, their bytes are gone, and where they were is not known.
             left = [] if {*rows} <= own.taken_down().keys() else rows
@@ -255,16 +257,15 @@ class _Takedown:
 
     def _opened(self, number: int) -> ShardIndex:
         """Opens the index of a shard as it is now, which the header may not mean any more."""
-        index = ShardIndex(os.path.join(self._copy.path, self._header.index_name(number)))
+        index = ShardIndex(self._copy.file(self._header.index_name(number)))
         index.check()
         return index
 
     def _write_dali_indexes(self, plan: Collection[int]) -> None:
         for number in plan:
-            path = index_path(self._copy.path, self._header.shard_name(number), DALI_SUFFIX)
-            if self._copy.fetch(os.path.basename(path)):
-                write_dali_index(path, self._opened(number))
-                self._copy.publish(path)
+            shard = self._header.shard_name(number)
+            if self._copy.fetch(index_path("", shard, DALI_SUFFIX)):
+                self._copy.publish(write_dali_index(self._copy.path, shard, self._opened(number)))
 
     def _earlier_headers(self) -> list[str]:
         paths = [version_path(self._path, version) for version in range(1, self._header.info.version)]
@@ -277,9 +278,7 @@ class _Takedown:
         rows = header.rows().copy()
         for number, own in indexes.items():
             if number < header.shards:
-                shard_hash = bytes.fromhex(erased[number].sha256)[:HASH_BYTES]
-                size_bytes = header.shard(number).size_bytes
-                rows[number] = (own.samples, own.core_bytes, size_bytes, np.void(shard_hash), np.void(own.hash))
+                rows[number] = header_row(own, header.shard(number).size_bytes, erased[number].sha256)[0]
         names = [header.shard_name(number) for number in range(header.shards)]
         info = dataclasses.replace(header.info, taken_down=sum(gone[: header.shards]))
         write_header(path, info, rows, names, page_shards=header.page_shards)
@@ -296,14 +295,12 @@ class _Takedown:
             shards[number] = dataclasses.replace(shards[number], sha256=each.sha256)
         index = {"size_bytes": os.stat(self._path).st_size, "sha256": file_sha256(self._path)}
         dataclasses.replace(manifest, shards=shards, index=index).write(copy.path)
-        copy.publish(os.path.join(copy.path, MANIFEST_NAME))
+        copy.publish(copy.file(MANIFEST_NAME))
 
     def _remove_other_indexes(self) -> None:
         """Removes indexes for other image fields, which are made again when they are needed."""
-        stem, extension = os.path.splitext(INDEX_NAME)
-        for path in glob.glob(os.path.join(glob.escape(self._copy.path), f"{stem}.*{extension}")):
-            if re.fullmatch(rf"{stem}\..+{re.escape(extension)}", os.path.basename(path)):
-                self._copy.remove(os.path.basename(path))
+        pattern = INDEX_NAME.replace(".", ".?*.")
+        self._copy.remove(*map(self._copy.file, glob.glob(pattern, root_dir=self._copy.path)))
 
 
 def _short(key: str) -> str:

@@ -14,6 +14,7 @@ Note [Tombstones]
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tarfile
@@ -70,8 +71,10 @@ def erase(path: str, index: ShardIndex, rows: Collection[int], *, is_resumed: bo
         OSError: if it can't be read or written.
     """
     places = sorted({place for row in rows for place in _places(index, row)})
-    expected, digest, sums = index.blocks(), hashlib.sha256(), BlockSums()
+    digest = hashlib.sha256()
     before = BlockSums()
+    after = BlockSums()
+
     with open(path, "rb", opener=open_regular) as file, atomic_file(path) as out:
         size = os.fstat(file.fileno()).st_size
         patches = _patches(file, size, places, path)
@@ -85,19 +88,19 @@ def erase(path: str, index: ShardIndex, rows: Collection[int], *, is_resumed: bo
                     patch = head.ljust(last - begin, b"\0")[first - begin : last - begin]
                     data[first - start : last - start] = patch
             digest.update(data)
-            sums.update(bytes(data))
+            after.update(bytes(data))
             out.write(data)
-        found = before.sums()
-        wrong = np.flatnonzero(found != expected) if len(found) == len(expected) else np.zeros(1, np.int64)
-        if is_resumed:
-            touched = {b for begin, end, _ in patches for b in range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES))}
-            wrong = np.array([block for block in wrong.tolist() if block not in touched], np.int64)
-        if len(wrong):
-            raise ShardError(
-                f"{path}: does not match its checksums from byte {int(wrong[0]) * BLOCK_BYTES} on; restore it "
-                "(`feeder inspect --verify` names all damage) and run the same command again"
-            )
-    return ErasedShard(digest.hexdigest(), sums.sums())
+
+        # An interrupted run may have overwritten some of these blocks.
+        touched = [range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) for begin, end, _ in patches if is_resumed]
+        pairs = itertools.zip_longest(before.sums().tolist(), index.blocks().tolist())
+        for block, (found, expected) in enumerate(pairs):
+            if found != expected and not any(block in blocks for blocks in touched):
+                raise ShardError(
+                    f"{path}: does not match its checksums from byte {block * BLOCK_BYTES} on; restore it "
+                    "(`feeder inspect --verify` names all damage) and run the same command again"
+                )
+    return ErasedShard(digest.hexdigest(), after.sums())
 
 
 def _places(index: ShardIndex, row: int) -> Iterator[tuple[int, int]]:
@@ -149,18 +152,13 @@ def write_tombstones(index: ShardIndex, number: int, rows: Mapping[int, str], er
         erased: The shard without their bytes.
 
     Raises:
-        ShardError: if no sample of the shard is left.
         OSError: if the index can't be written.
     """
     gone = dict(sorted({**index.taken_down(), **rows}.items()))
-    if len(gone) == index.samples:
-        raise ShardError(
-            f"{index.path}: all {index.samples} samples of this shard would go, and substitutes are of the same shard: "
-            "leave one, or shard the dataset again without them"
-        )
     source = np.arange(index.samples)
     for row in gone:
         source[row] = _substitute(row, number, index.samples, gone)
+
     group = json.dumps({"rows": [*gone], "keys": [*gone.values()]}, separators=(",", ":")).encode()
     write_shard_index(
         index.path,

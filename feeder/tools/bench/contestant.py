@@ -1,45 +1,43 @@
 """The process of one rival of ``feeder bench``, so that start-up and memory are that rival's alone.
 
-It reads jobs from standard input, one JSON object per line, and answers each with another one: ``{"do": "check", "out":
-FILE}`` writes the first batch in order, ``{"do": "run", "workers": N}`` measures, and a job that fails is answered by
-``{"failed": reason}``.
+It answers a job (rival, task) with the first batch if the task is in order, else with the figures of a run, and a job
+that fails with ``{"failed": reason}``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
-import os
-import sys
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from feeder.system.process_usage import cpu_seconds, forget_peak, memory
-from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask
+from feeder.loader.trial import consume
+from feeder.system.process_usage import forget_peak, memory
+from feeder.tools.bench.options import SETTLE, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 
 __all__ = ["main"]
 
-# Stages that work on an image; the others are waits, and the trainer's.
-_WORK = ("read", "draw", "cut", "decode", "transform", "write")
 
+def main(channel: int) -> None:
+    """Answers jobs until there are no more.
 
-def main() -> int:
-    # Libraries may print, so only the answers go to the real standard output.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            found = _do(json.loads(line))
-        except Exception as error:
-            found = {"failed": reason_of(error)}
-        answers.write(json.dumps(found) + "\n")
-        answers.flush()
-        gc.collect()
-    return 0
+    Args:
+        channel: Descriptor of the connection.
+    """
+    with Connection(channel) as jobs, contextlib.suppress(EOFError):
+        while True:
+            rival, task = jobs.recv()
+            try:
+                found = first_batch(rival, task) if task.in_order else _run(rival, task)
+            except Exception as error:
+                found = {"failed": reason_of(error)}
+            jobs.send(found)
+            gc.collect()
 
 
 def reason_of(error: Exception) -> str:
@@ -51,23 +49,16 @@ def reason_of(error: Exception) -> str:
     return lines[0]
 
 
-def _do(job: dict[str, Any]) -> dict[str, Any]:
-    options = BenchOptions(**job["options"] | {"workers": tuple(job["options"]["workers"])})
-    task = RivalTask(job["path"], job["folder"], options, job["workers"], job["do"] == "check")
-    return check_rival(job["rival"], task, job["out"]) if task.in_order else _run(job["rival"], task)
-
-
-def check_rival(rival: str, task: RivalTask, out: str) -> dict[str, Any]:
-    """Writes the first batch of the validation recipe, which is not random, as uint8."""
+def first_batch(rival: str, task: RivalTask) -> dict[str, Any]:
+    """Returns the first batch of the validation recipe, which is not random: images as uint8, and labels if any."""
     task = replace(task, options=replace(task.options, preset="val", dtype="uint8"), workers=0)
     feed = RIVALS[rival].open(task)
     images, labels = next(feed.batches)
     feed.batches.close()
-    arrays: dict[str, Any] = {"images": np.asarray(images)}
+    found: dict[str, Any] = {"images": np.asarray(images)}
     if labels is not None and np.asarray(labels).dtype.kind != "f":  # targets are feeder's alone
-        arrays["labels"] = np.asarray(labels).astype(np.int64)
-    np.savez(out, **arrays)
-    return {"images": len(images)}
+        found["labels"] = np.asarray(labels).astype(np.int64)
+    return found
 
 
 def _run(rival: str, task: RivalTask) -> dict[str, Any]:
@@ -78,46 +69,23 @@ def _run(rival: str, task: RivalTask) -> dict[str, Any]:
     asked = time.perf_counter()
     feed = RIVALS[rival].open(task)
     images, _ = next(feed.batches)
-    first_at, first_batch_s = time.monotonic(), time.perf_counter() - asked
+    first_at = time.monotonic()
+    first_batch_s = time.perf_counter() - asked
     if tuple(images.shape) != expected or str(images.dtype) != f"torch.{options.dtype}":
         raise RuntimeError(f"expected batches of {options.dtype} {expected}, got {images.dtype} {tuple(images.shape)}")
-    _consume(feed, options.seconds * SETTLE)
-    before, cpu_before = feed.stats(), cpu_seconds()
-    count, elapsed = _consume(feed, options.seconds)
-    cpu_s, after = cpu_seconds() - cpu_before, feed.stats()
+
+    consume(feed.batches, feed.stats, options.seconds * SETTLE)
+    sums = consume(feed.batches, feed.stats, options.seconds)
+    bottleneck = feed.stats().get("bottleneck")
     used = memory()
     feed.batches.close()
     return {
         "first_batch_at": first_at,
         "first_batch_s": first_batch_s,
-        "images_per_s": count / elapsed,
-        "cpu_ms_per_image": 1000 * cpu_s / count,
+        "images_per_s": sums.images_per_s,
+        "cpu_ms_per_image": sums.cpu_ms,
         "peak_rss_mib": used.peak_rss,
         "pss_mib": used.pss,
-        "stages_ms": _stages(before, after),
-        "bottleneck": after.get("bottleneck"),
+        "stages_ms": {name: 1000 * spent / sums.samples for name, spent in sums.stages_s().items()},
+        "bottleneck": bottleneck,
     }
-
-
-def _consume(feed: Any, seconds: float) -> tuple[int, float]:
-    """Takes batches for about that many seconds, at least one; returns the images and the seconds."""
-    count, began = 0, time.perf_counter()
-    while True:
-        count += len(next(feed.batches)[0])
-        if (elapsed := time.perf_counter() - began) >= seconds:
-            return count, elapsed
-
-
-def _stages(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
-    """Returns the workers' milliseconds per image in each stage between two readings of feeder's meters."""
-    samples = after.get("samples", 0) - before.get("samples", 0)
-    spent = {
-        name: after["stages"][name]["total_ns"] - before["stages"].get(name, {"total_ns": 0})["total_ns"]
-        for name in _WORK
-        if samples and name in after.get("stages", {})
-    }
-    return {name: ns / samples / 1e6 for name, ns in spent.items()}
-
-
-if __name__ == "__main__":
-    sys.exit(main())

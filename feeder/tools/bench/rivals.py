@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -79,16 +80,13 @@ def _torch(task: RivalTask) -> Feed:
 
 def _arguments(task: RivalTask, images: int) -> dict[str, Any]:
     """Returns the arguments of both loaders."""
-    options = task.options
-    few = images < _LEAST_BATCHES * options.batch_size
-    passes = -(-_LEAST_BATCHES * options.batch_size // images)
-    shuffle: dict[str, Any] = {"shuffle": True}
-    if task.in_order:
-        shuffle = {"shuffle": False}
-    elif few:
-        shuffle = {"sampler": torch.cat([torch.randperm(images) for _ in range(passes)]).tolist()}
-    return shuffle | {
-        "batch_size": options.batch_size,
+    batch_size = task.options.batch_size
+    order: dict[str, Any] = {"shuffle": not task.in_order}
+    if not task.in_order and images < _LEAST_BATCHES * batch_size:
+        passes = -(-_LEAST_BATCHES * batch_size // images)
+        order = {"sampler": torch.cat([torch.randperm(images) for _ in range(passes)]).tolist()}
+    return order | {
+        "batch_size": batch_size,
         "num_workers": task.workers,
         "drop_last": not task.in_order,
         "persistent_workers": task.workers > 0,
@@ -111,10 +109,12 @@ def _endless(loader: TorchDataLoader[Any], once: bool) -> Generator[tuple[torch.
 def _webdataset(task: RivalTask) -> Feed:
     import webdataset as wds
 
-    options, shuffled = task.options, not task.in_order
+    options = task.options
+    shuffled = not task.in_order
     classes = open_dataset(task.path, None).class_to_idx or {}
     kinds = [f"{name[: -len('fpk')]}jpg" if is_packed_field(name) else name for name in image_fields(task.path)]
     sample = functools.partial(webdataset_sample, kinds, options, classes)
+
     # With replacement, so that any number of workers has shards, without end.
     source = wds.WebDataset(tars(task.path), resampled=shuffled, shardshuffle=False)
     if shuffled:
@@ -142,30 +142,27 @@ def _dali(task: RivalTask) -> Feed:
     return Feed(dali_batches(task))
 
 
-def _installed(module: str, package: str) -> Callable[[], str | None]:
-    def missing() -> str | None:
-        try:
-            found = importlib.util.find_spec(module) is not None
-        except ImportError:  # a parent package is missing
-            found = False
-        return None if found else f"not installed (pip install {package})"
-
-    return missing
+def _not_installed(module: str, package: str) -> str | None:
+    with contextlib.suppress(ImportError):  # a parent package is missing
+        if importlib.util.find_spec(module) is not None:
+            return None
+    return f"not installed (pip install {package})"
 
 
 def _webdataset_missing(path: str, folder: str | None) -> str | None:
     if not is_shards(path):
         return "reads tars only: run `feeder shard` on the images, and measure the shards"
-    return _installed("webdataset", "webdataset")()
+    return _not_installed("webdataset", "webdataset")
 
 
 def _dali_missing(path: str, folder: str | None) -> str | None:
-    missing = _installed("nvidia.dali", "nvidia-dali-cuda130")()
-    if missing is None and is_shards(path) and "npy" in image_fields(path):
+    if missing := _not_installed("nvidia.dali", "nvidia-dali-cuda130"):
+        return missing
+    if is_shards(path) and "npy" in image_fields(path):
         return "decodes images only, and these shards hold raw pixels"
-    if missing is None and folder is None and is_packed_set(path):
+    if folder is None and is_packed_set(path):
         return "reads no packed images: give it the files of `feeder export` with --folder"
-    return missing
+    return None
 
 
 RIVALS: dict[str, Rival] = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from multiprocessing import Pipe
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -23,7 +22,7 @@ from feeder.system.child_python import child_python
 from feeder.system.cores import cores
 from feeder.system.text import count
 from feeder.tools.bench.images import is_packed_set
-from feeder.tools.bench.options import SETTLE, BenchOptions, default_workers
+from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask, default_workers
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
 from feeder.tools.encoding_gain import encoding_gains
@@ -40,7 +39,7 @@ _UNPACKING = (
     "torch's loader and DALI read those"
 )
 _START_S = 120.0  # to import a framework from a cold disk and make the first batch
-# The results of the runs, by rival and number of workers.
+# The figures of the runs, by rival and number of workers.
 _Runs: TypeAlias = "dict[str, dict[int, list[dict[str, Any]]]]"
 MEASURES = ("images_per_s", "first_batch_s", "cpu_ms_per_image", "peak_rss_mib", "pss_mib")
 
@@ -49,8 +48,6 @@ def throughput(
     path: str, options: BenchOptions, *, folder: str | None = None, note: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """Measures feeder and its rivals on given images, in turn, at each number of workers.
-
-    A KeyboardInterrupt after feeder's first run ends it with the measurements so far.
 
     Args:
         path: A shard set, also as a URL, or a class-per-folder tree.
@@ -61,122 +58,159 @@ def throughput(
 
     Returns:
         JSON values:
-
-        - the common conditions; ``seekable`` (True if most images are decoded in part); ``usable_cores``; ``check``
-          (levels from Pillow); ``absent`` (rivals that were not measured, with reasons)
-        - by rival and number of workers, every repeat: images_per_s, first_batch_s, cpu_ms_per_image (of all
-          processes), peak_rss_mib, pss_mib, ratio (of images/s to torch's in the same turn)
+        - the common conditions; ``seekable`` (True if most images are decoded in part); ``check`` (levels from Pillow);
+          ``absent`` (rivals that were not measured, with reasons)
+        - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
         - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
-        - ``encodings``, not for sets in stores: the gains of other encodings, as of
-          :class:`feeder.tools.encoding_gain.EncodingGain`
-
-        After an interrupt, ``interrupted`` is the turn, and ``options`` has the workers and repeats that were measured.
+        - ``encodings``: :class:`feeder.tools.encoding_gain.EncodingGain` of each that would gain; none in stores
+        - after a KeyboardInterrupt, once feeder has run: ``interrupted``, the turn; ``options`` are what was measured
 
     Raises:
         BackendError: if feeder can't run, or its pixels differ from Pillow's.
         FormatError, SourceError: if the images can't be opened.
     """
-    dataset = open_dataset(
-        path,
-        preset(options.preset, options.dtype, options.image_size),
-        cache_dir=options.cache_dir,
-        cache_bytes=options.cache_bytes,
-    )
-    images = len(dataset)
+    recipe = preset(options.preset, options.dtype, options.image_size)
+    dataset = open_dataset(path, recipe, cache_dir=options.cache_dir, cache_bytes=options.cache_bytes)
     workers = options.workers or default_workers()
-    options = replace(options, workers=workers, batch_size=min(options.batch_size, images))
-    titles = {name: rival.title() for name, rival in RIVALS.items()}
-    if is_remote(path):
-        absent = dict.fromkeys([name for name in RIVALS if name != "feeder"], "reads local files only")
-    else:
-        absent = {name: why for name, rival in RIVALS.items() if (why := rival.missing(path, folder)) is not None}
-    if not options.peers:
-        absent |= dict.fromkeys([name for name in RIVALS if name != "feeder"], "not asked for")
-    if options.peers and not is_remote(path) and is_packed_set(path):
-        note("webdataset unpacks the packed images first" if folder else _UNPACKING)
-    job = {"path": path, "folder": folder, "options": asdict(options)}
-    run_s = len(workers) * options.seconds * (1 + SETTLE)
-    turns_s = options.repeats * (len(RIVALS) - len(absent)) * run_s
-    note(f"takes at least {_duration(turns_s)}; Ctrl-C ends it and shows the measurements so far")
-    check, start_s = check_rivals([name for name in RIVALS if name not in absent], job, absent, note)
-    present = [name for name in RIVALS if name not in absent]
-    note(
-        f"{', '.join(titles[name] for name in present)}: {count(options.repeats, 'turn')} of {options.seconds:g} s, "
-        f"each with {_workers(workers)}: about {_duration(options.repeats * len(present) * (start_s + run_s))}"
-    )
-    runs: _Runs = {name: {number: [] for number in workers} for name in present}
-    startup: dict[str, list[float]] = {name: [] for name in present}
-    interrupted = None
-    try:
-        _measure(job, options, runs, startup, absent, note)
-    except KeyboardInterrupt:
-        workers = tuple(number for number in workers if runs["feeder"][number])
-        if not workers:
-            raise
-        for name in present:
-            if not all(runs[name][number] for number in workers):
-                absent.setdefault(name, "interrupted before")
-        turn = max(len(each) for each in runs["feeder"].values())
-        interrupted = f"in turn {turn} of {options.repeats}"
-        note(f"interrupted {interrupted}")
-        options = replace(options, workers=workers, repeats=turn)
-    present = [name for name in present if name not in absent]
-    result: dict[str, Any] = {
+    options = replace(options, workers=workers, batch_size=min(options.batch_size, len(dataset)))
+    task = RivalTask(path, folder, options, 0)
+    absent = _absent(task, note)
+
+    names = [name for name in RIVALS if name not in absent]
+    least = _duration(_turns_s(options, len(names)))
+    note(f"takes at least {least}; Ctrl-C ends it and shows the measurements so far")
+    check, start_s = check_rivals(names, task, absent, note)
+    runs: _Runs = {name: {number: [] for number in workers} for name in RIVALS if name not in absent}
+    startup: dict[str, list[float]] = {name: [] for name in runs}
+    about = _duration(_turns_s(options, len(runs), start_s))
+    turns = f"{count(options.repeats, 'turn')} of {options.seconds:g} s, each with {_workers(workers)}: about {about}"
+    note(f"{', '.join(RIVALS[name].title() for name in runs)}: {turns}")
+
+    measured = _measure(task, runs, startup, absent, note)
+    done = {name: runs[name] for name in runs if name not in absent}
+    gains = [] if is_remote(path) else encoding_gains(dataset)
+    return {
         "dataset": Url.parse(path).name if is_remote(path) else os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
         "seekable": is_seekable(path),
         "usable_cores": cores().usable,
-        "images": images,
-        "options": {k: v for k, v in asdict(options).items() if k != "cache_dir"} | {"workers": list(workers)},
-        "check": {titles[name]: levels for name, levels in check.items()},
-        "absent": {titles[name]: absent[name] for name in RIVALS if name in absent},
-        "startup_s": {titles[name]: spread(startup[name]) for name in present},
+        "images": len(dataset),
+        "options": {name: value for name, value in asdict(measured).items() if name != "cache_dir"},
+        "check": {RIVALS[name].title(): levels for name, levels in check.items()},
+        "absent": {rival.title(): absent[name] for name, rival in RIVALS.items() if name in absent},
+        **({} if measured is options else {"interrupted": f"in turn {measured.repeats} of {options.repeats}"}),
+        **_figures(done, startup, measured.workers),
+        "encodings": {gain.encoding: asdict(gain) for gain in gains},
     }
-    for measure in MEASURES:
-        result[measure] = {
-            titles[name]: {str(count): spread([run[measure] for run in runs[name][count]]) for count in workers}
-            for name in present
-        }
-    if "torch" in present:
-        result["ratio"] = {
-            titles[name]: {str(count): spread(_ratios(runs, name, count)) for count in workers} for name in present
-        }
-    if interrupted is not None:
-        result["interrupted"] = interrupted
-    ours = runs["feeder"]
-    result["stages_ms"] = {
-        str(count): {stage: spread([run["stages_ms"][stage] for run in ours[count]]) for stage in _common(ours[count])}
-        for count in workers
-    }
-    if not is_remote(path):
-        result["encodings"] = {gain.encoding: asdict(gain) for gain in encoding_gains(dataset)}
-    result["bottleneck"] = {str(count): ours[count][-1]["bottleneck"] for count in workers}
-    return result
+
+
+def _turns_s(options: BenchOptions, rivals: int, start_s: float = 0.0) -> float:
+    """Returns the seconds that all turns of so many rivals take, with their starts."""
+    return options.repeats * rivals * (start_s + len(options.workers) * options.seconds * (1 + SETTLE))
+
+
+def _absent(task: RivalTask, note: Callable[[str], None]) -> dict[str, str]:
+    """Returns the rivals that can't be measured, with the reasons."""
+    peers = [name for name in RIVALS if name != "feeder"]
+    if not task.options.peers:
+        return dict.fromkeys(peers, "not asked for")
+    if is_remote(task.path):
+        return dict.fromkeys(peers, "reads local files only")
+    if is_packed_set(task.path):
+        note("webdataset unpacks the packed images first" if task.folder else _UNPACKING)
+    return {name: why for name in peers if (why := RIVALS[name].missing(task.path, task.folder)) is not None}
 
 
 def _measure(
-    job: dict[str, Any],
-    options: BenchOptions,
+    task: RivalTask,
     runs: _Runs,
     startup: dict[str, list[float]],
     absent: dict[str, str],
     note: Callable[[str], None],
-) -> None:
-    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``."""
-    for turn in range(options.repeats):
-        for name in [name for name in runs if name not in absent]:
+) -> BenchOptions:
+    """Adds the turns of each rival to ``runs`` and ``startup``, and rivals that fail to ``absent``.
+
+    Returns:
+        The task's options; after an interrupt, those that were measured.
+    """
+    options = task.options
+    turns = [(turn, name) for turn in range(1, options.repeats + 1) for name in runs]
+    try:
+        for turn, name in turns:
+            if name in absent:
+                continue
             title = RIVALS[name].title()
             try:
-                for number, found in run_turn(name, job, options.workers, startup[name]):
+                for number, found in run_turn(name, task, options.workers, startup[name]):
                     runs[name][number].append(found)
                     rate = f"{found['images_per_s']:,.0f} images/s"
-                    note(f"  {turn + 1}/{options.repeats} {title}, {_workers((number,))}: {rate}")
+                    note(f"  {turn}/{options.repeats} {title}, {_workers((number,))}: {rate}")
             except Failed as error:
-                if name == "feeder":
-                    raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
-                absent[name] = f"failed: {error}"
-                note(f"  {title} failed: {error}")
+                absent[name] = _failure(name, task, error)
+                note(f"  {title} {absent[name]}")
+    except KeyboardInterrupt:
+        measured = _measured_so_far(options, runs, absent)
+        note(f"interrupted in turn {measured.repeats} of {options.repeats}")
+        return measured
+
+    return options
+
+
+def _failure(name: str, task: RivalTask, error: Failed) -> str:
+    """Returns the failure of a rival as the reason of its absence.
+
+    Raises:
+        BackendError: for feeder itself.
+    """
+    if name == "feeder":
+        raise BackendError(f"{task.path}: feeder's loader failed: {error}") from None
+    return f"failed: {error}"
+
+
+def _measured_so_far(options: BenchOptions, runs: _Runs, absent: dict[str, str]) -> BenchOptions:
+    """Returns the options that were measured before an interrupt, and adds rivals that were not to ``absent``.
+
+    Raises:
+        KeyboardInterrupt: if feeder was not.
+    """
+    workers = tuple(number for number in options.workers if runs["feeder"][number])
+    if not workers:
+        raise KeyboardInterrupt
+
+    for name, by_workers in runs.items():
+        if not all(by_workers[number] for number in workers):
+            absent.setdefault(name, "interrupted before")
+    return replace(options, workers=workers, repeats=max(map(len, runs["feeder"].values())))
+
+
+def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, ...]) -> dict[str, Any]:
+    """Returns the measured values of a result."""
+
+    def by_workers(values: Callable[[str, int], list[float]]) -> dict[str, Any]:
+        return {
+            RIVALS[name].title(): {str(number): spread(values(name, number)) for number in workers} for name in runs
+        }
+
+    def measured(measure: str) -> Callable[[str, int], list[float]]:
+        return lambda name, number: [run[measure] for run in runs[name][number]]
+
+    def ratios(name: str, number: int) -> list[float]:
+        pairs = zip(runs[name][number], runs["torch"][number], strict=False)  # an interrupted turn may lack the second
+        return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
+
+    def stages(found: list[dict[str, Any]]) -> dict[str, Any]:
+        common = [stage for stage in found[0]["stages_ms"] if all(stage in run["stages_ms"] for run in found)]
+        return {stage: spread([run["stages_ms"][stage] for run in found]) for stage in common}
+
+    ours = {str(number): runs["feeder"][number] for number in workers}
+    return {
+        "startup_s": {RIVALS[name].title(): spread(startup[name]) for name in runs},
+        **{measure: by_workers(measured(measure)) for measure in MEASURES},
+        **({"ratio": by_workers(ratios)} if "torch" in runs else {}),
+        "stages_ms": {number: stages(found) for number, found in ours.items()},
+        "bottleneck": {number: found[-1]["bottleneck"] for number, found in ours.items()},
+    }
 
 
 def _duration(seconds: float) -> str:
@@ -200,63 +234,46 @@ def is_seekable(path: str) -> bool:
     return 2 * kept < manifest.samples
 
 
-def _common(runs: list[dict[str, Any]]) -> list[str]:
-    """Returns the stages that all runs have."""
-    return [stage for stage in runs[0]["stages_ms"] if all(stage in run["stages_ms"] for run in runs)]
-
-
-def _ratios(runs: _Runs, name: str, count: int) -> list[float]:
-    pairs = zip(runs[name][count], runs["torch"][count], strict=False)  # an interrupted turn may have one of them only
-    return [ours["images_per_s"] / theirs["images_per_s"] for ours, theirs in pairs]
-
-
 def _workers(counts: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, counts))} worker{'' if counts == (1,) else 's'}"
 
 
 def check_rivals(
-    names: list[str], job: dict[str, Any], absent: dict[str, str], note: Callable[[str], None]
+    names: list[str], task: RivalTask, absent: dict[str, str], note: Callable[[str], None]
 ) -> tuple[dict[str, float], float]:
     """Compares each rival's pixels with Pillow's, and adds rivals that differ or fail to ``absent``.
 
     Returns:
         Each rival's difference in levels, and the seconds from the start of a process to its first batch.
     """
-    found: dict[str, float] = {}
-    began, start_s = time.monotonic(), None
-    arrays: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(prefix="feeder-bench-") as work, contextlib.ExitStack() as stack:
+    small = replace(task.options, batch_size=min(_CHECK_IMAGES, task.options.batch_size))
+    task = replace(task, options=small, in_order=True)
+    levels: dict[str, float] = {}
+    with contextlib.ExitStack() as stack:
+        began = time.monotonic()
         contestant = stack.enter_context(Contestant())
-        small = job["options"] | {"batch_size": min(_CHECK_IMAGES, job["options"]["batch_size"])}
-        for name in sorted({*names, "torch"}, key=lambda name: name != "torch"):
-            out = os.path.join(work, f"{name}.npz")
+        try:
+            reference = contestant.ask("torch", task, _START_S)
+        except Failed as error:
+            raise BackendError(f"{task.path}: Pillow, which the others are checked against, failed: {error}") from None
+        start_s = time.monotonic() - began
+
+        for name in names:
+            if contestant.ended:
+                contestant = stack.enter_context(Contestant())
             try:
-                if contestant.ended:
-                    contestant = stack.enter_context(Contestant())
-                what = {"do": "check", "rival": name, "out": out, "options": small, "workers": 0}
-                contestant.ask(job | what, _START_S)
-                start_s = time.monotonic() - began if start_s is None else start_s
+                found = reference if name == "torch" else contestant.ask(name, task, _START_S)
             except Failed as error:
-                if name == "feeder":
-                    raise BackendError(f"{job['path']}: feeder's loader failed: {error}") from None
-                if name == "torch":
-                    raise BackendError(
-                        f"{job['path']}: Pillow, which the others are checked against, failed: {error}"
-                    ) from None
-                absent[name] = f"failed: {error}"
+                absent[name] = _failure(name, task, error)
                 continue
-            with np.load(out) as saved:
-                arrays[name] = dict(saved)
-            wrong, levels = difference_of(arrays["torch"], arrays[name])
-            note(f"  checked {name}: {wrong or f'{levels:.2f} levels from Pillow'}")
+
+            wrong, levels[name] = difference_of(reference, found)
+            note(f"  checked {name}: {wrong or f'{levels[name]:.2f} levels from Pillow'}")
             if wrong and name == "feeder":
-                raise BackendError(f"{job['path']}: {wrong}, so its speed says nothing; see `feeder parity`")
+                raise BackendError(f"{task.path}: {wrong}, so its speed says nothing; see `feeder parity`")
             if wrong:
                 absent[name] = wrong
-            elif name in names:
-                found[name] = levels
-    assert start_s is not None  # torch's loader is the first, and it did not fail
-    return found, start_s
+    return {name: each for name, each in levels.items() if name not in absent}, start_s
 
 
 def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str | None, float]:
@@ -273,17 +290,17 @@ def difference_of(reference: dict[str, Any], found: dict[str, Any]) -> tuple[str
 
 
 def run_turn(
-    name: str, job: dict[str, Any], workers: tuple[int, ...], startup: list[float]
+    name: str, task: RivalTask, workers: tuple[int, ...], startup: list[float]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields one process's runs, the one with the most workers first, as its cold start is the one that users see."""
     began = time.monotonic()  # the same clock in all processes
+    limit_s = _START_S + 10 * task.options.seconds
     with Contestant() as contestant:
-        for count in sorted(workers, reverse=True):
-            limit_s = _START_S + 10 * job["options"]["seconds"]
-            found = contestant.ask(job | {"do": "run", "rival": name, "workers": count}, limit_s)
-            if count == max(workers):
+        for number in sorted(workers, reverse=True):
+            found = contestant.ask(name, replace(task, workers=number), limit_s)
+            if number == max(workers):
                 startup.append(found["first_batch_at"] - began)
-            yield count, found
+            yield number, found
 
 
 class Failed(FeederError):
@@ -295,30 +312,27 @@ class Contestant:
 
     def __init__(self) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()
-        code = "from feeder.tools.bench.contestant import main\nsys.path[:] = path\nsys.exit(main())"
-        self._process = subprocess.Popen(
-            child_python(code),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-        )
+        self._channel, theirs = Pipe()
+        code = "from feeder.tools.bench.contestant import main\nsys.path[:] = path\nmain(int(sys.argv[1]))"
+        with theirs:
+            self._process = subprocess.Popen(
+                child_python(code, str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._errors,  # libraries may print
+                stderr=self._errors,
+            )
 
     def __enter__(self) -> Contestant:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._process.stdin is not None
-        if kind is KeyboardInterrupt:
-            self._process.kill()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._channel.close()
+        if kind is not KeyboardInterrupt:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_START_S)  # it may be importing yet
+        self._process.kill()
+        self._process.wait()
         self._errors.close()
 
     @property
@@ -326,28 +340,26 @@ class Contestant:
         """True if the process has ended."""
         return self._process.poll() is not None
 
-    def ask(self, job: dict[str, Any], limit_s: float) -> dict[str, Any]:
-        """Sends a job and returns the answer.
+    def ask(self, rival: str, task: RivalTask, limit_s: float) -> dict[str, Any]:
+        """Sends a job, see :mod:`feeder.tools.bench.contestant`, and returns the answer.
 
         Raises:
             Failed: if the job fails, the process ends, or it does not answer in time.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(job).encode() + b"\n")
-            self._process.stdin.flush()
-        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            self._channel.send((rival, task))
+        if not self._channel.poll(limit_s):
             self._process.kill()
             self._process.wait()
             raise Failed(f"no answer in {limit_s:.0f} s")
-        line = self._process.stdout.readline()
-        if line:
-            found: dict[str, Any] = json.loads(line)
-            if "failed" in found:
-                raise Failed(found["failed"])
-            return found
-        self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().splitlines()
-        raise Failed(said[-1].strip() if said else f"it ended with code {self._process.returncode}")
+
+        try:
+            found: dict[str, Any] = self._channel.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise Failed(said[-1].strip() if said else f"it ended with code {self._process.returncode}") from None
+        if "failed" in found:
+            raise Failed(found["failed"])
+        return found

@@ -30,27 +30,27 @@ def render(result: Mapping[str, Any]) -> str:
     most = str(counts[-1])
     head = [["", "images/s", "min", "max", "ratio", "CPU ms", "first s", "MiB"]]
     for name, rates in result["images_per_s"].items():
-        row = [name, *(f"{rates[most][k]:,.0f}" for k in ("median", "min", "max"))]
-        row.append(f"{result['ratio'][name][most]['median']:.2f}" if "ratio" in result else "-")
-        row.append(f"{result['cpu_ms_per_image'][name][most]['median']:.2f}")
-        row.append(f"{result['first_batch_s'][name][most]['median']:.2f}")
-        row.append(f"{result['pss_mib'][name][most]['median']:,.0f}")
-        head.append(row)
+        cells = [f"{rates[most][k]:,.0f}" for k in ("median", "min", "max")]
+        for measure in ("ratio", "cpu_ms_per_image", "first_batch_s"):
+            cells.append(f"{result[measure][name][most]['median']:.2f}" if measure in result else "-")
+        head.append([name, *cells, f"{result['pss_mib'][name][most]['median']:,.0f}"])
     parts = [_work(result), f"{_held(result)}; medians", "", _workers(most), table(head)]
+
     if len(counts) > 1:
         shown = counts if len(counts) <= 7 else [*counts[:3], *counts[-4:]]
         rows = [["images/s by workers", *map(str, shown)]]
         for name, rates in result["images_per_s"].items():
             rows.append([name, *(f"{rates[str(count)]['median']:,.0f}" for count in shown)])
         parts += ["", table(rows)]
-    stages = _stages(result, most)
-    if stages:
+
+    if stages := _stages(result, most):
         total = sum(stages.values()) or 1.0
         shares = ", ".join(f"{stage} {ms:.2f} ({100 * ms / total:.0f}%)" for stage, ms in stages.items())
         parts += ["", f"feeder's workers, ms per image: {shares}"]
     if limit := limit_of(result, most):
         parts.append(f"limit: {limit}")
     parts += [str(EncodingGain(**gain)) for gain in result.get("encodings", {}).values()]
+
     if "interrupted" in result:
         parts.append(f"interrupted {result['interrupted']}: medians of the runs until then")
     for why in dict.fromkeys(result["absent"].values()):
@@ -68,72 +68,87 @@ def result_page(result: Mapping[str, Any]) -> str:
     counts = _counts(result)
     most = str(counts[-1])
     machine = result["machine"]
-    where = f"{processor_name(machine)}, {machine['cores']} cores"
-    at = f"with {_workers(most)}"
+    where = f"{processor_name(machine)}, {machine['cores']} cores, {machine['date']}"
+    checked = [["before timing", "levels from Pillow"], *([n, f"{v:.2f}"] for n, v in result["check"].items())]
+    caption = "Validation crops of the first images: the median over images of the mean difference, of 255 levels"
+    absent = [["not measured", "why"], *map(list, result["absent"].items())]
+
     sections = [
-        Section(
-            "Throughput",
-            [
-                line_chart(
-                    "Images per second by worker processes",
-                    [*_lines(result, counts), *_proportion(result, counts)],
-                    x_label="worker processes (DALI: threads)",
-                    y_label="images/s",
-                    note=f"Medians of {result['options']['repeats']} runs; bands from the slowest to the fastest",
-                ),
-                bar_chart(f"Images per second {at}", _bars(result, "images_per_s", most, ratios=True), unit="images/s"),
-                bar_chart(
-                    f"CPU time of an image {at}",
-                    _bars(result, "cpu_ms_per_image", most),
-                    unit="ms",
-                    note="Of the trainer and all workers together; less leaves more of the machine free",
-                ),
-            ],
-        ),
+        Section("Throughput", _throughput(result, counts)),
         Section("Where feeder's time goes", _time_parts(result, counts)),
+        Section("Start-up", _start_up(result, most)),
+        Section("Memory", _memory(result, most)),
         Section(
-            "Start-up",
-            [
-                bar_chart(
-                    "From starting the process to the first batch",
-                    [_bar(name, values) for name, values in result["startup_s"].items()],
-                    unit="s",
-                    note=f"Imports included, {at}",
-                ),
-                bar_chart(
-                    "From asking for a batch to the first one",
-                    _bars(result, "first_batch_s", most),
-                    unit="s",
-                    note=at,
-                ),
-            ],
+            "What was measured",
+            [html_table(checked, caption), *[html_table(absent)] * bool(result["absent"]), _facts(result)],
         ),
-        Section(
-            "Memory",
-            [
-                bar_chart(
-                    f"Memory of all processes {at}",
-                    _bars(result, "pss_mib", most),
-                    unit="MiB",
-                    note="At the end of a run; shared pages count once",
-                ),
-                bar_chart(
-                    f"Peak of all processes {at}",
-                    _bars(result, "peak_rss_mib", most),
-                    unit="MiB",
-                    note="Sum of each process's peak; shared pages count for each process",
-                ),
-            ],
-        ),
-        Section("What was measured", [_checked(result), *_absent(result), _facts(result)]),
     ]
     return page(
         f"feeder bench: {result['dataset']}",
         sections,
-        lead=f"{where}, {machine['date']}. {_work(result)}. {_held(result)}.",
+        lead=f"{where}. {_work(result)}. {_held(result)}.",
         top=[_verdict(result, most)],
         foot=f"feeder {machine['versions'].get('feeder')}, commit {machine['commit'] or 'unknown'}",
     )
+
+
+def _throughput(result: Mapping[str, Any], counts: list[int]) -> list[Html]:
+    most = str(counts[-1])
+    lines = [
+        Line(name, [Point(n, *(rates[str(n)][k] for k in ("median", "min", "max"))) for n in counts])
+        for name, rates in result["images_per_s"].items()
+    ]
+    return [
+        line_chart(
+            "Images per second by worker processes",
+            [*lines, *_proportion(result, counts)],
+            x_label="worker processes (DALI: threads)",
+            y_label="images/s",
+            note=f"Medians of {result['options']['repeats']} runs; bands from the slowest to the fastest",
+        ),
+        bar_chart(
+            f"Images per second with {_workers(most)}",
+            _bars(result, "images_per_s", most, ratios=True),
+            unit="images/s",
+        ),
+        bar_chart(
+            f"CPU time of an image with {_workers(most)}",
+            _bars(result, "cpu_ms_per_image", most),
+            unit="ms",
+            note="Of the trainer and all workers together; less leaves more of the machine free",
+        ),
+    ]
+
+
+def _start_up(result: Mapping[str, Any], most: str) -> list[Html]:
+    at = f"with {_workers(most)}"
+    return [
+        bar_chart(
+            "From starting the process to the first batch",
+            [_bar(name, values) for name, values in result["startup_s"].items()],
+            unit="s",
+            note=f"Imports included, {at}",
+        ),
+        bar_chart("From asking for a batch to the first one", _bars(result, "first_batch_s", most), unit="s", note=at),
+    ]
+
+
+def _memory(result: Mapping[str, Any], most: str) -> list[Html]:
+    at = f"with {_workers(most)}"
+    return [
+        bar_chart(
+            f"Memory of all processes {at}",
+            _bars(result, "pss_mib", most),
+            unit="MiB",
+            note="At the end of a run; shared pages count once",
+        ),
+        bar_chart(
+            f"Peak of all processes {at}",
+            _bars(result, "peak_rss_mib", most),
+            unit="MiB",
+            note="Sum of each process's peak; shared pages count for each process",
+        ),
+    ]
 
 
 def _work(result: Mapping[str, Any]) -> str:
@@ -156,17 +171,17 @@ def _counts(result: Mapping[str, Any]) -> list[int]:
 
 
 def _verdict(result: Mapping[str, Any], most: str) -> Html:
-    peers = {name: values for name, values in result.get("ratio", {}).items() if name != "feeder"}
     rate = f"{result['images_per_s']['feeder'][most]['median']:,.0f} images/s with {_workers(most)}"
     limit = limit_of(result, most)
     more = f" What limits it: {limit}." if limit else ""
-    baseline = next((name for name in peers if name.startswith("torch")), None)
-    if baseline is None:
+    torch = next((name for name in result.get("ratio", {}) if name.startswith("torch")), None)
+    if torch is None:
         return callout(f"feeder makes {rate}", more.strip())
+
     ratio = result["ratio"]["feeder"][most]
     tone: Tone = "good" if ratio["min"] > 1 else "bad" if ratio["max"] < 1 else "note"
     spread = f"{ratio['min']:.2f} to {ratio['max']:.2f} times in each of {len(ratio['all'])} turns."
-    return callout(f"{rate}: {ratio['median']:.2f} times {baseline}", spread + more, tone)
+    return callout(f"{rate}: {ratio['median']:.2f} times {torch}", spread + more, tone)
 
 
 def limit_of(result: Mapping[str, Any], count: str) -> str | None:
@@ -178,16 +193,6 @@ def limit_of(result: Mapping[str, Any], count: str) -> str | None:
         return f"decoding: {', or '.join(more) or 'more cores'}"
     shards = ", or shards in place of files" if stage == "read" and result["kind"] == "folder" else ""
     return f"{_LIMITS[stage]}{shards}" if stage in _LIMITS else None
-
-
-def _lines(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
-    return [
-        Line(
-            name,
-            [Point(n, rates[str(n)]["median"], rates[str(n)]["min"], rates[str(n)]["max"]) for n in counts],
-        )
-        for name, rates in result["images_per_s"].items()
-    ]
 
 
 def _proportion(result: Mapping[str, Any], counts: list[int]) -> list[Line]:
@@ -225,41 +230,23 @@ def _time_parts(result: Mapping[str, Any], counts: list[int]) -> list[Html]:
     return [chart, text(f"What limits feeder with {_workers(str(counts[-1]))}: {limit}.")] if limit else [chart]
 
 
-def _checked(result: Mapping[str, Any]) -> Html:
-    rows: list[list[object]] = [["before timing", "levels from Pillow"]]
-    rows += [[name, f"{levels:.2f}"] for name, levels in result["check"].items()]
-    caption = "Validation crops of the first images: the median over images of the mean difference, of 255 levels"
-    return html_table(rows, caption)
-
-
-def _absent(result: Mapping[str, Any]) -> list[Html]:
-    if not result["absent"]:
-        return []
-    return [html_table([["not measured", "why"], *map(list, result["absent"].items())])]
-
-
-def _cpu(machine: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the processor's numbers; nothing for a result that lacks them."""
-    numbers = {name: machine.get("cpu", {}).get(name) for name in ("family", "model", "stepping")}
-    known = ", ".join(f"{name} {value}" for name, value in numbers.items() if value is not None)
-    return {"processor's numbers": known} if known else {}
-
-
 def _facts(result: Mapping[str, Any]) -> Html:
-    machine, options = result["machine"], result["options"]
-    versions = {k: v for k, v in machine["versions"].items() if isinstance(v, str)}
+    machine = result["machine"]
+    versions = {name: value for name, value in machine["versions"].items() if isinstance(value, str)}
     pillow = machine["versions"].get("pillow")
     if isinstance(pillow, Mapping):
         versions["pillow"] = f"{pillow['distribution']} {pillow['version']}, {pillow['libjpeg']}"
+    cpu = machine.get("cpu", {})  # earlier results have none
+    numbers = ", ".join(f"{n} {cpu[n]}" for n in ("family", "model", "stepping") if cpu.get(n) is not None)
     return facts(
         {
             "processor": processor_name(machine),
-            **_cpu(machine),
+            **({"processor's numbers": numbers} if numbers else {}),
             "cores": machine["cores"],
             "memory": f"{machine['memory_gib']} GiB",
             "kernel": machine["kernel"],
             "images": f"{result['images']:,} in {result['kind']} {result['dataset']}",
-            "feeder's backend": options["backend"],
+            "feeder's backend": result["options"]["backend"],
             **versions,
             "command": " ".join(["feeder", *machine["arguments"]]),
         }

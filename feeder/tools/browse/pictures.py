@@ -12,7 +12,7 @@ from PIL import Image
 
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
-from feeder.decoders.images import decode
+from feeder.decoders.decode import decode
 from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import ArgumentError, DecodeError
 from feeder.tools.browse.overlays import CANVASES, Overlays, in_colors, is_overlay

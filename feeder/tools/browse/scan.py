@@ -161,21 +161,25 @@ class Scan:
         """Decodes some samples, and keeps what is found of them."""
         reader = dataset.reader
         encoded = reader.read(np.array(ids))
+
         found: list[tuple[str, int, str]] = []
         captions: list[tuple[int, str]] = []
         read = [error is None for error in encoded.errors]
         gone = taken_down_of(reader, ids)  # what is there is another sample's
+
         for kind in self._kinds:
             if kind == "unlabelled":
                 of_kind = is_unlabelled(encoded.labels)
             else:
                 of_kind = is_of_size(kind, encoded.orientations, encoded.sizes) & read
             found += [(kind, i, "") for i in np.array(ids)[of_kind].tolist()]
+
         sums = [
             (crc32(data), len(data), i)
             for data, i in zip(encoded.buffers, ids, strict=True)
             if len(data) and i not in gone
         ]
+
         for i in filter(lambda i: i not in gone, ids):
             try:
                 pixels = dataset[i][0].numpy().astype(np.int16)
@@ -186,6 +190,7 @@ class Scan:
             text = "\n".join(filter(None, (_caption(name, reader.member(i, name)) for name in names)))
             captions += [(i, text.lower())] if text else []
             found += [("uncaptioned", i, "")] if names and not text else []
+
         with self._lock, self._file:
             self._file.executemany("INSERT OR REPLACE INTO sums VALUES (?, ?, ?)", sums)
             self._file.executemany("INSERT OR REPLACE INTO found VALUES (?, ?, ?)", found)

@@ -18,9 +18,9 @@ from feeder.tools.browse.kinds import KINDS, SCANNED
 from feeder.tools.browse.pictures import Pictures, difference, png
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.scan import is_caption
-from feeder.tools.browse.set_view import Choice, SetView
+from feeder.tools.browse.set_versions import versions_of
+from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
-from feeder.tools.browse.versions import versions_of
 from feeder.tools.presets import is_shards
 
 __all__ = ["CLASSES_AT_ONCE", "ROWS_AT_ONCE", "SetPages"]
@@ -181,7 +181,7 @@ class SetPages:
 
     def _rows_values(self, request: Request, most: int) -> dict[str, Any]:
         label = request.query_params.get("label", "")
-        choice = Choice(
+        choice = SampleChoice(
             _number(request, "label") if label else None,
             request.query_params.get("text", "").strip(),
             request.query_params.get("kind", ""),

@@ -26,7 +26,7 @@ from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_rea
 from feeder.tools.browse.scan import Scan
 from feeder.tools.presets import is_shards, open_dataset
 
-__all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Choice", "Member", "Row", "SetView"]
+__all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Row", "SampleChoice", "SetView", "ShownMember"]
 
 _SHOWN_CHARS = 20_000
 SEARCHED = 200_000  # samples a request: then the page goes on by itself
@@ -37,7 +37,7 @@ _LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # of indented J
 _NUMBERS = ("index", "key", "orientation", "path", "row", "width", "height")
 
 
-class Choice(NamedTuple):
+class SampleChoice(NamedTuple):
     """The samples that a page of the grid is of.
 
     Attributes:
@@ -61,7 +61,7 @@ class Row(NamedTuple):
     notes: str = ""
 
 
-class Member(NamedTuple):
+class ShownMember(NamedTuple):
     """A member of a sample.
 
     Attributes:
@@ -232,7 +232,7 @@ class SetView:
         orientations, sizes = self._stored
         return np.flatnonzero(is_of_size(kind, orientations, sizes))
 
-    def rows(self, choice: Choice, first: int, most: int) -> tuple[list[Row], int | None]:
+    def rows(self, choice: SampleChoice, first: int, most: int) -> tuple[list[Row], int | None]:
         """Returns samples for the grid, and the id from which to go on; None at the end.
 
         Args:
@@ -260,7 +260,7 @@ class SetView:
                 found.append(self._row(i, key, path))
         return found, following
 
-    def previous(self, choice: Choice, first: int, most: int) -> int | None:
+    def previous(self, choice: SampleChoice, first: int, most: int) -> int | None:
         """Returns the id at which the page before one begins; None for the first page.
 
         Args:
@@ -274,7 +274,7 @@ class SetView:
             return 0 if before else None
         return before - most if chosen is None else int(chosen[before - most])
 
-    def further(self, choice: Choice, first: int, most: int) -> list[Row]:
+    def further(self, choice: SampleChoice, first: int, most: int) -> list[Row]:
         """Returns samples from an id on that a search finds by their captions alone, before it comes there.
 
         Args:
@@ -287,7 +287,7 @@ class SetView:
             ids = np.intersect1d(ids, chosen).astype(np.int64).tolist()
         return [self.row(i) for i in ids[:most]]
 
-    def _chosen(self, choice: Choice) -> npt.NDArray[np.int64] | None:
+    def _chosen(self, choice: SampleChoice) -> npt.NDArray[np.int64] | None:
         """Returns the samples of a label and a kind, sorted; None for all."""
         if choice.kind and choice.kind not in KINDS | SCANNED:
             raise ArgumentError(f"kind must be one of {', '.join(KINDS | SCANNED)}, got {choice.kind!r}")
@@ -327,7 +327,7 @@ class SetView:
         with self.lock:
             return self.reader.field(i, "key") or "", self.reader.field(i, "path") or ""
 
-    def members(self, i: int) -> list[Member]:
+    def members(self, i: int) -> list[ShownMember]:
         """Returns a sample's members, with those that are text as text."""
         found = []
         image = self.reader.index.image_field(i) if isinstance(self.reader, ShardReader) else ""
@@ -336,10 +336,10 @@ class SetView:
                 with self.lock:
                     data = None if name in _NUMBERS else self.reader.member(i, name)
             except DecodeError as error:
-                found.append(Member(name, 0, problem=error.reason))
+                found.append(ShownMember(name, 0, problem=error.reason))
                 continue
             if data is not None:
-                found.append(Member(name, len(data), _text(name, data), is_image_field(name) and name != image))
+                found.append(ShownMember(name, len(data), _text(name, data), is_image_field(name) and name != image))
         return found
 
     def exif(self, i: int) -> dict[str, str]:

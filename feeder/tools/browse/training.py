@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder._gpu.tensors import as_tensor
 from feeder.dataset.base import FeederDataset
+from feeder.decoders.decoder import View
 from feeder.decoders.registry import get_decoder
+from feeder.decoders.tensors import as_tensor
 from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.browse.set_view import SetView
@@ -143,7 +144,7 @@ class Training:
                 if self._saved is not None and backend in (None, own):
                     fidelity = self._saved.fidelity
                 decoder = get_decoder(backend or own, recipe, fidelity=fidelity)
-                error = decoder.decode(found.buffers, found.orientations, recipe, draws, out)[0]
+                error = decoder.decode(found.buffers, found.orientations, [View(recipe, draws, out)]).errors[0]
         if error is not None:
             raise self.dataset.reader.at(error, i)
         pixels: npt.NDArray[np.uint8] = as_pixels(as_tensor(out, recipe.output_dtype), recipe)[0][0]

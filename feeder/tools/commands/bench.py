@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import fields
 from typing import Any
 
 from feeder.system.text import say
@@ -25,6 +26,7 @@ def add(commands: Any) -> None:
         "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree. With "
         "--compare: shows the measures that got faster or slower between two results, beyond noise.",
     )
+
     command.add_argument(
         "dir", metavar="DIR", nargs="?", help="shard set, also as a URL, or folder with a subfolder for each class"
     )
@@ -35,6 +37,7 @@ def add(commands: Any) -> None:
     )
     add_work(command)
     add_cache(command)
+
     command.add_argument(
         "--workers",
         type=_numbers,
@@ -48,12 +51,14 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--backend", default="auto", help="feeder's decode backend (default: %(default)s)")
     command.add_argument("--no-peers", action="store_true", help="measure feeder only")
+
     command.add_argument("--json", metavar="FILE", help="also write the result and the machine to this file")
     command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
     command.add_argument(
         "--compare", nargs=2, metavar=("A.json", "B.json"), help="compare two results instead of measuring"
     )
     command.add_argument("-q", "--quiet", action="store_true", help="print only the tables, not each run")
+
     command.set_defaults(run=run)
 
 
@@ -63,9 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.dir is None) == (arguments.compare is None):
         raise ArgumentError("expected either DIR to measure, or --compare A.json B.json; see `feeder bench --help`")
+    if arguments.compare is not None:
+        return _compare(arguments)
     for path in filter(None, (arguments.json, arguments.html)):
         check_writable(path)  # before minutes of measuring
-    return _measure(arguments) if arguments.compare is None else _compare(arguments)
+    return _measure(arguments)
 
 
 def _measure(arguments: argparse.Namespace) -> int:
@@ -75,19 +82,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     from feeder.tools.bench.run import throughput
     from feeder.tools.bench.show import render, result_page
 
-    options = BenchOptions(
-        preset=arguments.preset,
-        dtype=arguments.dtype,
-        image_size=arguments.image_size,
-        batch_size=arguments.batch_size,
-        workers=arguments.workers,
-        seconds=arguments.seconds,
-        repeats=arguments.repeats,
-        backend=arguments.backend,
-        peers=not arguments.no_peers,
-        cache_dir=arguments.cache_dir,
-        cache_bytes=arguments.cache_bytes,
-    )
+    given = {field.name: getattr(arguments, field.name) for field in fields(BenchOptions) if field.name != "peers"}
+    options = BenchOptions(**given, peers=not arguments.no_peers)
 
     def note(line: str) -> None:
         if not arguments.quiet:
@@ -105,17 +101,11 @@ def _measure(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from feeder.errors import ArgumentError
-    from feeder.tools.bench.compare import compare, comparison_page, load
+    from feeder.tools.bench.compare import compare, load
 
-    if arguments.json:
-        raise ArgumentError("--json needs DIR; a comparison is printed, or written with --html")
-    a, b = arguments.compare
-    comparison = compare(load(a), load(b))
-    say(comparison.render())
-    if arguments.html:
-        from feeder.system.files import write_text
-
-        say(f"\nreport: {write_text(arguments.html, comparison_page(comparison, a, b))}")
+    if arguments.json or arguments.html:
+        raise ArgumentError("--json and --html need DIR; a comparison is printed")
+    say(compare(*map(load, arguments.compare)).render())
     return 0
 
 

@@ -26,6 +26,7 @@ def add(commands: Any) -> None:
             "feeder browse ./images-shards --state run.pt --key loader  # of that run",
         ),
     )
+
     command.add_argument("set", metavar="SET", help="shard set, its URL, or a folder of images")
     command.add_argument("--port", type=int, metavar="N", default=0, help="TCP port (default: a free one)")
     command.add_argument(
@@ -36,6 +37,7 @@ def add(commands: Any) -> None:
         "(default: 127.0.0.1)",
     )
     command.add_argument("--image-size", type=int, metavar="PX", default=224, help="side of crops (default: 224)")
+
     command.add_argument("--state", metavar="FILE", help="take recipe, seed and batches from what state_dict() gave")
     command.add_argument("--key", metavar="NAME", help="name of the loader's state in the checkpoint, such as loader")
     command.add_argument(
@@ -45,6 +47,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="version of the set (default: the newest, or --state's)",
     )
+
     command.set_defaults(run=run)
 
 
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from feeder.loader.rank_agreement import set_version
     from feeder.tools.browse.hosts import Hosts
-    from feeder.tools.browse.server import make_app
+    from feeder.tools.browse.page_server import make_app
     from feeder.tools.browse.set_view import SetView
     from feeder.tools.browse.training import Training
     from feeder.tools.replay import naming, read_state, targets_of

@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
         "keypoints stay with the images.",
         epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
     )
+
     command.add_argument("dir", metavar="DIR", help="shard set, or folder with a subfolder for each class")
     command.add_argument("--backend", default="auto", help="backend to compare (default: %(default)s)")
     command.add_argument(
@@ -34,12 +35,14 @@ def add(commands: Any) -> None:
         help="the backend's (default: %(default)s)",
     )
     command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes on it (default: cpu)")
+
     command.add_argument(
         "--images", type=int, default=250, metavar="N", help="images to compare (default: %(default)s)"
     )
     command.add_argument(
         "--seed", type=int, default=0, help="seed of the choice of images and crops (default: %(default)s)"
     )
+
     add_output(command)
     command.set_defaults(run=run)
 

@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
         "Under torchrun each rank writes a report: torchrun --nproc-per-node 2 -m feeder profile train.py",
         epilog="exit codes: the script's own; 1 if there is no such script, 2 wrong usage",
     )
+
     command.add_argument(
         "--out", default="feeder-profile.html", metavar="FILE", help="HTML report (default: %(default)s)"
     )
@@ -35,6 +36,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="batches that torch's profiler records for the trace (default: %(default)s)",
     )
+
     command.add_argument("script", metavar="SCRIPT", help="the training script")
     command.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="the script's own arguments")
     command.set_defaults(run=run)

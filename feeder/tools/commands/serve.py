@@ -29,10 +29,12 @@ def add(commands: Any) -> None:
         epilog="Pixels travel unencrypted, and a Ray cluster trusts everybody who reaches its ports: keep both in a "
         "closed network.",
     )
+
     command.add_argument("--name", default="feeder", metavar="NAME", help="name of the service (default: %(default)s)")
     command.add_argument(
         "--address", default="auto", metavar="HOST:PORT", help="the Ray cluster (default: the one that Ray finds)"
     )
+
     command.add_argument(
         "--root",
         action="append",
@@ -47,6 +49,7 @@ def add(commands: Any) -> None:
         metavar="MODULE",
         help="module whose functions recipes and fields may call; may be repeated. No others are",
     )
+
     command.add_argument("--cpus", type=int, metavar="N", help="cores of each node that make parts")
     command.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: all that have the cores)")
     command.add_argument("--job-cpus", type=int, metavar="N", help="most cores of a node that one job gets at a time")
@@ -57,6 +60,7 @@ def add(commands: Any) -> None:
         metavar="SIZE",
         help="memory of each node for parts that other trials of a search may want, too (default: 512MiB)",
     )
+
     command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument(
         "--label",
@@ -74,6 +78,7 @@ def add(commands: Any) -> None:
         type=_amount,
         help="resource of Ray that each server takes from its node, such as memory=8GiB; may be given several times",
     )
+
     command.add_argument(
         "--host",
         default=None,
@@ -81,6 +86,7 @@ def add(commands: Any) -> None:
         help="address to listen on (default: the node's in the cluster unless it is public, 127.0.0.1 with --file); "
         "0.0.0.0 for all of a node's",
     )
+
     command.add_argument(
         "--file",
         metavar="FILE",
@@ -90,6 +96,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--tcp-only", action="store_true", help="send parts over TCP to jobs on the same machine, too: to measure that"
     )
+
     what = command.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show nodes, jobs and images/s")
     what.add_argument("--stop", action="store_true", help="end the service")

@@ -28,6 +28,7 @@ def add(commands: Any) -> None:
         "interrupted run.",
         epilog="exit codes: 0 done, 1 error, 2 wrong usage, 3 done, more bad images than --max-bad, 130 interrupted",
     )
+
     command.add_argument(
         "src",
         metavar="SRC",
@@ -38,6 +39,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--out", metavar="DIR", help="output folder, or s3://bucket/set, gs:// or az:// (default: SRC-shards)"
     )
+
     command.add_argument("--seed", type=int, default=0, help="seed of the shuffle (default: %(default)s)")
     limit = command.add_mutually_exclusive_group()
     limit.add_argument(
@@ -56,6 +58,7 @@ def add(commands: Any) -> None:
         metavar="BYTES",
         help="reject larger files unread (default: %(default)s, the most that can be loaded)",
     )
+
     command.add_argument(
         "--encode",
         choices=("seekable", "packed", "keep", "jpeg", "raw"),
@@ -83,6 +86,7 @@ def add(commands: Any) -> None:
         help="with packed: sequential packs a sequential copy of progressive JPEGs, with the same coefficients; export "
         "then gives the copy, not the file (default: %(default)s, as seekable JPEGs)",
     )
+
     command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
@@ -91,6 +95,7 @@ def add(commands: Any) -> None:
         "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
     )
     command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
+
     command.add_argument(
         "--engine",
         choices=("local", "ray"),
@@ -99,6 +104,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--address", metavar="HOST:PORT", help="with --engine ray: the cluster (default: auto)")
     command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
+
     add_output(command)
     command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
 
@@ -120,18 +126,15 @@ def add_source(command: Any) -> None:
         action="store_true",
         help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
     )
+
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
     command.add_argument(
         "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
     )
-    command.add_argument(
-        "--allow-private",
-        action="store_true",
-        help="let URLs in a manifest lead to this machine and to private networks; only for manifests that you trust",
-    )
     command.add_argument("--suffix", default="", metavar="EXT", help="appended to each path, such as .jpg to ids")
     command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
     add_labels(command, "manifest column, or json key in tars,")
+
     command.add_argument(
         "--list-column",
         action="append",
@@ -140,6 +143,7 @@ def add_source(command: Any) -> None:
         help="manifest column that differs between rows of an image, such as captions: rows of the same path become "
         "one sample, with a list; may be repeated",
     )
+
     command.add_argument(
         "--annotations",
         metavar="PATH",
@@ -157,6 +161,7 @@ def add_source(command: Any) -> None:
         help="in place of SRC: images=DIR and further folders of files with the same names, such as masks=DIR; "
         "'DIR/*_mask.png' takes the files of this name",
     )
+
     command.add_argument(
         "--members",
         nargs="+",
@@ -184,7 +189,6 @@ def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
         not arguments.no_labels,
         arguments.image_root,
         arguments.suffix,
-        arguments.allow_private,
         tuple(arguments.list_column),
     )
     targets = TargetSources(

@@ -38,6 +38,7 @@ def add(commands: Any) -> None:
         "--memory", type=size_bytes, metavar="SIZE", help="memory of workers and batches (default: what is available)"
     )
     goal.add_argument("--seconds", type=float, default=60.0, help="time limit of the search (default: %(default)s)")
+
     work = command.add_argument_group("work")
     add_work(work)
     work.add_argument("--no-shuffle", action="store_true", help="read in stored order")
@@ -47,10 +48,12 @@ def add(commands: Any) -> None:
         metavar="NAME",
         help="also measure this input service, and say how many of its nodes pay: NAME, NAME@HOST:PORT or file:PATH",
     )
+
     present = command.add_argument_group("present setting, to compare with (default: torch's, no workers)")
     present.add_argument("--num-workers", type=int, default=0, metavar="N", help="default: %(default)s")
     present.add_argument("--worker-threads", type=int, default=1, metavar="N", help="default: %(default)s")
     present.add_argument("--prefetch-factor", type=int, default=2, metavar="N", help="default: %(default)s")
+
     output = command.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print one JSON object with every run")
     output.add_argument("-q", "--quiet", action="store_true", help="print only the result, not each run")

@@ -108,6 +108,7 @@ class Walk:
     def _statement(self, node: ast.stmt, steady: bool) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             return
+
         if isinstance(node, ast.Assign):
             kind = self._kind(node.value, steady)
             for target in node.targets:
@@ -184,12 +185,14 @@ class Walk:
     def _kind(self, node: ast.expr, steady: bool) -> Kind:
         if isinstance(node, ast.Name):
             return self._env.get(node.id, "")
+
         if isinstance(node, ast.Attribute):
             text = text_of(node)
             if text is not None and text in self._env:
                 return self._env[text]
             kind = self._kind(node.value, steady)
             return "" if node.attr in _PLAIN_ATTRIBUTES else kind
+
         if isinstance(node, ast.Call):
             return self._call(node, steady)
         if isinstance(node, ast.JoinedStr):
@@ -197,6 +200,7 @@ class Walk:
                 if isinstance(part, ast.FormattedValue) and self._kind(part.value, steady) == "device" and steady:
                     self._report("print", node, part.value)
             return ""
+
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
             for generator in node.generators:
                 self._bind_loop(generator.target, generator.iter, self._kind(generator.iter, steady))
@@ -204,6 +208,7 @@ class Walk:
         if isinstance(node, ast.Subscript):
             self._kind(node.slice, steady)
             return self._kind(node.value, steady)
+
         if isinstance(node, ast.IfExp):
             self._kind(node.test, steady)
             same = steady and self._is_steady(node.test)
@@ -211,12 +216,14 @@ class Walk:
         if isinstance(node, ast.BoolOp):
             kinds = [self._kind(value, steady and at == 0) for at, value in enumerate(node.values)]
             return _most(*kinds)
+
         if isinstance(node, ast.NamedExpr):
             kind = self._kind(node.value, steady)
             self._bind(node.target, node.value, kind)
             return kind
         if isinstance(node, ast.Lambda):
             return ""
+
         kinds = [self._kind(child, steady) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         if isinstance(node, ast.Compare) and all(
             isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in node.ops
@@ -228,10 +235,12 @@ class Walk:
         func, names = node.func, self._names
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         dotted = names.dotted(func) or ""
+
         if steady and dotted == "torch.cuda.empty_cache":
             self._report("empty-cache", node, node)
         if steady and dotted in ("torch.save", "torch.load"):
             self._report("file", node, node)
+
         if dotted in MAKERS:
             for argument in arguments:
                 self._kind(argument, steady)
@@ -239,12 +248,15 @@ class Walk:
             if place is None:
                 return "made"
             return "device" if is_device_name(self._script, place) else ""
+
         if isinstance(func, ast.Attribute):
             made = self._method(node, func, steady)
             if made is not None:
                 return made
+
         kinds = [self._kind(argument, steady) for argument in arguments]
         on_device = [a for a, kind in zip(arguments, kinds, strict=True) if kind == "device"]
+
         if isinstance(func, ast.Name):
             if func.id in _PLAIN_FUNCTIONS:
                 return ""
@@ -254,14 +266,17 @@ class Walk:
                 return ""
             if func.id == "next":
                 return "device" if on_device or self._script.prepares_loaders else "host"
+
         shows = func.attr in _SHOWS if isinstance(func, ast.Attribute) else False
         if dotted in ("print", "tqdm.tqdm.write", "tqdm.write", "wandb.log") or shows:
             if on_device and steady:
                 self._report("print", node, on_device[0])
             return ""
+
         function = self._script.resolve(node, self._owner)
         if function is not None:
             return self._follow(function, node, steady)
+
         base = self._kind(func.value, steady) if isinstance(func, ast.Attribute) else ""
         return _most(base, *kinds)
 
@@ -294,21 +309,25 @@ class Walk:
         parameters = [*function.args.posonlyargs, *function.args.args]
         if parameters and parameters[0].arg in ("self", "cls"):
             parameters = parameters[1:]
+
         env: dict[str, Kind] = {}
         for parameter, argument in zip(parameters, call.args, strict=False):
             env[parameter.arg] = self._kind(argument, False)
         for keyword in call.keywords:
             if keyword.arg is not None:
                 env[keyword.arg] = self._kind(keyword.value, False)
+
         # A nested function sees the names around it, and a method those of self.
         seen = {
             k: v for k, v in self._env.items() if k.startswith("self.") or self._script.enclosing_function(function)
         }
         env = {**seen, **env}
+
         key = function, tuple(sorted(env.items())), steady
         if key in self._done or self._depth > 12:
             return self._done.get(key, "")
         self._done[key] = ""
+
         saved = self._env, self._owner, self._returned
         self._env, self._owner, self._returned = env, self._script.owners[function], ""
         self._depth += 1
@@ -316,6 +335,7 @@ class Walk:
         self._block(function.body, steady and not is_evaluation)
         self._depth -= 1
         self._done[key] = found = self._returned
+
         shared = {k: v for k, v in self._env.items() if k.startswith("self.")}
         self._env, self._owner, self._returned = saved
         self._env.update(shared)

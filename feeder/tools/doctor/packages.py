@@ -95,9 +95,11 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         why = "torchvision's data sets decode with it, and feeder decodes other formats than JPEG with it."
         yield Finding("Pillow", "problem", "Pillow is absent, or does not load", why, "pip install pillow")
         return
+
     version = pillow["version"]
     base = version.partition(".post")[0]
     said = f"{pillow['distribution']} {version}"
+
     if pillow["overlaid"] is not None and pillow["overlaid"] != base:
         yield Finding(
             "Pillow",
@@ -127,9 +129,11 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
         yield Finding("Pillow", level, f"{said}, not a SIMD build", why, _simd_command())
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
+
     again = f"pip install --force-reinstall --no-deps --only-binary pillow pillow=={base}"
     if pillow["distribution"] == "pillow-simd":
         again = f"sudo apt-get install -y libjpeg-dev && {pillow_simd_command(version)}"
+
     jpeg, where = pillow["libjpeg"], os.path.basename(pillow["libjpeg_path"] or "") or "linked statically"
     if jpeg is None:
         yield Finding("libjpeg", "problem", "Pillow was built without JPEG", "No JPEG can be opened.", again)

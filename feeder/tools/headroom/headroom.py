@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from feeder.errors import ArgumentError
-from feeder.loader.trial import step_rate
+from feeder.loader.trial import RunSums, consume, step_rate
 from feeder.system.cores import cores
 from feeder.system.text import count
 from feeder.tools.headroom.fit import Fit
-from feeder.tools.headroom.measure import RunSums, first_batch, run
 from feeder.tools.headroom.remedies import Remedy, remedies
 from feeder.tools.thresholds import NOTICEABLE_WAIT
 from feeder.tools.training.training_state import Snapshot
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Headroom", "headroom"]
 
+_FIRST_BATCHES = 2  # left out of each epoch, as workers make them while they start
+_LONGEST = 4  # times the duration that a run may take with all that is left out
 _HAND_OUT_SHARE = 0.1  # of the step's time; a smaller share is not called the limit
 
 
@@ -58,20 +60,22 @@ class Headroom:
                 f"the step takes {fit.fed_rate:,.0f} of the {fit.step_rate:,.0f} images/s that it could: it is the "
                 f"limit; the loader alone gives {fit.loader_rate:,.0f}"
             )
+
+        on = f"on {count(fit.workers, 'worker')}" if fit.workers else "in the training process (num_workers=0)"
         where = {
             "prefetch": "too few batches are made ahead",
             "hand out": "the loader's work in the training process is the limit",
-        }.get(self.limit, f"{self.limit} {_on(fit.workers)} is the limit")
+        }.get(self.limit, f"{self.limit} {on} is the limit")
         text = (
             f"the step could take {fit.step_rate:,.0f} images/s and gets {fit.fed_rate:,.0f}: input-bound "
             f"{self.input_bound_share:.0%} of the time; {where}"
         )
+
         closing = [remedy.text for remedy in self.remedies if remedy.closes]
-        partial = [remedy for remedy in self.remedies if not remedy.closes]
         if closing:
             return f"{text}; {' or '.join(closing)} would close the gap"
-        if partial:
-            parts = " or ".join(f"{remedy.text} ({remedy.rate:,.0f} images/s)" for remedy in partial)
+        if self.remedies:
+            parts = " or ".join(f"{remedy.text} ({remedy.rate:,.0f} images/s)" for remedy in self.remedies)
             return f"{text}; {parts} would help, and nothing tried closes the gap"
         return text
 
@@ -101,16 +105,17 @@ def headroom(
         raise ArgumentError(f"loader must be a feeder.DataLoader, got {type(loader).__name__}")
     if not seconds > 0:
         raise ArgumentError(f"seconds must be more than 0, got {seconds}")
+
     device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
     snapshot = Snapshot(restore, torch.device(device))
     place = loader.state_dict()
-    view, loader.progress = loader.progress, False
+    view = loader.progress
+    loader.progress = False
     try:
-        alone = step_rate(step, first_batch(loader), 0.25 * seconds)
-        drained = run(loader, None, 0.25 * seconds)
-        fed = run(loader, step, 0.5 * seconds)
-        fit = _fit(loader, alone, drained, fed)
-        return dataclasses.replace(_judged(loader, fit), path_reason=loader.stats()["path_reason"])
+        alone = step_rate(step, loader, 0.25 * seconds)
+        drained = _run(loader, None, 0.25 * seconds)
+        fed = _run(loader, step, 0.5 * seconds)
+        return _judged(loader, _fit(loader, alone, drained.images_per_s, fed))
     finally:
         loader.close()
         loader.progress = view
@@ -118,50 +123,78 @@ def headroom(
         snapshot.put_back()
 
 
-def _fit(loader: DataLoader[Any], alone: float, drained: RunSums, fed: RunSums) -> Fit:
-    workers, samples, made = loader.num_workers, max(1, fed.samples), max(1.0, fed.made)
-    in_trainer = "redone_images" in loader.stats()
-    costs = {
-        name: spent / made
-        for name, spent in fed.stages_s.items()
-        if spent > 0 and not (in_trainer and name == "decode")  # a GPU decodes, driven by the training process
-    }
+def _run(loader: DataLoader[Any], step: Callable[[Any], Any] | None, seconds: float) -> RunSums:
+    """Takes batches for a while, epoch after epoch, without the first batches of each, and closes the loader."""
+    sums = RunSums()
+    left_out = _FIRST_BATCHES
+    began = time.perf_counter()
+    while sums.elapsed_s < seconds and (sums.samples == 0 or time.perf_counter() - began < _LONGEST * seconds):
+        batches = iter(loader)
+        first = 0
+        for batch in itertools.islice(batches, left_out):
+            first += 1
+            if step is not None:
+                step(batch)
+
+        consume(batches, loader.stats, seconds, step, sums)
+        if sums.samples == 0:  # the epoch has too few batches to leave so many out
+            left_out = first - 1
+    loader.close()
+    return sums
+
+
+def _fit(loader: DataLoader[Any], alone: float, loader_rate: float, fed: RunSums) -> Fit:
+    workers = loader.num_workers
+    samples = max(1, fed.samples)
+    elapsed_s = max(1e-9, fed.elapsed_s)
+    made = max(1, _made(fed))
+    busy_s = fed.meters["busy_ns"] / 1e9
+    waited_s = fed.meters["waited_ns"] / 1e9 if workers else busy_s
+
+    costs = {name: spent / made for name, spent in fed.stages_s().items()}
+    if "redone_images" in loader.stats():
+        costs.pop("decode", None)  # a GPU decodes, driven by the training process
     # A stage's time is the sum over a worker's threads, which run at the same time.
-    known, busy = sum(costs.values()), fed.busy_s / made
+    known = sum(costs.values())
+    busy = busy_s / made
     if known > busy > 0:
         costs = {name: cost * busy / known for name, cost in costs.items()}
     elif busy > known:
         costs["other"] = busy - known
-    busy_share = fed.busy_s / max(1e-9, fed.elapsed_s * max(1, workers))
-    own = fed.next_s - (fed.waited_s if workers else fed.busy_s)
+
     return Fit(
         step_rate=alone,
-        fed_rate=fed.samples / max(1e-9, fed.elapsed_s),
-        loader_rate=drained.samples / max(1e-9, drained.elapsed_s),
+        fed_rate=fed.images_per_s,
+        loader_rate=loader_rate,
         workers=workers,
         costs_s=costs,
         step_s=fed.step_s / samples,
-        hand_out_s=max(0.0, own) / samples,
-        waited_share=min(1.0, (fed.waited_s if workers else fed.busy_s) / max(1e-9, fed.elapsed_s)),
-        busy_share=min(1.0, busy_share),
+        hand_out_s=max(0.0, fed.next_s - waited_s) / samples,
+        waited_share=min(1.0, waited_s / elapsed_s),
+        busy_share=min(1.0, busy_s / (elapsed_s * max(1, workers))),
         cpu_s=fed.cpu_s / samples,
         cores=cores().usable,
     )
 
 
+def _made(sums: RunSums) -> float:
+    """Returns the samples that the workers made in a run, which differ from those that were handed out."""
+    if made := sums.meters["transform count"]:
+        return made
+    if (fetched := sums.meters["fetch count"]) and sums.batches:
+        return fetched * sums.samples / sums.batches
+    return sums.samples
+
+
 def _judged(loader: DataLoader[Any], fit: Fit) -> Headroom:
+    path_reason = loader.stats()["path_reason"]
     bound = max(0.0, 1 - fit.fed_rate / fit.step_rate)
     if fit.waited_share < NOTICEABLE_WAIT or bound < NOTICEABLE_WAIT:
         is_handing_out = bound >= NOTICEABLE_WAIT and fit.hand_out_s > _HAND_OUT_SHARE * fit.step_s
-        return Headroom(fit, bound, "hand out" if is_handing_out else "step")
+        return Headroom(fit, bound, "hand out" if is_handing_out else "step", path_reason=path_reason)
+
     slowest = max(fit.costs_s, key=lambda name: fit.costs_s[name], default="other")
     idle = fit.workers > 0 and fit.busy_share < 0.5
-    found = sorted(remedies(loader, fit), key=lambda remedy: -remedy.rate)
-    worth = tuple(remedy for remedy in found if remedy.rate > (1 + NOTICEABLE_WAIT) * fit.fed_rate)
-    return Headroom(fit, bound, "prefetch" if idle else slowest, worth)
-
-
-def _on(workers: int) -> str:
-    if not workers:
-        return "in the training process (num_workers=0)"
-    return f"on {count(workers, 'worker')}"
+    worth = [remedy for remedy in remedies(loader, fit) if remedy.rate > (1 + NOTICEABLE_WAIT) * fit.fed_rate]
+    best_first = tuple(sorted(worth, key=lambda remedy: -remedy.rate))
+    return Headroom(fit, bound, "prefetch" if idle else slowest, best_first, path_reason)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from feeder.tools.instrument.hooks import LoaderHooks
+from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.record import ProcessRecord
 
 __all__ = ["meter_children", "read_children"]
@@ -28,7 +28,8 @@ class MeteredTarget:
     """
 
     def __init__(self, folder: str, target: Callable[..., Any]) -> None:
-        self.folder, self.target = folder, target
+        self.folder = folder
+        self.target = target
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         meter = LoaderHooks.here(self.folder)
@@ -36,12 +37,11 @@ class MeteredTarget:
             return self.target(*arguments, **keywords)
         finally:
             record = meter.finish()
-            if record.rank is None and "RANK" in os.environ and os.environ["RANK"].isdigit():
-                record.rank = int(os.environ["RANK"])  # set by the child itself
-            with contextlib.suppress(OSError):
-                path = os.path.join(self.folder, f"child-{os.getpid()}.json")
-                with open(path, "w", encoding="utf-8") as file:
-                    json.dump(record.to_json(), file)
+            if record.rank is None:
+                record.rank = own_rank()  # which the child itself may set
+            path = os.path.join(self.folder, f"child-{os.getpid()}.json")
+            with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
+                json.dump(record.to_json(), file)
 
 
 def meter_children(folder: str) -> None:

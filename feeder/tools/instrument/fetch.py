@@ -32,7 +32,8 @@ class MeteredInit:
     """
 
     def __init__(self, prefix: str, inner: Callable[[int], None] | None) -> None:
-        self.prefix, self.inner = prefix, inner
+        self.prefix = prefix
+        self.inner = inner
 
     def __call__(self, worker: int) -> None:
         with contextlib.suppress(OSError):
@@ -69,26 +70,32 @@ def _meter(kind: Any, note: Callable[[Fetch], None]) -> None:
     original = kind.fetch
 
     def metered(self: Any, index: Any) -> Any:
-        collate, began = self.collate_fn, [0, 0, 0]
+        collate = self.collate_fn
+        collated: list[tuple[int, int, int]] = []  # the clocks when the data set had made the samples
 
         def timed(data: Any) -> Any:
-            began[:] = time.monotonic_ns(), time.thread_time_ns(), _queued_ns()
+            collated[:] = [_clocks()]
             return collate(data)
 
-        start, start_cpu, start_queued = time.monotonic_ns(), time.thread_time_ns(), _queued_ns()
+        start = _clocks()
         self.collate_fn = timed
         try:
             found = original(self, index)
         finally:
             self.collate_fn = collate
         end = time.monotonic_ns()
-        if began[0]:
-            dataset, cpu, queued = began[0] - start, began[1] - start_cpu, began[2] - start_queued
-            note(Fetch(os.getpid(), start, dataset, cpu, queued, end - began[0]))
+        for middle in collated:
+            dataset, cpu, queued = (after - before for after, before in zip(middle, start, strict=True))
+            note(Fetch(os.getpid(), start[0], dataset, cpu, queued, end - middle[0]))
         return found
 
     metered.__wrapped__ = original  # type: ignore[attr-defined]
     kind.fetch = metered
+
+
+def _clocks() -> tuple[int, int, int]:
+    """Returns the time, the CPU time of this thread, and its time without a processor, nanoseconds."""
+    return time.monotonic_ns(), time.thread_time_ns(), _queued_ns()
 
 
 def _queued_ns() -> int:

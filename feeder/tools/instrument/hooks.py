@@ -9,16 +9,19 @@ Note [Metered calls]
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -26,7 +29,7 @@ from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetc
 from feeder.tools.instrument.own_line import own_line
 from feeder.tools.instrument.record import TRAINER_DECODE, Fetch, LoaderRecord, NextCall, ProcessRecord
 
-__all__ = ["LoaderHooks"]
+__all__ = ["LoaderHooks", "class_folders", "own_rank"]
 
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
@@ -50,11 +53,12 @@ class LoaderHooks:
     """
 
     def __init__(self, folder: str, on_batch: Callable[[int], None] | None = None) -> None:
-        self._folder, self._on_batch = folder, on_batch
-        self._begin()
+        self._folder = folder
+        self._on_batch = on_batch
         self._hooks: dict[str, Callable[[ModuleType], None]] = {"torch.autograd": self._hook_backward}
         for module, name in _LOADERS.items():
             self._hooks[module] = functools.partial(self._hook_loader, name)
+        self._begin()
 
     @classmethod
     def here(cls, folder: str) -> LoaderHooks:
@@ -77,16 +81,20 @@ class LoaderHooks:
     def finish(self) -> ProcessRecord:
         """Returns the measurements, those of the workers included."""
         self.record.ended_ns = time.monotonic_ns()
-        for number, loader in enumerate(self.record.loaders):
-            loader.fetches += read_fetches(os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-"))
-            loader.fetches.sort(key=lambda fetch: fetch.start_ns)
-        for loader in list(self._loaders):
+        for record in self.record.loaders:
+            record.fetches += read_fetches(self._prefix(record))
+            record.fetches.sort(key=lambda fetch: fetch.start_ns)
+        for loader in list(self.records):
             self.note_stats(loader)
         return self.record
 
+    def _prefix(self, record: LoaderRecord) -> str:
+        """Returns the start of the paths of a loader's workers."""
+        number = next(number for number, each in enumerate(self.record.loaders) if each is record)
+        return os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-")
+
     def _begin(self) -> None:
-        rank = os.environ.get("RANK", "")
-        self.record = ProcessRecord(os.getpid(), int(rank) if rank.isdigit() else None, time.monotonic_ns())
+        self.record = ProcessRecord(os.getpid(), own_rank(), time.monotonic_ns())
         self._backwards = 0
         self._count = 0
         self._local = threading.local()
@@ -94,7 +102,6 @@ class LoaderHooks:
         self._likes: dict[Any, tuple[weakref.ref[Any] | None, LoaderRecord]] = {}
         self._stages_before: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
         self._iterators: weakref.WeakKeyDictionary[Any, _Place] = weakref.WeakKeyDictionary()
-        self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def _hook_backward(self, module: ModuleType) -> None:
         original = module.backward
@@ -115,18 +122,18 @@ class LoaderHooks:
             if self._is_inside():
                 return original(loader)
             record = self._record_of(loader, sys._getframe(1))
-            inner, asked = loader.worker_init_fn, time.monotonic_ns()
+            inner = loader.worker_init_fn
+            asked = time.monotonic_ns()
             self._local.inside = True
             try:
                 if loader.num_workers > 0 and getattr(loader, "path", "generic") == "generic":
-                    number = self.record.loaders.index(record)
-                    prefix = os.path.join(self._folder, f"fetch-{os.getpid()}-{number}-")
-                    loader.worker_init_fn = MeteredInit(prefix, inner)
+                    loader.worker_init_fn = MeteredInit(self._prefix(record), inner)
                 iterator = original(loader)
             finally:
                 self._local.inside = False
                 if loader.worker_init_fn is not inner:
                     loader.worker_init_fn = inner
+
             record.made_ns.append((asked, time.monotonic_ns()))
             with contextlib.suppress(TypeError):  # an iterator without weak references goes unmetered
                 self._iterators[iterator] = _Place(record, len(record.made_ns) - 1)
@@ -156,8 +163,10 @@ class LoaderHooks:
         owner.__next__ = metered
 
     def _next(self, iterator: Any, original: Callable[[Any], Any], place: _Place) -> Any:
-        trained, place.backwards = self._backwards > place.backwards, self._backwards
-        asked, images = time.monotonic_ns(), 0
+        trained = self._backwards > place.backwards
+        place.backwards = self._backwards
+        images = 0
+        asked = time.monotonic_ns()
         self._local.inside = True
         self._local.fetching = place.record
         try:
@@ -179,8 +188,7 @@ class LoaderHooks:
             record.fetches.append(fetch)
 
     def _record_of(self, loader: Any, frame: FrameType | None) -> LoaderRecord:
-        record = self.records.get(loader)
-        if record is None:
+        if loader not in self.records:
             kind = type(loader)
             root = kind.__module__.partition(".")[0]
             fresh = LoaderRecord(
@@ -192,15 +200,11 @@ class LoaderHooks:
                 persistent=bool(loader.persistent_workers),
                 folder=class_folders(loader.dataset),
             )
-            record = self._successor_of(loader, fresh)
-            if record is fresh:
-                self.record.loaders.append(record)
-            self.records[loader] = record
-            if root == "feeder":
-                self._loaders.add(loader)
-        if hasattr(loader, "stats"):
-            self.note_stats(loader)
-        return record
+            self.records[loader] = self._successor_of(loader, fresh)
+            if self.records[loader] is fresh:
+                self.record.loaders.append(fresh)
+        self.note_stats(loader)
+        return self.records[loader]
 
     def _successor_of(self, loader: Any, fresh: LoaderRecord) -> LoaderRecord:
         """Returns the record of the loader that this one replaces, as when each epoch makes a new one; else ``fresh``.
@@ -221,30 +225,29 @@ class LoaderHooks:
         return record
 
     def note_stats(self, loader: Any) -> None:
-        """Records the current meters of a feeder loader."""
-        record = self.records.get(loader)
+        """Records the current meters of a loader that has some."""
         with contextlib.suppress(Exception):  # a meter must not end the training
             found = loader.stats()
-            stages = found.get("stages", {})
-            times = {name: int(stage["total_ns"]) for name, stage in stages.items() if name in _MAKING}
-            if "redone_images" in found and "decode" in times:
-                times[TRAINER_DECODE] = times.pop("decode")
-            if record is not None:
-                before = self._stages_before.get(loader, {})
-                times = {name: before.get(name, 0) + times.get(name, 0) for name in {**before, **times}}
-                record.stage_ns = {name: value for name, value in times.items() if value}
-                record.bottleneck = found.get("bottleneck")
-                record.path_reason = found.get("path_reason")
+            times = collections.Counter(self._stages_before.get(loader, {}))
+            for name in _MAKING & found["stages"].keys():
+                in_trainer = name == "decode" and "redone_images" in found
+                times[TRAINER_DECODE if in_trainer else name] += int(found["stages"][name]["total_ns"])
+            record = self.records[loader]
+            record.stage_ns = {name: spent_ns for name, spent_ns in times.items() if spent_ns}
+            record.bottleneck = found.get("bottleneck")
+            record.path_reason = found.get("path_reason")
 
     def _is_inside(self) -> bool:
         return bool(getattr(self._local, "inside", False))
 
 
+@dataclass(eq=False)
 class _Place:
     """Place of an iterator: its loader's record, the epoch, and the number of backward() calls before its last step."""
 
-    def __init__(self, record: LoaderRecord, epoch: int) -> None:
-        self.record, self.epoch, self.backwards = record, epoch, 1 << 62
+    record: LoaderRecord
+    epoch: int
+    backwards: int = 1 << 62
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -263,12 +266,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         hook = self._hooks.pop(fullname, None)
         if hook is None:
             return None
-        for finder in sys.meta_path:
-            found = finder.find_spec(fullname, path, target) if finder is not self else None
-            if found is not None and found.loader is not None:
-                _call_after(found.loader, hook)
-                return found
-        return None
+        found = importlib.util.find_spec(fullname)  # by the other finders, as the hook is taken
+        if found is not None and found.loader is not None:
+            _call_after(found.loader, hook)
+        return found
 
 
 def _call_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
@@ -279,6 +280,12 @@ def _call_after(loader: Any, hook: Callable[[ModuleType], None]) -> None:
         hook(module)
 
     loader.exec_module = exec_module
+
+
+def own_rank() -> int | None:
+    """Returns the rank that a launcher gave this process; None without one."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() else None
 
 
 def class_folders(dataset: Any) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -111,6 +113,11 @@ class LoaderRecord:
     path_reason: str | None = None
     folder: str | None = None
 
+    def steps(self) -> Iterator[tuple[NextCall, NextCall | None]]:
+        """Yields each call with the next one of the same epoch; None after an epoch's last."""
+        for call, after in itertools.zip_longest(self.batches, self.batches[1:]):
+            yield call, after if after is not None and after.epoch == call.epoch and call.images else None
+
 
 @dataclass
 class ProcessRecord:
@@ -131,6 +138,10 @@ class ProcessRecord:
     ended_ns: int = 0
     loaders: list[LoaderRecord] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+
+    def name(self) -> str:
+        """Returns its name for people: "rank 1", "process 4711"."""
+        return f"rank {self.rank}" if self.rank is not None else f"process {self.pid}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the record as JSON values."""

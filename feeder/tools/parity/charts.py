@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder import transforms as T
-from feeder.decoders.decoder import Decoder
+from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.targets.mask import move_mask
 from feeder.errors import BackendError
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
@@ -247,7 +247,7 @@ def compare_targets(
         for recipe in taken:
             draws = recipe.draw(seed, 0, [figures.charts], [chart.upright_size], turned)
             out = np.zeros((1, 3, *draws.output_size[0].tolist()), np.uint8)
-            (error,) = decoder.decode([data], turns, recipe, draws, out)
+            (error,) = decoder.decode([data], turns, [View(recipe, draws, out)]).errors
             if error is None:
                 figures.add(chart, out[0], recipe, draws, 0)
             else:

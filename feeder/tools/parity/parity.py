@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import PIL
 
-from feeder.decoders.decoder import Decoder, TrainerDecoder, View
+from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.image_header import image_info
 from feeder.decoders.packed import add_codebooks
 from feeder.decoders.registry import get_decoder
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
 from feeder.shard.format.index_file import INDEX_NAME
@@ -258,8 +259,8 @@ def _compare(
         ]
         for _ in range(2)
     )
-    (lost,) = reference.decode_views([image.data], orientations, expected)
-    (missed,) = decoder.decode_views([image.data], orientations, found)
+    (lost,) = reference.decode([image.data], orientations, expected).errors
+    (missed,) = decoder.decode([image.data], orientations, found).errors
     if lost is not None and missed is not None:
         return _NEITHER, False
     if lost is not None:
@@ -271,7 +272,7 @@ def _compare(
     differs = False
     for recipe, drawn, pixels in found:
         alone = np.zeros_like(pixels)
-        (error,) = decoder.decode([image.data], orientations, recipe, drawn, alone)
+        (error,) = decoder.decode([image.data], orientations, [View(recipe, drawn, alone)]).errors
         differs = differs or error is not None or not np.array_equal(alone, pixels)
     return None, differs
 

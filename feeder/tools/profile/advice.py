@@ -64,37 +64,26 @@ def advise(main: LoaderTimes, bound: Bound, load: MachineLoad, cores: int) -> li
         load: The machine's load during the run.
         cores: Cores that the process may use.
     """
-    record, n = main.record, main.batches
-    wait, step = main.wait_s / n, main.step_s / n
-    advice = []
+    record = main.record
+    found: list[Advice | None] = []
     if record.path_reason is not None:
         text = f"The loader runs torch's path, without feeder's speed: {record.path_reason}."
-        gain = _most(wait, step) if bound == "input" else None
-        advice.append(Advice("feeder's fast path", text, gain, True))
-    # Waits for workers to start have another remedy, below; with more workers they would be longer.
-    starts_only = record.workers and not record.persistent and wait - main.epoch_start_s / n < NOTICEABLE_WAIT * step
-    decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
-    if bound == "input" and decoding >= _MOSTLY * main.wait_s:
-        advice.append(_cheaper_decoding(decoding / n, wait, step))
-    elif bound == "input" and not starts_only:
-        advice += _more_workers(main, wait, step, cores, load)
-        if record.folder is not None:
-            advice.append(_shards(record.folder, _most(wait, step)))
-        elif not advice or (load.children_cores or 0) + (load.own_cores or 0) > 0.8 * cores:
-            advice.append(_cheaper(main, _most(wait, step)))
-    if main.epoch_start_s and record.workers and not record.persistent:
-        gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
-        if gain >= 1 + NOTICEABLE_GAIN:
-            epochs = count(main.epochs, "epoch")
-            text = f"Starting the workers again for each of {epochs} took {main.epoch_start_s:.1f} s."
-            advice.append(Advice("persistent_workers=True", text, gain))
-    if bound == "compute" and load.gpu_busy is not None and load.gpu_busy < 0.8:
+        found.append(Advice("feeder's fast path", text, main.most if bound == "input" else None, True))
+    if bound == "input":
+        found += _faster_batches(main, load, cores)
+    elif load.gpu_busy is not None and load.gpu_busy < 0.8:
         text = (
             f"The loader keeps up, yet the GPU is busy only {load.gpu_busy:.0%} of the time: the loop can't feed it. "
+            "Waits for results (.item(), printing) and many small kernels (torch.compile) are the usual causes."
         )
-        text += "Waits for results (.item(), printing) and many small kernels (torch.compile) are the usual causes."
-        advice.append(Advice("Keep the GPU supplied from the training loop", text, 1 / max(0.01, load.gpu_busy), True))
-    return sorted(advice, key=lambda each: -(each.gain or 0))
+        title = "Keep the GPU supplied from the training loop"
+        found.append(Advice(title, text, 1 / max(0.01, load.gpu_busy), True))
+
+    if record.workers and not record.persistent:
+        gain = main.total_s / max(1e-6, main.total_s - main.epoch_start_s)
+        text = f"Starting the workers again for each of {count(main.epochs, 'epoch')} took {main.epoch_start_s:.1f} s."
+        found += [Advice("persistent_workers=True", text, gain)] * (gain >= 1 + NOTICEABLE_GAIN)
+    return sorted(filter(None, found), key=lambda each: -(each.gain or 0))
 
 
 def stage_text(main: LoaderTimes) -> str:
@@ -102,100 +91,136 @@ def stage_text(main: LoaderTimes) -> str:
     record = main.record
     if main.making_s is not None:
         dataset = main.dataset_share * main.making_s
-        storage = max(0.0, 1 - main.cpu_share - main.queued_share)
-        text = f"a batch takes {_ms(main.making_s)} to make, {_ms(dataset)} of it in the data set"
-        text += (
-            f" ({main.cpu_share:.0%} computing, {main.queued_share:.0%} waiting for a core, {storage:.0%} for storage)"
+        text = (
+            f"a batch takes {_ms(main.making_s)} to make, {_ms(dataset)} of it in the data set ({main.cpu_share:.0%} "
+            f"computing, {main.queued_share:.0%} waiting for a core, {main.storage_share:.0%} for storage) and "
+            f"{_ms(main.making_s - dataset)} in collate"
         )
-        text += f" and {_ms(main.making_s - dataset)} in collate"
         if main.workers_busy is not None:
             text += f"; {_workers(record.workers)} busy {main.workers_busy:.0%} of the time"
         return text
-    if record.stage_ns:
-        total = sum(record.stage_ns.values())
-        longest = sorted(record.stage_ns.items(), key=lambda item: -item[1])
-        text = ", ".join(f"{name} {value / total:.0%}" for name, value in longest[:4])
-        return f"{text} of the loader's own time" + (f"; its limit is {record.bottleneck}" if record.bottleneck else "")
-    return ""
+
+    if not record.stage_ns:
+        return ""
+    total = sum(record.stage_ns.values())
+    longest = sorted(record.stage_ns.items(), key=lambda item: -item[1])[:4]
+    text = ", ".join(f"{name} {value / total:.0%}" for name, value in longest)
+    return f"{text} of the loader's own time" + (f"; its limit is {record.bottleneck}" if record.bottleneck else "")
 
 
-def _most(wait: float, step: float) -> float:
-    """Returns the gain if nothing waited for data any more."""
-    return (wait + step) / max(1e-6, step)
+def _faster_batches(main: LoaderTimes, load: MachineLoad, cores: int) -> list[Advice | None]:
+    """Returns the advice for a loop that waits for its batches."""
+    record = main.record
+    decoding = record.stage_ns.get(TRAINER_DECODE, 0) / 1e9
+    if decoding >= _MOSTLY * main.wait_s:
+        return [_cheaper_decoding(main, decoding / main.batches)]
+
+    # Waits for workers to start have another remedy; with more workers they would be longer.
+    wait_s = main.wait_a_batch_s - main.epoch_start_s / main.batches
+    if record.workers and not record.persistent and wait_s < NOTICEABLE_WAIT * main.step_a_batch_s:
+        return []
+
+    workers = _more_workers(main, load, cores)
+    if record.folder is not None:
+        return [workers, _shards(main, record.folder)]
+    nothing_else = workers is None and record.path_reason is None
+    return [workers, _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None]
 
 
-def _more_workers(main: LoaderTimes, wait: float, step: float, cores: int, load: MachineLoad) -> list[Advice]:
-    record, most = main.record, _most(wait, step)
+def _more_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
+    """Returns the advice on the number of workers, or why another one would not help."""
+    record = main.record
+    batch_s = main.wait_a_batch_s + main.step_a_batch_s
     if record.workers == 0:
-        making = main.making_s if main.making_s is not None else wait
-        # Workers that compute share the cores with the step; those that wait for storage need none.
-        computing = making * (main.cpu_share + main.queued_share) if record.fetches else making
-        storage = max(0.0, 1 - main.cpu_share - main.queued_share) if record.fetches else 0.0
-        workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
-        # The process that both loads and trains will take as much CPU time as before.
-        seen = (load.own_cores or 0) * (wait + step)
-        after = max(step, making / workers, (computing + min(step, making)) / cores, seen / cores)
-        needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
-        gain = (wait + step) / after
-        if gain < 1 + NOTICEABLE_GAIN:
-            return []
-        text = f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)})."
-        text += " Workers would make batches during the step."
-        return [Advice(f"num_workers={needed}", text, gain)]
+        return _first_workers(main, load, cores)
     if main.queued_share > _OVERBOOKED:
-        text = f"Workers wait for a core {main.queued_share:.0%} of their time in the data set: "
-        text += f"this process may use {cores}, which other processes and threads use too."
-        after = max(step, (wait + step) * (1 - main.queued_share))
-        title = "More cores, or fewer processes and threads on them"
-        return [Advice(title, text, (wait + step) / after, True)]
+        text = (
+            f"Workers wait for a core {main.queued_share:.0%} of their time in the data set: this process may use "
+            f"{cores}, which other processes and threads use too."
+        )
+        gain = main.gain(batch_s * (1 - main.queued_share))
+        return Advice("More cores, or fewer processes and threads on them", text, gain, True)
+
     busy = main.workers_busy
     if busy is None and load.children_cores is not None:
         busy = min(1.0, load.children_cores / record.workers)
     if busy is not None and busy < _WORKERS_BUSY:
-        text = f"{_workers(record.workers)} busy only {busy:.0%} of the time, yet the loop waits: too few batches are "
-        text += "made ahead, or their transfer (pinning, large samples, a slow sampler) is the limit."
-        return [Advice("A larger prefetch_factor, or smaller batches to transfer", text, most, True)]
-    storage = 1 - main.cpu_share - main.queued_share
-    if record.fetches and storage > 0.5:
-        workers = 2 * record.workers
-        gain = (wait + step) / max(step, (wait + step) / 2)
         text = (
-            f"Workers wait for storage {storage:.0%} of their time in the data set, and more of them can wait at the "
+            f"{_workers(record.workers)} busy only {busy:.0%} of the time, yet the loop waits: too few batches are "
+            "made ahead, or their transfer (pinning, large samples, a slow sampler) is the limit."
         )
-        text += "same time. Shards (feeder shard) need fewer, longer reads; feeder doctor --data DIR measures the disk."
-        return [Advice(f"num_workers={workers}", text, gain)]
-    used = (load.own_cores or 0) + (load.children_cores or 0)
-    free = cores - used
-    if record.workers < cores and free > 0.5:
-        workers = min(cores, record.workers + max(1, int(free)))
-        gain = (wait + step) / max(step, (wait + step) * record.workers / workers)
-        text = f"{_workers(record.workers)} always busy, and {free:.1f} of {cores} cores are free."
-        return [Advice(f"num_workers={workers}", text, gain)] if gain >= 1 + NOTICEABLE_GAIN else []
-    return []
+        return Advice("A larger prefetch_factor, or smaller batches to transfer", text, main.most, True)
+
+    if record.fetches and main.storage_share > 0.5:
+        text = (
+            f"Workers wait for storage {main.storage_share:.0%} of their time in the data set, and more of them can "
+            "wait at the same time. Shards (feeder shard) need fewer, longer reads; feeder doctor --data DIR measures "
+            "the disk."
+        )
+        return Advice(f"num_workers={2 * record.workers}", text, main.gain(batch_s / 2))
+
+    free = cores - load.used_cores
+    workers = min(cores, record.workers + max(1, int(free)))
+    gain = main.gain(batch_s * record.workers / workers)
+    if free <= 0.5 or gain < 1 + NOTICEABLE_GAIN:
+        return None
+    text = f"{_workers(record.workers)} always busy, and {free:.1f} of {cores} cores are free."
+    return Advice(f"num_workers={workers}", text, gain)
 
 
-def _cheaper_decoding(decoding: float, wait: float, step: float) -> Advice:
-    gain = (wait + step) / max(1e-6, step, wait + step - decoding)
-    text = f"The training process itself decodes for {_ms(decoding)} a batch, and the loop waits for it ({_ms(wait)})."
-    text += " From seekable shards it decodes only what a crop needs; with backend='cpu' the workers decode."
+def _first_workers(main: LoaderTimes, load: MachineLoad, cores: int) -> Advice | None:
+    """Returns the advice for a loop that makes its batches itself; None if workers would not help."""
+    wait = main.wait_a_batch_s
+    step = main.step_a_batch_s
+    making = main.making_s if main.making_s is not None else wait
+    # Workers that compute share the cores with the step; those that wait for storage need none.
+    storage = main.storage_share if main.record.fetches else 0.0
+    workers = int(max(1, cores - 1) / max(1 / _MOST_A_CORE, 1 - storage))
+    # The process that both loads and trains will take as much CPU time as before.
+    seen = (load.own_cores or 0) * (wait + step)
+    computing = making * (1 - storage) + min(step, making)
+    after = max(step, making / workers, computing / cores, seen / cores)
+
+    gain = main.gain(after)
+    if gain < 1 + NOTICEABLE_GAIN:
+        return None
+    text = (
+        f"The training loop makes each batch itself ({_ms(wait)}) and then computes the step ({_ms(step)}). Workers "
+        "would make batches during the step."
+    )
+    needed = max(1, min(workers, math.ceil(making / max(after, 1e-6))))
+    return Advice(f"num_workers={needed}", text, gain)
+
+
+def _cheaper_decoding(main: LoaderTimes, decoding_s: float) -> Advice:
+    text = (
+        f"The training process itself decodes for {_ms(decoding_s)} a batch, and the loop waits for it "
+        f"({_ms(main.wait_a_batch_s)}). From seekable shards it decodes only what a crop needs; with backend='cpu' the "
+        "workers decode."
+    )
+    gain = main.gain(main.wait_a_batch_s + main.step_a_batch_s - decoding_s)
     return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
 
 
-def _shards(folder: str, most: float) -> Advice:
-    text = "Each image is a file, which is opened and decoded whole in each epoch. feeder.DataLoader reads shards in "
-    text += f"long pieces and decodes only what a crop needs; `feeder bench {folder}` measures it."
-    return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, most, True)
+def _shards(main: LoaderTimes, folder: str) -> Advice:
+    text = (
+        "Each image is a file, which is opened and decoded whole in each epoch. feeder.DataLoader reads shards in long "
+        f"pieces and decodes only what a crop needs; `feeder bench {folder}` measures it."
+    )
+    return Advice(f"feeder shard {folder}, and feeder.DataLoader on the shards", text, main.most, True)
 
 
-def _cheaper(main: LoaderTimes, most: float) -> Advice:
+def _cheaper(main: LoaderTimes) -> Advice:
     if main.record.kind == "feeder":
         title = "Make each image cheaper: seekable shards, fewer CPU transforms, backend='dali' on a GPU"
-        return Advice(title, "The stages above show where feeder's time goes; feeder tune tries settings.", most, True)
-    text = (
-        "These cores can't make batches faster this way. feeder.DataLoader on seekable shards decodes only what a crop "
-    )
-    text += "needs; `feeder bench DIR` measures it on your images and this machine."
-    return Advice("Make each image cheaper: feeder shard, feeder.DataLoader", text, most, True)
+        text = "The stages above show where feeder's time goes; feeder tune tries settings."
+    else:
+        title = "Make each image cheaper: feeder shard, feeder.DataLoader"
+        text = (
+            "These cores can't make batches faster this way. feeder.DataLoader on seekable shards decodes only what a "
+            "crop needs; `feeder bench DIR` measures it on your images and this machine."
+        )
+    return Advice(title, text, main.most, True)
 
 
 def _workers(number: int) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from feeder.tools.instrument.record import ProcessRecord
 from feeder.tools.profile.advice import Advice, Bound, advise, stage_text
-from feeder.tools.profile.times import LoaderTimes, machine_load, overlap, times_of
+from feeder.tools.profile.times import LoaderTimes, MachineLoad, machine_load, overlap, times_of
 
 __all__ = ["Analysis", "analyse"]
 
@@ -30,9 +30,7 @@ class Analysis:
         main: The loader that matters most; None if no loader was used.
         bound: "input", "compute", or None if nothing was trained or measured.
         input_share: See Note [Input-bound share].
-        gpu_busy: Mean share of the time that the busiest GPU worked; None without a GPU.
-        own_cores: Cores that the training process kept busy.
-        children_cores: Cores that its descendants kept busy.
+        load: The machine's load while the main loader ran.
         stage: Text on where the time to make a batch goes; "" if unknown.
         advice: Advice by expected gain.
         parts_s: The run's seconds by activity.
@@ -43,9 +41,7 @@ class Analysis:
     main: LoaderTimes | None
     bound: Bound | None
     input_share: float
-    gpu_busy: float | None
-    own_cores: float | None
-    children_cores: float | None
+    load: MachineLoad
     stage: str
     advice: list[Advice]
     parts_s: dict[str, float]
@@ -79,46 +75,33 @@ def analyse(process: ProcessRecord, cores: int) -> Analysis:
     used = [times for times in loaders if times.record.batches]
     main = max(used, key=lambda times: (times.trains, times.total_s), default=None)
     load = machine_load(process, main)
-    share = 0.0
-    if main is not None:
-        trained = [times for times in used if times.trains] if main.trains else [main]
-        wait = sum(times.wait_s for times in trained)
-        # Loaders used in the same step share it; those used before or after have other steps.
-        step = main.step_s + sum(times.step_s for times in trained if not overlap(times, main))
-        share = wait / (wait + step) if wait + step else 0.0
-        if load.gpu_busy is not None:
-            share = min(share, 1 - load.gpu_busy)
-    bound: Bound | None = None
-    advice: list[Advice] = []
-    if main is not None and main.batches:
-        bound = "input" if share >= _INPUT_BOUND else "compute"
-        advice = advise(main, bound, load, cores)
-    return Analysis(
-        process=process,
-        loaders=loaders,
-        main=main,
-        bound=bound,
-        input_share=share,
-        gpu_busy=load.gpu_busy,
-        own_cores=load.own_cores,
-        children_cores=load.children_cores,
-        stage=stage_text(main) if main is not None else "",
-        advice=advice,
-        parts_s=_parts(process, loaders),
-    )
+    parts = _parts(process, loaders)
+    if main is None:
+        return Analysis(process, loaders, None, None, 0.0, load, "", [], parts)
+
+    trained = [times for times in used if times.trains] if main.trains else [main]
+    wait = sum(times.wait_s for times in trained)
+    # Loaders used in the same step share it; those used before or after have other steps.
+    step = main.step_s + sum(times.step_s for times in trained if not overlap(times, main))
+    share = min(wait / (wait + step) if wait + step else 0.0, 1 - (load.gpu_busy or 0.0))
+    if not main.batches:
+        return Analysis(process, loaders, main, None, share, load, stage_text(main), [], parts)
+    bound: Bound = "input" if share >= _INPUT_BOUND else "compute"
+    advice = advise(main, bound, load, cores)
+    return Analysis(process, loaders, main, bound, share, load, stage_text(main), advice, parts)
 
 
 def _parts(process: ProcessRecord, loaders: Sequence[LoaderTimes]) -> dict[str, float]:
     """Returns the run's seconds by activity."""
-    total = (process.ended_ns - process.started_ns) / 1e9
     parts = {"wait for data": 0.0, "training step": 0.0, "evaluation": 0.0, "first batch and start of workers": 0.0}
     for times in loaders:
-        name = "training step" if times.trains else "evaluation"
         real = [batch for batch in times.record.batches if batch.images]
         first = (real[0].got_ns - real[0].asked_ns) / 1e9 if real else 0.0
         begun = sum(got - asked for asked, got in times.record.made_ns[:1]) / 1e9
         parts["first batch and start of workers"] += first + begun
         parts["wait for data" if times.trains else "evaluation"] += times.wait_s
-        parts[name] += times.step_s
+        parts["training step" if times.trains else "evaluation"] += times.step_s
+
+    total = (process.ended_ns - process.started_ns) / 1e9
     parts["everything else"] = max(0.0, total - sum(parts.values()))
     return parts

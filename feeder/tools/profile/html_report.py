@@ -37,21 +37,18 @@ def render_page(
         gpu_absent: Reason for the lack of GPU figures; None if there are some.
         code: The script's exit code.
     """
-    process = found.process
-    tone: dict[str | None, str] = {"input": "bad", "compute": "good"}
+    tone: report.Tone = "bad" if found.bound == "input" else "good" if found.bound == "compute" else "note"
     said = f"{found.stage[:1].upper()}{found.stage[1:]}." if found.stage else ""
-    top = [report.callout(found.headline(), said, tone.get(found.bound, "note"))]  # type: ignore[arg-type]
+    top = [report.callout(found.headline(), said, tone)]
     if code:
         top.append(report.callout(f"The script ended with exit code {code}.", "The figures are of the run until then."))
+
     sections = [_advice(found, findings), _where(found), _loaders(found), _machine(found, gpu_absent)]
     if others:
-        rows: list[Sequence[object]] = [["process", "verdict"]]
-        for other in others:
-            rank = other.process.rank
-            rows.append([f"rank {rank}" if rank is not None else f"process {other.process.pid}", other.headline()])
+        rows = [["process", "verdict"], *([other.process.name(), other.headline()] for other in others)]
         sections.append(report.Section("Other processes", [report.table(rows)]))
-    length = (process.ended_ns - process.started_ns) / 1e9
-    lead = f"{command}: {report.number(length)} s, {time.strftime('%Y-%m-%d %H:%M')}"
+    length_s = _s(found.process.ended_ns - found.process.started_ns)
+    lead = f"{command}: {report.number(length_s)} s, {time.strftime('%Y-%m-%d %H:%M')}"
     return report.page("feeder profile", sections, lead=lead, top=top, foot=f"feeder {feeder.__version__}")
 
 
@@ -76,13 +73,14 @@ def _advice(found: Analysis, findings: Sequence[Finding]) -> report.Section:
 
 def _where(found: Analysis) -> report.Section:
     parts = [charts.stacked_bar("The whole run", [charts.Stack("run", found.parts_s)], unit="s")]
-    start, spans = found.process.started_ns, []
+    start = found.process.started_ns
+    spans = []
     for times in found.loaders:
-        track, kind = times.record.place, "training step" if times.trains else "evaluation"
-        batches = times.record.batches
-        for batch, after in zip(batches, [*batches[1:], None], strict=True):
+        track = times.record.place
+        kind = "training step" if times.trains else "evaluation"
+        for batch, after in times.record.steps():
             spans.append(charts.Span(track, _s(batch.asked_ns - start), _s(batch.got_ns - start), "wait for data"))
-            if after is not None and after.epoch == batch.epoch:
+            if after is not None:
                 spans.append(charts.Span(track, _s(batch.got_ns - start), _s(after.asked_ns - start), kind))
     parts.append(charts.timeline("Loaders over time", spans))
     return report.Section("Where the time goes", parts)
@@ -111,14 +109,21 @@ def _waits(times: LoaderTimes, start_ns: int) -> report.Html:
 
 
 def _machine(found: Analysis, gpu_absent: str | None) -> report.Section:
-    samples, start = found.process.samples, found.process.started_ns
+    start = found.process.started_ns
+    samples = found.process.samples
     samples = samples[:: -(-len(samples) // _POINTS) or 1]
     parts = []
-    if samples:
-        own = [charts.Point(_s(sample.at_ns - start), sample.own_cores) for sample in samples]
-        children = [charts.Point(_s(sample.at_ns - start), sample.children_cores) for sample in samples]
-        lines = [charts.Line("training process", own), charts.Line("its workers", children)]
-        parts.append(charts.line_chart("Processors", lines, x_label="seconds", y_label="cores busy"))
+
+    def chart(title: str, unit: str, lines: dict[str, list[tuple[float, float | None]]], scale: float = 1.0) -> None:
+        drawn = {name: [charts.Point(x, y * scale) for x, y in line if y is not None] for name, line in lines.items()}
+        shown = [charts.Line(name, points) for name, points in drawn.items() if points]
+        if shown:
+            parts.append(charts.line_chart(title, shown, x_label="seconds", y_label=unit))
+
+    own = [(_s(sample.at_ns - start), sample.own_cores) for sample in samples]
+    children = [(_s(sample.at_ns - start), sample.children_cores) for sample in samples]
+    chart("Processors", "cores busy", {"training process": [*own], "its workers": [*children]})
+
     readings = [(_s(s.at_ns - start), GpuReading(*reading)) for s in samples for reading in s.gpus]
     indexes = sorted({reading.gpu for _, reading in readings})
     if not indexes:
@@ -129,14 +134,8 @@ def _machine(found: Analysis, gpu_absent: str | None) -> report.Section:
         ("PCIe to the GPU", "MB/s", 1e-6, "received_bytes_s"),
         ("PCIe from the GPU", "MB/s", 1e-6, "sent_bytes_s"),
     ):
-        lines = []
-        for index in indexes:
-            values = [(x, getattr(r, name)) for x, r in readings if r.gpu == index]
-            points = [charts.Point(x, value * scale) for x, value in values if value is not None]
-            if points:
-                lines.append(charts.Line(f"GPU {index}", points))
-        if lines:
-            parts.append(charts.line_chart(title, lines, x_label="seconds", y_label=unit))
+        lines = {f"GPU {gpu}": [(x, getattr(r, name)) for x, r in readings if r.gpu == gpu] for gpu in indexes}
+        chart(title, unit, lines, scale)
     return report.Section("The machine during the run", parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -27,8 +28,8 @@ class Sampler:
 
     def __init__(self, nvml: Nvml | str, interval_s: float = 0.25) -> None:
         self.samples: list[Sample] = []
-        self._nvml, self._interval_s = nvml, interval_s
-        self._gpus = nvml.visible() if isinstance(nvml, Nvml) else []
+        self._interval_s = interval_s
+        self._gpus = [(nvml, gpu) for gpu in nvml.visible()] if isinstance(nvml, Nvml) else []
         self._end = threading.Event()
         self._busy: dict[int, int] = {}
         self._last_ns = time.monotonic_ns()
@@ -59,40 +60,35 @@ class Sampler:
 
     def _look(self) -> None:
         own = os.getpid()
-        now, found, memory = time.monotonic_ns(), {}, 0
+        now_ns = time.monotonic_ns()
+        busy: dict[int, int] = {}
+        memory = 0
         for pid in [own, *_below(own)]:
             fields = stat_fields(pid)
             if fields is not None:
-                found[pid] = int(fields[11]) + int(fields[12])
+                busy[pid] = int(fields[11]) + int(fields[12])
                 memory += int(fields[21]) * _PAGE
-        elapsed = max(1e-6, (now - self._last_ns) / 1e9)
-        used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed for pid, ticks in found.items()}
+
+        elapsed_s = max(1e-6, (now_ns - self._last_ns) / 1e9)
+        used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed_s for pid, ticks in busy.items()}
+        own_cores = used.pop(own, 0.0)
         gpus = []
-        for gpu in self._gpus:
-            assert isinstance(self._nvml, Nvml)
-            reading = self._nvml.sample(gpu)
+        for nvml, gpu in self._gpus:
+            found = nvml.sample(gpu)
             gpus.append(
-                GpuReading(
-                    gpu.index, reading.busy, reading.memory_bytes, reading.received_bytes_s, reading.sent_bytes_s
-                )
+                GpuReading(gpu.index, found.busy, found.memory_bytes, found.received_bytes_s, found.sent_bytes_s)
             )
-        children = sum(cores for pid, cores in used.items() if pid != own)
-        self.samples.append(Sample(now, used.get(own, 0.0), children, memory, tuple(gpus)))
-        self._busy, self._last_ns = found, now
+        self.samples.append(Sample(now_ns, own_cores, sum(used.values()), memory, tuple(gpus)))
+        self._busy = busy
+        self._last_ns = now_ns
 
 
 def _below(pid: int) -> list[int]:
     """Returns all descendants of a process. Reads their lists of children only, not every process of the machine."""
-    found: list[int] = []
-    stack = [pid]
-    while stack:
-        parent = stack.pop()
-        try:
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):  # it has ended
             for task in os.listdir(f"/proc/{parent}/task"):
                 with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
-                    children = [int(word) for word in file.read().split()]
-                found += children
-                stack += children
-        except OSError:  # it has ended
-            continue
-    return found
+                    found += map(int, file.read().split())
+    return found[1:]

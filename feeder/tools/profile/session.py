@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
-from feeder.tools.instrument.hooks import LoaderHooks
+from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script, show
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.profile.sampler import Sampler
@@ -60,68 +60,63 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
         SourceError: if there is no such script, or it is not Python.
         ArgumentError: if the report can't be written.
     """
-    rank = os.environ.get("RANK", "")
-    out, trace = (_of_rank(path, rank) if path is not None else None for path in (options.out, options.trace))
-    assert out is not None
+    out = _of_rank(options.out)
+    trace = None if options.trace is None else _of_rank(options.trace)
     for path in filter(None, (out, trace)):
         check_writable(path)
     read = read_script(script)
-    nvml = open_nvml()
-    folder = tempfile.mkdtemp(prefix="feeder-profile-")
-    steps = StepTrace(options.trace_steps) if trace is not None else None
-    meter = LoaderHooks(folder, steps.on_batch if steps is not None else None)
-    sampler = Sampler(nvml)
-    try:
+
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="feeder-profile-", ignore_cleanup_errors=True))
+        nvml = open_nvml()
+        if isinstance(nvml, Nvml):
+            stack.callback(nvml.close)
+        steps = StepTrace(options.trace_steps)
+        meter = LoaderHooks(folder, steps.on_batch if trace is not None else None)
+        sampler = Sampler(nvml)
         meter.install()
         meter_children(folder)
         sampler.start()
+
         code, error = run_script(read, arguments)
-        if steps is not None:
-            steps.stop()
+        steps.stop()
         sys.stdout.flush()
         if error is not None:
             show(error)
         record = meter.finish()
         record.samples = sampler.stop()
-        usable = max(1, cores().usable // local_world_size())
-        analyses = [analyse(process, usable) for process in (record, *read_children(folder))]
-        _share_machine(analyses, usable)
-        _tell(script, arguments, analyses, nvml, out, code)
-        if trace is not None and steps is not None:
-            note = steps.write(trace, [a.process for a in analyses])
-            say(f"trace: {trace} ({note}); open it at https://ui.perfetto.dev", file=sys.stderr)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(nvml, Nvml):
-            nvml.close()
+        children = list(read_children(folder))
+
+    # If only the children train, the samples of the machine are theirs.
+    usable = max(1, cores().usable // local_world_size())
+    analyses = [analyse(record, usable)]
+    for child in children:
+        if analyses[0].main is None:
+            child.samples = record.samples
+        analyses.append(analyse(child, usable))
+    _tell(script, arguments, analyses, nvml if isinstance(nvml, str) else None, out, code)
+    if trace is not None:
+        note = steps.write(trace, [found.process for found in analyses])
+        say(f"trace: {trace} ({note}); open it at https://ui.perfetto.dev", file=sys.stderr)
     return code
 
 
-def _of_rank(path: str, rank: str) -> str:
+def _of_rank(path: str) -> str:
     """Returns the path, with the rank before its extension for all ranks but the first."""
+    rank = own_rank()
     root, extension = os.path.splitext(path)
-    return f"{root}.rank{rank}{extension}" if rank.isdigit() and int(rank) > 0 else path
-
-
-def _share_machine(analyses: list[Analysis], usable: int) -> None:
-    """Gives the first process's samples of the machine to its children, if only these train."""
-    first = analyses[0]
-    if first.main is None:
-        for at, found in enumerate(analyses[1:], 1):
-            found.process.samples = first.process.samples
-            analyses[at] = analyse(found.process, usable)
+    return f"{root}.rank{rank}{extension}" if rank else path
 
 
 def _tell(
-    script: str, arguments: Sequence[str], analyses: list[Analysis], nvml: Nvml | str, out: str, code: int
+    script: str, arguments: Sequence[str], analyses: list[Analysis], gpu_absent: str | None, out: str, code: int
 ) -> None:
     from feeder.tools.profile.html_report import render_page
     from feeder.tools.profile.text_report import render
 
-    best = max(
-        analyses, key=lambda a: (a.main is not None and a.main.trains, a.main is not None, -(a.process.rank or 0))
-    )
-    others = [a for a in analyses if a is not best and a.main is not None]
+    used = [found for found in analyses if found.main is not None]
+    best = max(used, key=lambda a: (a.main is not None and a.main.trains, -(a.process.rank or 0)), default=analyses[0])
+    others = [found for found in used if found is not best]
     findings: list[Finding] = []
     try:
         from feeder.tools.doctor import check_script
@@ -129,8 +124,8 @@ def _tell(
         findings = [finding for finding in check_script(script) if finding.level != "ok"]
     except FeederError as error:
         say(f"feeder: {error}", file=sys.stderr)
-    absent = nvml if isinstance(nvml, str) else None
-    say(f"\nfeeder profile\n{render(best, findings, others, absent, columns())}", file=sys.stderr)
+
+    say(f"\nfeeder profile\n{render(best, findings, others, gpu_absent, columns())}", file=sys.stderr)
     command = " ".join([os.path.basename(script), *arguments])
-    write_text(out, render_page(command, best, findings, others, absent, code))
+    write_text(out, render_page(command, best, findings, others, gpu_absent, code))
     say(f"\nreport: {out}", file=sys.stderr)

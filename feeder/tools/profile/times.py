@@ -7,7 +7,6 @@ Note [Times of a step]
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feeder.tools.instrument.record import TRAINER_DECODE, GpuReading, LoaderRecord, NextCall, ProcessRecord
+from feeder.tools.instrument.record import TRAINER_DECODE, GpuReading, LoaderRecord, ProcessRecord
 
 __all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
 
@@ -64,6 +63,30 @@ class LoaderTimes:
         """Share of the waits in ``total_s``, 0-1."""
         return self.wait_s / self.total_s if self.total_s else 0.0
 
+    @property
+    def wait_a_batch_s(self) -> float:
+        """Mean seconds in ``next()``."""
+        return self.wait_s / max(1, self.batches)
+
+    @property
+    def step_a_batch_s(self) -> float:
+        """Mean seconds of a step."""
+        return self.step_s / max(1, self.batches)
+
+    @property
+    def storage_share(self) -> float:
+        """Share of the data set's time spent waiting, usually for storage, 0-1."""
+        return max(0.0, 1 - self.cpu_share - self.queued_share)
+
+    @property
+    def most(self) -> float:
+        """Factor of the rate if nothing waited for data any more."""
+        return self.gain(0.0)
+
+    def gain(self, batch_s: float) -> float:
+        """Returns the factor of the rate if a batch and its step took so long, but no less than the step now."""
+        return (self.wait_a_batch_s + self.step_a_batch_s) / max(1e-6, self.step_a_batch_s, batch_s)
+
 
 class MachineLoad(NamedTuple):
     """Mean load of a machine; None for figures that were not measured.
@@ -78,6 +101,11 @@ class MachineLoad(NamedTuple):
     children_cores: float | None
     gpu_busy: float | None
 
+    @property
+    def used_cores(self) -> float:
+        """Cores that all of them kept busy; 0 if not measured."""
+        return (self.own_cores or 0.0) + (self.children_cores or 0.0)
+
 
 def overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
     """Returns True if two loaders were in use at the same time."""
@@ -87,53 +115,58 @@ def overlap(a: LoaderTimes, b: LoaderTimes) -> bool:
 
 def times_of(record: LoaderRecord, others: Sequence[LoaderRecord]) -> LoaderTimes:
     """Returns a loader's times, without those of the process's other loaders."""
-    steps = _steps(record, others)
     real = [batch for batch in record.batches if batch.images]
-    counted = [(batch, step) for batch, step in zip(record.batches, steps, strict=True) if batch.images][1:]
-    made = dict(enumerate(record.made_ns))
-    starts = {b for b, before in zip(real[1:], real, strict=False) if b.epoch != before.epoch}
+    steps = [step for batch, step in zip(record.batches, _steps(record, others), strict=True) if batch.images]
     # An epoch begins with the start of the workers, for which the loop waits too.
-    begun = {batch: (made[batch.epoch][1] - made[batch.epoch][0]) / 1e9 for batch in starts}
-    waits = [(batch.got_ns - batch.asked_ns) / 1e9 + begun.get(batch, 0.0) for batch, _ in counted]
-    typical = statistics.median(waits) if waits else 0.0
-    epoch_start = sum(max(0.0, w - typical) for (batch, _), w in zip(counted, waits, strict=True) if batch in starts)
-    making = [(f.dataset_ns + f.collate_ns) / 1e9 for f in record.fetches]
-    dataset = sum(f.dataset_ns for f in record.fetches)
-    cpu = sum(f.dataset_cpu_ns for f in record.fetches)
-    queued = sum(f.dataset_queued_ns for f in record.fetches)
-    busy = None
-    if record.workers and record.batches:
-        first = record.made_ns[0][0] if record.made_ns else record.batches[0].asked_ns
-        available = (record.batches[-1].got_ns - first) / 1e9 * record.workers
-        workers_ns = sum(record.stage_ns.values()) - record.stage_ns.get(TRAINER_DECODE, 0)
-        work_s = sum(making) if making else workers_ns / 1e9
-        busy = min(1.0, work_s / available) if available and (making or record.stage_ns) else None
+    begun = {
+        batch: (record.made_ns[batch.epoch][1] - record.made_ns[batch.epoch][0]) / 1e9
+        for batch, before in zip(real[1:], real, strict=False)
+        if batch.epoch != before.epoch
+    }
+    waits = {batch: (batch.got_ns - batch.asked_ns) / 1e9 + begun.get(batch, 0.0) for batch in real[1:]}
+    typical = statistics.median(waits.values()) if waits else 0.0
+
+    dataset = sum(fetch.dataset_ns for fetch in record.fetches)
+    whole = dataset + sum(fetch.collate_ns for fetch in record.fetches)
+    cpu = sum(fetch.dataset_cpu_ns for fetch in record.fetches) / max(1, dataset)
+    queued = sum(fetch.dataset_queued_ns for fetch in record.fetches) / max(1, dataset)
     return LoaderTimes(
         record=record,
         trains=sum(batch.trained for batch in record.batches) * 2 > len(real),
-        batches=len(counted),
-        images=sum(batch.images for batch, _ in counted),
-        wait_s=sum(waits),
-        step_s=sum(step for _, step in counted),
+        batches=len(waits),
+        images=sum(batch.images for batch in waits),
+        wait_s=sum(waits.values()),
+        step_s=sum(steps[1:]),
         epochs=len({batch.epoch for batch in record.batches}),
-        epoch_start_s=epoch_start,
-        making_s=statistics.fmean(making) if making else None,
-        dataset_share=dataset / sum(f.dataset_ns + f.collate_ns for f in record.fetches) if making else 0.0,
-        cpu_share=min(1.0, cpu / dataset) if dataset else 0.0,
-        queued_share=max(0.0, min(1 - cpu / dataset, queued / dataset)) if dataset else 0.0,
-        workers_busy=busy,
+        epoch_start_s=sum(max(0.0, waits[batch] - typical) for batch in begun),
+        making_s=whole / len(record.fetches) / 1e9 if record.fetches else None,
+        dataset_share=dataset / max(1, whole),
+        cpu_share=min(1.0, cpu),
+        queued_share=max(0.0, min(1 - cpu, queued)),
+        workers_busy=_workers_busy(record, whole),
     )
+
+
+def _workers_busy(record: LoaderRecord, fetches_ns: int) -> float | None:
+    """Returns the share of the workers' time in which they made batches; None if unknown."""
+    work_ns = fetches_ns or sum(record.stage_ns.values()) - record.stage_ns.get(TRAINER_DECODE, 0)
+    if not record.batches or not (record.fetches or record.stage_ns):
+        return None
+    first = record.made_ns[0][0] if record.made_ns else record.batches[0].asked_ns
+    available_ns = (record.batches[-1].got_ns - first) * record.workers
+    return min(1.0, work_ns / available_ns) if available_ns else None
 
 
 def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
     """Returns seconds from each batch to the next call, 0 after an epoch's last call; see Note [Times of a step]."""
-    got, ends = _ends(record.batches)
+    got, ends = _ends(record)
     steps = np.maximum(0, ends - got)
     for other in others:
         if other is record or not other.batches:
             continue
+
         asked = np.array([batch.asked_ns for batch in other.batches], np.int64)
-        their_got, their_ends = _ends(other.batches)
+        their_got, their_ends = _ends(other)
         at = np.searchsorted(got, asked, "right") - 1
         inside = (at >= 0) & (asked < ends[np.maximum(at, 0)])
         whole = their_ends <= ends[np.maximum(at, 0)]
@@ -142,14 +175,11 @@ def _steps(record: LoaderRecord, others: Sequence[LoaderRecord]) -> list[float]:
     return [float(step) for step in np.maximum(0, steps) / 1e9]
 
 
-def _ends(batches: Sequence[NextCall]) -> tuple[Any, Any]:
+def _ends(record: LoaderRecord) -> tuple[Any, Any]:
     """Returns the times at which each call returned, and at which the next call of the same epoch came."""
-    got = np.array([batch.got_ns for batch in batches], np.int64)
-    ends = got.copy()
-    for at, (batch, after) in enumerate(itertools.pairwise(batches)):
-        if after.epoch == batch.epoch and batch.images:
-            ends[at] = after.asked_ns
-    return got, ends
+    got = [call.got_ns for call in record.batches]
+    ends = [call.got_ns if after is None else after.asked_ns for call, after in record.steps()]
+    return np.array(got, np.int64), np.array(ends, np.int64)
 
 
 def machine_load(process: ProcessRecord, main: LoaderTimes | None) -> MachineLoad:

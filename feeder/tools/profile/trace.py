@@ -1,9 +1,8 @@
 """A Chrome trace of the loaders' stages and of torch's profiler, on a common time axis.
 
 Note [Time axis]
-    feeder's times are of the monotonic clock; torch's profiler has another clock. Marks of known monotonic time are put
-    into the profile at its start and at its end. The first aligns feeder's events with torch's; the error at the second
-    is reported in the trace and on the terminal.
+    feeder's times are of the monotonic clock; torch's profiler has another clock. A mark of known monotonic time at the
+    start of the profile aligns feeder's events with torch's.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from feeder.tools.instrument.record import ProcessRecord
 
 __all__ = ["StepTrace"]
 
-_MARK = "feeder: mark"
-_TRIES = 5
+_MARKS = [f"feeder: mark {number}" for number in range(5)]
 _SKIP = 3  # batches before torch's profiler starts: the first ones compile and allocate
 
 
@@ -39,8 +37,9 @@ class StepTrace:
         self._steps = steps
         self._profiler: Any = None
         self._is_over = False
-        self._marks: list[tuple[int, str]] = []
-        self._refused = ""
+        self._mark = ""
+        self._marked_ns = 0
+        self._why_not = "too few batches"
 
     def on_batch(self, count: int) -> None:
         """Starts and stops the profiler at the right batch.
@@ -56,7 +55,6 @@ class StepTrace:
     def stop(self) -> None:
         """Stops torch's profiler, if it runs."""
         if self._profiler is not None and not self._is_over:
-            self._mark()
             with contextlib.suppress(Exception):
                 self._profiler.stop()
         self._is_over = True
@@ -71,18 +69,13 @@ class StepTrace:
         Returns:
             A short description of the trace's contents.
         """
-        found: dict[str, Any] = {"traceEvents": []}
-        offset_us, said = -min((p.started_ns for p in processes), default=0) / 1000, self._refused or "too few batches"
-        said = f"loader only: {said}"
-        if self._profiler is not None:
-            found = self._torchs()
-            theirs = {event["name"]: event["ts"] for event in found["traceEvents"] if event.get("ph") == "X"}
-            offsets = [theirs[name] - at_ns / 1000 for at_ns, name in self._marks if name in theirs]
-            if offsets:
-                offset_us, off = offsets[0], abs(offsets[-1] - offsets[0])
-                batches = count(self._steps, "batch", "batches")
-                said = f"{batches} with torch's profiler, clocks {off:,.0f} us apart at the end"
-                found["feeder"] = {"clock_offset_us": offset_us, "clock_drift_us": off}
+        found: dict[str, Any] = {"traceEvents": []} if self._profiler is None else self._torchs()
+        marks_us = [event["ts"] for event in found["traceEvents"] if event.get("name") == self._mark]
+        offset_us = -min((process.started_ns for process in processes), default=0) / 1000
+        said = f"loader only: {self._why_not}"
+        if marks_us:
+            offset_us = marks_us[0] - self._marked_ns / 1000
+            said = f"{count(self._steps, 'batch', 'batches')} with torch's profiler"
         for process in processes:
             found["traceEvents"] += _events(process, offset_us)
         write_text(path, json.dumps(found))
@@ -101,22 +94,18 @@ class StepTrace:
                 warnings.filterwarnings("ignore", "Warning: Profiler clears events")
                 profiler.start()
         except RuntimeError as error:  # the script runs torch's profiler itself
-            self._refused, self._is_over = str(error).splitlines()[0], True
+            self._why_not = str(error).splitlines()[0]
+            self._is_over = True
             return
+
         self._profiler = profiler
-        self._mark()
-
-    def _mark(self) -> None:
-        import torch
-
         tries = []
-        for number in range(_TRIES):
-            name, start = f"{_MARK} {len(self._marks)}.{number}", time.monotonic_ns()
+        for name in _MARKS:
+            start_ns = time.monotonic_ns()
             with torch.profiler.record_function(name):
                 pass
-            tries.append((time.monotonic_ns() - start, start, name))
-        _, at_ns, name = min(tries)  # the fastest has the least error
-        self._marks.append((at_ns, name))
+            tries.append((time.monotonic_ns() - start_ns, start_ns, name))
+        _, self._marked_ns, self._mark = min(tries)  # the fastest has the least error
 
     def _torchs(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -134,34 +123,40 @@ def _events(process: ProcessRecord, offset_us: float) -> Iterator[dict[str, Any]
         times = {"ts": start_ns / 1000 + offset_us, "dur": max(0, end_ns - start_ns) / 1000}
         return {"ph": "X", "cat": "feeder", "name": name, "pid": pid, "tid": row, **times, "args": arguments}
 
+    def about(kind: str, pid: str, **arguments: Any) -> dict[str, Any]:
+        return {"ph": "M", "name": kind, "pid": pid, "args": arguments}
+
+    def counter(name: str, at_ns: int, **values: float) -> dict[str, Any]:
+        return {"ph": "C", "name": name, "pid": ours, "ts": at_ns / 1000 + offset_us, "args": values}
+
     rank = "" if process.rank is None else f" of rank {process.rank}"
     ours = f"feeder {process.pid}"  # another group than torch's rows, which have the bare process id
-    yield {"ph": "M", "name": "process_name", "pid": ours, "args": {"name": f"feeder: loaders{rank} ({process.pid})"}}
-    yield {"ph": "M", "name": "process_sort_index", "pid": ours, "args": {"sort_index": -1}}
+    yield about("process_name", ours, name=f"feeder: loaders{rank} ({process.pid})")
+    yield about("process_sort_index", ours, sort_index=-1)
+
     for row, loader in enumerate(process.loaders):
         name = f"{loader.place} ({loader.kind}, {count(loader.workers, 'worker')})"
-        yield {"ph": "M", "name": "thread_name", "pid": ours, "tid": row, "args": {"name": name}}
+        yield about("thread_name", ours, name=name) | {"tid": row}
         for asked, got in loader.made_ns:
             yield span(ours, row, "start of an epoch", asked, got)
-        for batch, after in zip(loader.batches, [*loader.batches[1:], None], strict=True):
+        for batch, after in loader.steps():
             yield span(ours, row, "wait for batch", batch.asked_ns, batch.got_ns, images=batch.images)
-            if after is not None and after.epoch == batch.epoch and batch.images:
-                kind = "training step" if after.trained else "step"
-                yield span(ours, row, kind, batch.got_ns, after.asked_ns)
+            if after is not None:
+                yield span(ours, row, "training step" if after.trained else "step", batch.got_ns, after.asked_ns)
+
         for fetch in loader.fetches:
             worker = f"feeder {fetch.pid}"
             middle = fetch.start_ns + fetch.dataset_ns
-            row_of = 1000 + row
-            cpu, queued = fetch.dataset_cpu_ns / 1e6, fetch.dataset_queued_ns / 1e6
-            yield span(worker, row_of, "data set", fetch.start_ns, middle, processor_ms=cpu, queued_ms=queued)
-            yield span(worker, row_of, "collate", middle, middle + fetch.collate_ns)
+            cpu_ms = fetch.dataset_cpu_ns / 1e6
+            queued_ms = fetch.dataset_queued_ns / 1e6
+            yield span(worker, 1000 + row, "data set", fetch.start_ns, middle, processor_ms=cpu_ms, queued_ms=queued_ms)
+            yield span(worker, 1000 + row, "collate", middle, middle + fetch.collate_ns)
         for pid in sorted({fetch.pid for fetch in loader.fetches} - {process.pid}):
-            name = f"feeder: worker {pid} of {loader.place}"
-            yield {"ph": "M", "name": "process_name", "pid": f"feeder {pid}", "args": {"name": name}}
+            yield about("process_name", f"feeder {pid}", name=f"feeder: worker {pid} of {loader.place}")
+
     for sample in process.samples:
         values = {"training process": round(sample.own_cores, 2), "workers": round(sample.children_cores, 2)}
-        at = sample.at_ns / 1000 + offset_us
-        yield {"ph": "C", "name": "cores busy", "pid": ours, "ts": at, "args": values}
+        yield counter("cores busy", sample.at_ns, **values)
         for gpu in sample.gpus:
             if gpu.busy is not None:
-                yield {"ph": "C", "name": f"GPU {gpu.gpu} busy", "pid": ours, "ts": at, "args": {"share": gpu.busy}}
+                yield counter(f"GPU {gpu.gpu} busy", sample.at_ns, share=gpu.busy)

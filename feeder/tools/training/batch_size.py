@@ -106,50 +106,55 @@ def find_batch_size(
     Raises:
         ArgumentError: if an argument is out of range, or not even a batch of one fits.
     """
-    _check(start, maximum, multiple_of, steps, tolerance)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    gauge = _gauge(torch.device(device), memory_limit_bytes)
-    snapshot = Snapshot(restore, gauge.device)
-    trials: list[BatchSizeTrial] = []
-
-    def fits(size: int) -> bool:
-        try:
-            trials.append(_try(step, size, steps, gauge))
-        finally:
-            gauge.free(collect=not trials or not trials[-1].fits)  # first: the restore needs memory too
-            snapshot.put_back()
-        return trials[-1].fits
-
-    maximum = _on_grid(maximum, multiple_of)
-    good, bad = 0, maximum + 1
-    size = min(_on_grid(start, multiple_of), maximum)
-    while good == 0 and size:
-        if fits(size):
-            good = size
-        else:
-            bad, size = size, _on_grid(size // 2, multiple_of)
-    if not good:
-        raise ArgumentError(f"not even a batch of 1 fits: {trials[-1].reason}")
-    while (following := good + (1 if good < multiple_of else multiple_of)) < bad:
-        # Double until a size does not fit, then halve the gap.
-        size = min(2 * good, maximum) if bad > maximum else (good + bad) // 2
-        size = max(following, _on_grid(size, multiple_of))
-        if fits(size):
-            good = size
-        else:
-            bad = size
-    rates = {trial.batch_size: trial.images_per_s or 0.0 for trial in trials if trial.fits}
-    enough = (1 - tolerance) * max(rates.values())
-    return BatchSizeResult(max(size for size, rate in rates.items() if rate >= enough), good, tuple(trials))
-
-
-def _check(start: int, maximum: int, multiple_of: int, steps: int, tolerance: float) -> None:
     for name, value in (("start", start), ("maximum", maximum), ("multiple_of", multiple_of), ("steps", steps)):
         if value < 1:
             raise ArgumentError(f"{name} must be 1 or more, got {value}")
     if not 0 <= tolerance < 1:
         raise ArgumentError(f"tolerance must be in [0, 1), got {tolerance}")
+
+    gauge = _gauge(device, memory_limit_bytes)
+    snapshot = Snapshot(restore, gauge.device)
+    trials: list[BatchSizeTrial] = []
+    maximum = _on_grid(maximum, multiple_of)
+    good = 0
+    bad = maximum + 1
+    size = min(_on_grid(start, multiple_of), maximum)
+    while size:
+        try:
+            trials.append(_try(step, size, steps, gauge))
+        finally:
+            gauge.free(collect=not trials or not trials[-1].fits)  # first: the restore needs memory too
+            snapshot.put_back()
+        if trials[-1].fits:
+            good = size
+        else:
+            bad = size
+        size = _following(good, bad, maximum, multiple_of)
+    if not good:
+        raise ArgumentError(f"not even a batch of 1 fits: {trials[-1].reason}")
+
+    rates = {trial.batch_size: trial.images_per_s or 0.0 for trial in trials if trial.fits}
+    enough = (1 - tolerance) * max(rates.values())
+    return BatchSizeResult(max(size for size, rate in rates.items() if rate >= enough), good, tuple(trials))
+
+
+def _following(good: int, bad: int, maximum: int, multiple_of: int) -> int:
+    """Returns the next size to try; 0 if there is none.
+
+    Args:
+        good: The largest size that fits; 0 if none is known.
+        bad: The smallest size that does not; more than ``maximum`` if none is known.
+        maximum: No size above it is tried.
+        multiple_of: Sizes are multiples of it where they are larger.
+    """
+    if not good:
+        return _on_grid(bad // 2, multiple_of)
+    least = good + (1 if good < multiple_of else multiple_of)
+    if least >= bad:
+        return 0
+    # Doubles until a size does not fit, then halves the gap.
+    wanted = min(2 * good, maximum) if bad > maximum else (good + bad) // 2
+    return max(least, _on_grid(wanted, multiple_of))
 
 
 def _on_grid(size: int, multiple_of: int) -> int:
@@ -158,11 +163,12 @@ def _on_grid(size: int, multiple_of: int) -> int:
 
 
 def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) -> BatchSizeTrial:
-    expected = gauge.expect(size)
-    if expected:
-        return BatchSizeTrial(size, False, reason=expected)
+    refused = gauge.expect(size)
+    if refused:
+        return BatchSizeTrial(size, False, reason=refused)
+
     gauge.begin()
-    reason, best = "", float("inf")
+    best_s = float("inf")
     try:
         step(size)
         for _ in range(steps):
@@ -170,7 +176,7 @@ def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) ->
             began = time.perf_counter()
             step(size)
             gauge.wait()
-            best = min(best, time.perf_counter() - began)
+            best_s = min(best_s, time.perf_counter() - began)
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
@@ -178,19 +184,20 @@ def _try(step: Callable[[int], object], size: int, steps: int, gauge: _Gauge) ->
             raise
         # Keeps only the text: the error's traceback holds the step's tensors.
         reason = f"out of memory ({text.splitlines()[0] if text else type(error).__name__})"
-    if reason:
         return BatchSizeTrial(size, False, reason=reason)
+
     used = gauge.end(size)
     if used > gauge.limit_bytes:
         return BatchSizeTrial(size, False, None, used, f"takes {used:,} bytes, more than {gauge.limit_bytes:,}")
-    return BatchSizeTrial(size, True, size / max(best, 1e-9), used)
+    return BatchSizeTrial(size, True, size / max(best_s, 1e-9), used)
 
 
 class _Gauge:
     """Measures memory on a GPU by torch's own count of its allocations."""
 
     def __init__(self, device: torch.device, limit_bytes: int | None) -> None:
-        self.device, self.limit_bytes = device, (1 << 62) if limit_bytes is None else limit_bytes
+        self.device = device
+        self.limit_bytes = (1 << 62) if limit_bytes is None else limit_bytes
         self._before = torch.cuda.memory_allocated(device)
 
     def expect(self, size: int) -> str:
@@ -223,9 +230,9 @@ class _CpuGauge(_Gauge):
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
-        available = available_bytes()
-        self.device, self.limit_bytes = torch.device("cpu"), available if limit_bytes is None else limit_bytes
-        self._available = available
+        self._available = available_bytes()
+        self.device = torch.device("cpu")
+        self.limit_bytes = self._available if limit_bytes is None else limit_bytes
         self.free(collect=True)
         self._before = status_bytes("VmRSS")
         self._used = {0: 0}  # by batch size
@@ -259,11 +266,13 @@ class _CpuGauge(_Gauge):
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _gauge(device: torch.device, limit_bytes: int | None) -> _Gauge:
+def _gauge(where: str | torch.device | None, limit_bytes: int | None) -> _Gauge:
+    has_gpu = torch.cuda.is_available()
+    device = torch.device(where if where is not None else "cuda" if has_gpu else "cpu")
     if limit_bytes is not None and limit_bytes < 1:
         raise ArgumentError(f"memory_limit_bytes must be 1 or more, got {limit_bytes}")
     if device.type == "cpu":
         return _CpuGauge(limit_bytes)
-    if device.type != "cuda" or not torch.cuda.is_available():
+    if device.type != "cuda" or not has_gpu:
         raise ArgumentError(f"device must be 'cpu', or 'cuda' where torch finds a GPU, got {str(device)!r}")
     return _Gauge(device, limit_bytes)

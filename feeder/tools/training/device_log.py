@@ -57,13 +57,14 @@ class DeviceLog:
     def __init__(self, *sinks: Sink, every: int = 50, device: str | torch.device | None = None) -> None:
         if every < 1:
             raise ArgumentError(f"every must be 1 or more, got {every}")
-        self._sinks, self._every = sinks, every
+        self._sinks = sinks
+        self._every = every
         self._device = torch.device(device) if device is not None else None
         self._names: tuple[str, ...] | None = None
-        self._dtypes: dict[str, torch.dtype] = {}
         self._steps: list[int] = []
         self._rows: list[dict[str, Value]] = []
         self._ring = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._places: dict[str, tuple[slice, torch.dtype]] = {}
         self._columns: dict[str, torch.Tensor] = {}
         self._on_the_way: collections.deque[_Interval] = collections.deque()
         self._spare: list[torch.Tensor] = []
@@ -87,24 +88,29 @@ class DeviceLog:
             self._begin(values)
         if values.keys() != set(self._names or ()):
             raise ArgumentError(f"step {step}: expected the values {list(self._names or ())}, got {list(values)}")
-        row: dict[str, Value] = {}
+
         slot = len(self._steps)
         if slot == 0 and self._copied is not None:
             # The copy may run on another stream than the one that is current now.
             torch.cuda.current_stream(self._device).wait_event(self._copied)
             self._copied = None
+
+        row: dict[str, Value] = {}
         for name, value in values.items():
-            kept = self._dtypes.get(name)
+            column = self._columns.get(name)
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ArgumentError(f"step {step}: {name} must have one element, got shape {tuple(value.shape)}")
-            if kept is None:
+            if column is None:
                 row[name] = value.item() if isinstance(value, torch.Tensor) else value
-            elif not isinstance(value, torch.Tensor) or value.dtype != kept:
+            elif not isinstance(value, torch.Tensor) or value.dtype != column.dtype:
                 found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ArgumentError(f"step {step}: {name} was a {kept} tensor at the first step, and is {found} now")
+                raise ArgumentError(
+                    f"step {step}: {name} was a {column.dtype} tensor at the first step, and is {found} now"
+                )
             else:
                 row[name] = 0  # keeps the order of the names; filled in when it is passed on
-                self._columns[name][slot].copy_(value.detach().reshape(()), non_blocking=True)
+                column[slot].copy_(value.detach().reshape(()), non_blocking=True)
+
         self._steps.append(step)
         self._rows.append(row)
         if len(self._steps) == self._every:
@@ -142,18 +148,17 @@ class DeviceLog:
         if self._device is None:
             devices = [value.device for value in tensors.values()]
             self._device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-        places, size = {}, 0
+        size = 0
         for name, value in tensors.items():
             if value.device.type == self._device.type:
-                self._dtypes[name] = value.dtype
-                places[name] = size, value.dtype.itemsize * self._every
-                size += -(-places[name][1] // _ALIGNMENT) * _ALIGNMENT
+                end = size + value.dtype.itemsize * self._every
+                self._places[name] = slice(size, end), value.dtype
+                size = -(-end // _ALIGNMENT) * _ALIGNMENT
         self._ring = torch.empty(size, dtype=torch.uint8, device=self._device)
-        self._columns = {name: self._column(self._ring, name, *place) for name, place in places.items()}
-        self._places = places
+        self._columns = self._columns_of(self._ring)
 
-    def _column(self, memory: torch.Tensor, name: str, start: int, size_bytes: int) -> torch.Tensor:
-        return memory[start : start + size_bytes].view(self._dtypes[name])
+    def _columns_of(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {name: memory[place].view(dtype) for name, (place, dtype) in self._places.items()}
 
     def _fetch(self) -> None:
         """Starts the copy of the buffer, and passes on the values of earlier copies."""
@@ -167,14 +172,14 @@ class DeviceLog:
         fetched.copy_(self._ring, non_blocking=True)
         self._copied = torch.cuda.current_stream(self._ring.device).record_event() if on_gpu else None
         self._on_the_way.append(_Interval(self._steps, self._rows, fetched, self._copied))
-        self._steps, self._rows = [], []
+        self._steps = []
+        self._rows = []
 
     def _hand_over(self, interval: _Interval) -> None:
         if interval.done is not None:
             interval.done.synchronize()
-        for name, place in self._places.items():
-            column = self._column(interval.fetched, name, *place).tolist()
-            for row, value in zip(interval.rows, column, strict=False):  # the last interval may be short
+        for name, column in self._columns_of(interval.fetched).items():
+            for row, value in zip(interval.rows, column.tolist(), strict=False):  # the last interval may be short
                 row[name] = value
         self._spare.append(interval.fetched)
         for step, row in zip(interval.steps, interval.rows, strict=True):
@@ -195,7 +200,8 @@ class CsvWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume_at: int | None = None) -> None:
-        self._path, self._header = os.fspath(path), None if resume_at is None else self._cut(path, resume_at)
+        self._path = os.fspath(path)
+        self._header = None if resume_at is None else self._cut(path, resume_at)
         self._file = open(path, "w" if self._header is None else "a", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,9 @@ class Snapshot:
         self._gradients = [_on_cpu({n: p.grad for n, p in m.named_parameters()}) for m in self._modules]
         self._modes = [[part.training for part in module.modules()] for module in self._modules]
         self._others = [(o, _on_cpu(o.state_dict())) for o in restore if not isinstance(o, torch.nn.Module)]
-        self._python, self._numpy, self._torch = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()
+        self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if device.type == "cuda" else None
 
     @torch.no_grad()
@@ -52,6 +54,7 @@ class Snapshot:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
             for part, training in zip(module.modules(), modes, strict=True):
                 part.training = training
+
         for each, state in self._others:
             each.load_state_dict(copy.deepcopy(state))
         random.setstate(self._python)
@@ -62,12 +65,7 @@ class Snapshot:
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return dict(_named(module))
-
-
-def _named(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _on_cpu(value: Any) -> Any:

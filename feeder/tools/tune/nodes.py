@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from feeder.errors import ServiceError
 from feeder.loader.fast.service_directory import Directory
@@ -66,7 +66,8 @@ def nodes_that_pay(
         service: The service's measured rates.
     """
     per_node = service.images_per_s / service.nodes
-    made = f"{count(service.nodes, 'node')} of the service make {service.images_per_s:,.0f} images/s"
+    there = count(service.nodes, "node")
+    made = f"{there} of the service make {service.images_per_s:,.0f} images/s"
     if goal is None:
         return NodeAdvice(
             None,
@@ -75,6 +76,7 @@ def nodes_that_pay(
         )
     if local_images_per_s >= goal:
         return NodeAdvice(0, f"no node pays: local workers reach the {goal:,.0f} images/s that are wanted")
+
     lost = 0.0 if idle_cores else local_images_per_s / local_cores * service.host_ms / 1000
     if lost >= 1:
         return NodeAdvice(
@@ -82,8 +84,8 @@ def nodes_that_pay(
             f"no node pays: to receive an image costs {service.host_ms:.2f} ms here, and local workers take "
             f"{1000 * local_cores / local_images_per_s:.2f} ms to make one",
         )
+
     missing = (goal - local_images_per_s) / (1 - lost)
-    nodes = max(1, math.ceil(missing / per_node - 1e-9))
     most = 1000 / service.host_ms if service.host_ms else math.inf
     if missing > most:
         return NodeAdvice(
@@ -91,19 +93,20 @@ def nodes_that_pay(
             f"{goal:,.0f} images/s are out of reach: this process receives {most:,.0f} images/s at most, at "
             f"{service.host_ms:.2f} ms of CPU time each; more ranks receive more",
         )
+
+    nodes = max(1, math.ceil(missing / per_node - 1e-9))
     if nodes > service.nodes and service.busy_share < _BUSY:
         return NodeAdvice(
             service.nodes,
             f"no further node pays: {made} and are busy {service.busy_share:.0%} of the time; the network or this "
             "machine is the limit",
         )
-    reason = (
+    return NodeAdvice(
+        nodes,
         f"{count(nodes, 'node pays', 'nodes pay')}: local workers make {local_images_per_s:,.0f} of the {goal:,.0f} "
         f"images/s that are wanted, and each node adds {per_node * (1 - lost):,.0f}"
+        + (f"; the service has {there}" if nodes > service.nodes else ""),
     )
-    if nodes > service.nodes:
-        reason += f"; the service has {count(service.nodes, 'node')}"
-    return NodeAdvice(nodes, reason)
 
 
 def measure_service(place: str, run: Callable[[], Trial], *, patience_s: float = 20.0) -> ServiceRates:
@@ -117,25 +120,21 @@ def measure_service(place: str, run: Callable[[], Trial], *, patience_s: float =
     Raises:
         ServiceError: if no server is there.
     """
-    directory, ends = Directory(ServiceOptions(place)), time.monotonic() + patience_s
-    try:
+    with contextlib.closing(Directory(ServiceOptions(place))) as directory:
+        ends = time.monotonic() + patience_s
         while not directory.servers:
             if time.monotonic() > ends:
                 raise ServiceError(f"no server of the service {place!r} was found: {directory.problem}")
             directory.look()
             time.sleep(_LOOK_S)
         servers = [(address, directory.token) for address in directory.servers]
-    finally:
-        directory.close()
-    before, began = [server_status(*each) for each in servers], time.monotonic()
+
+    before = [server_status(*each) for each in servers]
+    began = time.monotonic()
     trial = run()
     span_s = time.monotonic() - began
     after = [server_status(*each) for each in servers]
-    cores = sum(each["cores"] for each in after)
-    return ServiceRates(
-        len(servers), trial.images_per_s, trial.cpu_ms, min(1.0, (_cpu_s(after) - _cpu_s(before)) / span_s / cores)
-    )
 
-
-def _cpu_s(statuses: list[dict[str, Any]]) -> float:
-    return sum(float(each["cpu_s"]) for each in statuses)
+    cpu_s = sum(float(now["cpu_s"]) - float(then["cpu_s"]) for now, then in zip(after, before, strict=True))
+    busy_share = min(1.0, cpu_s / span_s / sum(each["cores"] for each in after))
+    return ServiceRates(len(servers), trial.images_per_s, trial.cpu_ms, busy_share)

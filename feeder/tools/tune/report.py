@@ -8,14 +8,14 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.loader.trial import Trial
+from feeder.loader.options import DEFAULT_PREFETCH
 from feeder.system.cores import Cores
 from feeder.system.text import count
 from feeder.tools.bench.result_file import spread
 from feeder.tools.terminal import WIDTH, size, table, wrap
 from feeder.tools.tune.nodes import NodeAdvice
 from feeder.tools.tune.search import Outcome
-from feeder.tools.tune.setting import ROUNDS_TO_TELL, Setting, TriedSetting
+from feeder.tools.tune.setting import ROUNDS_TO_TELL, TriedSetting
 
 __all__ = ["Budget", "Tuning"]
 
@@ -71,22 +71,23 @@ class Tuning:
         """Code that makes the loader with this setting."""
         if self.keywords is None:
             return None
-        given = {} if self.arguments is None else self.arguments
-        parts = ["dataset"] if self.arguments is not None else ["..."]
-        defaults = {("worker_threads", 1), ("prefetch_factor", 2)}
+        defaults = {("worker_threads", 1), ("prefetch_factor", DEFAULT_PREFETCH)}
         setting = {name: value for name, value in self.keywords.items() if (name, value) not in defaults}
-        parts += [f"{name}={_literal(value)}" for name, value in {**given, **setting}.items()]
-        return "\n".join(_filled("feeder.DataLoader(", parts, ")"))
+        named = [f"{name}={_literal(value)}" for name, value in {**(self.arguments or {}), **setting}.items()]
+        parts = ", ".join(["dataset" if self.arguments is not None else "...", *named])
+        if len(f"feeder.DataLoader({parts})") <= WIDTH - 8:
+            return f"feeder.DataLoader({parts})"
+        return "\n".join(["feeder.DataLoader(", *wrap(f"{parts},", WIDTH - 8, first="    ", indent="    "), ")"])
 
     def to_json(self) -> dict[str, Any]:
         """Returns everything, every run included, as JSON values."""
-        outcome, chosen = self.outcome, self.outcome.chosen
+        outcome = self.outcome
         gain = outcome.gain
         return {
             "target_images_per_s": self.target,
             "step_images_per_s": self.step_images_per_s,
             "reached": outcome.reached,
-            "chosen": None if chosen is None else _point(chosen),
+            "chosen": None if outcome.chosen is None else _point(outcome.chosen),
             "call": self.call,
             "baseline": _point(outcome.baseline),
             "gain": None if gain is None else {**spread(gain.ratios), "certain": gain.certain},
@@ -108,17 +109,16 @@ class Tuning:
     def render(self) -> str:
         """Returns the search as a table of 80 columns, with the choice and its reason."""
         budget = self.budget
-        all_of_it = budget.cpus == budget.machine.usable
-        given = budget.machine.describe() if all_of_it else count(budget.cpus, "core")
-        lines = [
-            f"budget: {given}, {size(budget.memory_bytes)}, {budget.seconds:g} s"
-            + (f"; target: {self.target:,.0f} images/s" if self.target is not None else "")
-            + (f"; the step alone: {self.step_images_per_s:,.0f} images/s" if self.step_images_per_s else ""),
-            "",
-            self._table(),
-            "",
-        ]
-        problems = [f"{_short(p.setting)}: {p.problem}" for p in self.outcome.points if p.problem is not None]
+        whole = budget.cpus == budget.machine.usable
+        head = f"budget: {budget.machine.describe() if whole else count(budget.cpus, 'core')}"
+        head += f", {size(budget.memory_bytes)}, {budget.seconds:g} s"
+        if self.target is not None:
+            head += f"; target: {self.target:,.0f} images/s"
+        if self.step_images_per_s:
+            head += f"; the step alone: {self.step_images_per_s:,.0f} images/s"
+
+        lines = [head, "", self._table(), ""]
+        problems = [f"{point.setting}: {point.problem}" for point in self.outcome.points if point.problem is not None]
         for line in (*problems, *self.outcome.notes, *self.verdict()):
             lines += wrap(line, indent="  ")
         if self.call is not None:
@@ -127,17 +127,23 @@ class Tuning:
 
     def verdict(self) -> list[str]:
         """Returns the findings as sentences."""
-        outcome, chosen = self.outcome, self.outcome.chosen
+        outcome = self.outcome
+        chosen = outcome.chosen
         if chosen is None:
             return ["no setting could be measured" + (" before it was interrupted" if outcome.interrupted else "")]
-        found = []
-        if outcome.interrupted:
-            found.append("interrupted: this is the best so far")
+
+        found = ["interrupted: this is the best so far"] if outcome.interrupted else []
         if self.target is not None:
-            found.append(self._against_target(chosen, self.target))
+            rates = f"{chosen.rate:,.0f} images/s"
+            if outcome.reached:
+                found.append(f"the target of {self.target:,.0f} images/s is reached at the least cost: {rates}")
+            else:
+                found.append(f"the target of {self.target:,.0f} images/s is not reached; the best is {rates}")
+            found[-1] += f" ({min(chosen.rates):,.0f}-{max(chosen.rates):,.0f})"
         if self.step_images_per_s:
             share = min(1.0, chosen.rate / self.step_images_per_s)
             found.append(f"the step gets {share:.0%} of the images/s that it could take")
+
         found.append(self._against_baseline(chosen))
         if not outcome.reached:
             found.append(self._limit(chosen))
@@ -154,51 +160,49 @@ class Tuning:
             )
         return found
 
-    def _against_target(self, chosen: TriedSetting, target: float) -> str:
-        rates = f"{chosen.rate:,.0f} images/s ({min(chosen.rates):,.0f}-{max(chosen.rates):,.0f})"
-        if self.outcome.reached:
-            return f"the target of {target:,.0f} images/s is reached at the least cost: {rates}"
-        return f"the target of {target:,.0f} images/s is not reached; the best is {rates}"
-
     def _against_baseline(self, chosen: TriedSetting) -> str:
-        outcome = self.outcome
-        if chosen is outcome.baseline and not chosen.turns:
-            return "nothing else could be measured in the time limit: raise it"
-        if chosen is outcome.baseline:
-            sure = "" if outcome.rounds >= ROUNDS_TO_TELL else "; too little time to be sure of small differences"
+        baseline = self.outcome.baseline
+        gain = self.outcome.gain
+        if chosen is baseline:
+            if not chosen.turns:
+                return "nothing else could be measured in the time limit: raise it"
+            sure = "" if self.outcome.rounds >= ROUNDS_TO_TELL else "; too little time to be sure of small differences"
             return f"nothing is better than the present setting beyond the noise{sure}"
-        gain = outcome.gain
         if gain is None:
-            ratio = f"{chosen.rate / outcome.baseline.rate:.2f}" if outcome.baseline.trials else "?"
+            ratio = f"{chosen.rate / baseline.rate:.2f}" if baseline.trials else "?"
             return f"about {ratio} times the baseline, from single runs: too little time to be sure"
-        ratio = f"{gain.median:.2f} times the baseline ({min(gain.ratios):.2f}-{max(gain.ratios):.2f}"
-        ratio += f" in {count(len(gain.ratios), 'round')})"
+
+        text = f"{gain.median:.2f} times the baseline ({min(gain.ratios):.2f}-{max(gain.ratios):.2f}"
+        text += f" in {count(len(gain.ratios), 'round')})"
         if len(gain.ratios) < ROUNDS_TO_TELL:
-            return ratio + ": too little time to be sure"
+            return f"{text}: too little time to be sure"
         if not gain.certain and max(gain.ratios) >= 1:
-            ratio += ", which is within the noise"
-        if chosen.setting.cores < outcome.baseline.setting.cores:
-            ratio += f", with {chosen.setting.cores} cores in place of {outcome.baseline.setting.cores}"
-        if chosen.setting.num_workers and not outcome.baseline.setting.num_workers and self.step_images_per_s is None:
-            ratio += "; the baseline, without workers, would also keep every training step waiting"
-        return ratio
+            text += ", which is within the noise"
+        if chosen.setting.cores < baseline.setting.cores:
+            text += f", with {chosen.setting.cores} cores in place of {baseline.setting.cores}"
+        if chosen.setting.num_workers and not baseline.setting.num_workers and self.step_images_per_s is None:
+            text += "; the baseline, without workers, would also keep every training step waiting"
+        return text
 
     def _limit(self, chosen: TriedSetting) -> str:
         """Returns what limits the rate, as a sentence."""
-        step, cpu_ms, setting = self.step_images_per_s, chosen.median("cpu_ms"), chosen.setting
-        if step is not None and chosen.rate > 0.95 * step:
+        setting = chosen.setting
+        if self.step_images_per_s is not None and chosen.rate > 0.95 * self.step_images_per_s:
             return "the step is the limit"
-        reading, busy = chosen.median("read_share"), chosen.median("busy_share")
+        reading = chosen.median("read_share")
         if reading is not None and reading > _READING:
             return f"reading is the limit: {reading:.0%} of the workers' time; a faster disk, or shards, would help"
+
+        cpu_ms = chosen.median("cpu_ms")
         takes = f"an image takes {cpu_ms:.2f} ms"
         if self.target:
             takes += f", so {self.target:,.0f} images/s need {self.target * cpu_ms / 1000:.1f} cores"
         if setting.cores >= self.budget.cpus:
             return f"CPU time is the limit: {takes}; the budget is {count(self.budget.cpus, 'core')}"
+        busy = chosen.median("busy_share")
         if busy is not None and busy < _IDLE and setting.num_workers:
             return f"the caller is the limit: workers are idle {1 - busy:.0%} of the time"
-        if any(p.problem is not None and p.setting.cores > setting.cores for p in self.outcome.points):
+        if any(point.problem is not None and point.setting.cores > setting.cores for point in self.outcome.points):
             return "memory is the limit: more workers were not allowed"
         return f"more workers were not faster; {takes} of CPU time"
 
@@ -207,34 +211,28 @@ class Tuning:
         for point in self.outcome.points:
             setting = point.setting
             threads = f"x{setting.worker_threads}" if setting.worker_threads > 1 else ""
-            cells = [f"{setting.num_workers}{threads}", str(setting.prefetch_factor) if setting.num_workers else "-"]
-            cells.append((setting.backend or "-") + (f" w{setting.window}" if setting.window else ""))
+            ahead = str(setting.prefetch_factor) if setting.num_workers else "-"
+            window = f" w{setting.window}" if setting.window else ""
+            figures = ["-"] * 4
             if point.runs:
-                cells += [f"{point.rate:,.0f}", f"{min(point.rates):.0f}-{max(point.rates):.0f}"]
-                cells += [f"{point.median('cpu_ms'):.2f}", f"{point.median('memory_bytes') / 2**20:.0f}"]
-            else:
-                cells += ["-"] * 4
+                spread_of_runs = f"{min(point.rates):.0f}-{max(point.rates):.0f}"
+                memory_mib = f"{point.median('memory_bytes') / 2**20:.0f}"
+                figures = [f"{point.rate:,.0f}", spread_of_runs, f"{point.median('cpu_ms'):.2f}", memory_mib]
             mark = "take" if point is self.outcome.chosen else "base" if point is self.outcome.baseline else ""
-            rows.append([*cells, str(len(point.runs)), mark])
+            workers = f"{setting.num_workers}{threads}"
+            rows.append([workers, ahead, (setting.backend or "-") + window, *figures, str(len(point.runs)), mark])
         return table(rows)
 
 
 def _point(point: TriedSetting) -> dict[str, Any]:
-    def runs(trials: list[Trial]) -> list[dict[str, Any]]:
-        return [dataclasses.asdict(trial) for trial in trials]
-
     return {
         **dataclasses.asdict(point.setting),
         "why": point.why,
         "problem": point.problem,
         "images_per_s": spread(point.rates) if point.runs else None,
-        "search": runs(point.trials),
-        "in_turn": runs(point.turns),
+        "search": [dataclasses.asdict(trial) for trial in point.trials],
+        "in_turn": [dataclasses.asdict(trial) for trial in point.turns],
     }
-
-
-def _short(setting: Setting) -> str:
-    return f"{setting.num_workers} x {setting.worker_threads}, prefetch {setting.prefetch_factor}"
 
 
 def _literal(value: Any) -> str:
@@ -244,11 +242,3 @@ def _literal(value: Any) -> str:
     if isinstance(value, str):
         return json.dumps(value)
     return text if isinstance(value, (bool, int, float, type(None))) else "..."
-
-
-def _filled(head: str, parts: list[str], tail: str) -> list[str]:
-    """Returns a call as one line, or with its arguments on lines below."""
-    one = head + ", ".join(parts) + tail
-    if len(one) <= WIDTH - 8:
-        return [one]
-    return [head, *wrap(", ".join(parts) + ",", WIDTH - 8, first="    ", indent="    "), tail]

@@ -6,9 +6,10 @@ depends on measurements alone: the finalists run in turn, and differences within
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from feeder.errors import BackendError, WorkerError
 from feeder.loader.auto_workers import MOST_THREADS
@@ -24,8 +25,10 @@ _OPTIMISM = 1.25
 # A run must exceed the target by this factor, as runs differ.
 MARGIN = 1.05
 _SEARCH_PART = 0.6
-_FINALISTS, _FEWEST_FINALISTS = 4, 3
-_ROUNDS, _ROUNDS_WITH_TARGET = 5, 3
+_FINALISTS = 4
+_FEWEST_FINALISTS = 3
+_ROUNDS = 5
+_ROUNDS_WITH_TARGET = 3
 _RUNS_PLANNED = 40
 _RUN_S = (0.3, 4.0)
 _READING_MATTERS = 0.2
@@ -107,8 +110,11 @@ class Search:
         clock: Callable[[], float],
         note: Callable[[str, TriedSetting], None] = lambda stage, point: None,
     ) -> None:
-        self._measure, self._space, self._target = measure, space, target
-        self._clock, self._note = clock, note
+        self._measure = measure
+        self._space = space
+        self._target = target
+        self._clock = clock
+        self._note = note
         self._started = clock()
         self._seconds = seconds
         self._run_s = min(max(seconds / _RUNS_PLANNED, _RUN_S[0]), _RUN_S[1])
@@ -136,8 +142,9 @@ class Search:
         backend = self._space.baseline.backend
         if backend is not None:
             self._try(Setting(0, backend=backend), "on one core")
-        if self._target is not None and self._enough(backend) is not None:
+        if self._target is not None and self._reaches(backend, self._target * MARGIN):
             return  # no setting costs less, and a faster one is not needed
+
         best = self._knee(backend)
         if not best.usable:
             return
@@ -149,7 +156,7 @@ class Search:
     def _around(self, best: TriedSetting) -> None:
         """Tries the other options around the number of workers found."""
         best = self._window(best)
-        best = self._threads(best)
+        self._threads(best)
         self._prefetch(best)
 
     def _other(self, best: TriedSetting, backend: str) -> TriedSetting:
@@ -158,39 +165,37 @@ class Search:
         ours = self._points[Setting(0, backend=self._space.baseline.backend)]
         if not alone.usable or (ours.usable and alone.rate * _OPTIMISM < ours.rate):
             return best
-        return self._better(best, self._like(best, backend=backend), "another backend")
+        return self._better(best, replace(best.setting, backend=backend), "another backend")
 
-    def _enough(self, backend: str | None) -> TriedSetting | None:
-        """Returns the fewest workers that reach the target; None if none do."""
-        assert self._target is not None
-        if self._space.in_caller:
-            alone = self._try(Setting(0, backend=backend), "no worker")
-            if self._holds(alone):
-                return alone
-        wanted, most = self._target * MARGIN, self._space.cores
+    def _reaches(self, backend: str | None, wanted: float) -> bool:
+        """Finds the fewest workers that give so many images/s; returns False if none do."""
+        if self._space.in_caller and self._holds(self._try(Setting(0, backend=backend), "no worker")):
+            return True
+
         make_ms = self._alone_ms(backend)
-        count = math.ceil(wanted * make_ms / 1000) if make_ms else most // 2
-        low, high = 0, None
-        while True:
-            count = min(max(count, low + 1), most if high is None else high.setting.num_workers - 1)
+        count = math.ceil(wanted * make_ms / 1000) if make_ms else self._space.cores // 2
+        too_few = 0
+        enough = self._space.cores + 1  # not known to be
+        while enough - too_few > 1:
+            count = min(max(count, too_few + 1), enough - 1)
             point = self._try(Setting(count, backend=backend), "workers for the target")
             if self._holds(point):
-                high = point
-                low = max(low, min(count - 1, int(count * wanted / point.rate / _OPTIMISM)))
+                enough = count
+                too_few = max(too_few, min(count - 1, int(count * wanted / point.rate / _OPTIMISM)))
             else:
-                low = count
-            if high is not None and high.setting.num_workers - low <= 1:
-                return high
-            if high is None and low >= most:
-                return None
+                too_few = count
             count = math.ceil(count * wanted / point.rate) if point.trials else 2 * count
+        return enough <= self._space.cores
 
     def _knee(self, backend: str | None) -> TriedSetting:
         """Returns the fewest workers that are about as fast as any number of them."""
-        best = high = self._try(Setting(self._space.cores, backend=backend), "a worker for each core")
+        high = self._try(Setting(self._space.cores, backend=backend), "a worker for each core")
         while not high.usable and high.setting.num_workers > 1:  # too much memory, most likely
-            best = high = self._try(Setting(high.setting.num_workers // 2, backend=backend), "fewer workers")
-        low, make_ms = 0, self._alone_ms(backend)
+            high = self._try(Setting(high.setting.num_workers // 2, backend=backend), "fewer workers")
+
+        low = 0
+        best = high
+        make_ms = self._alone_ms(backend)
         if best.usable and make_ms:
             low = int(best.rate * (1 - _NEAR) * make_ms / 1000 / _OPTIMISM)
         while high.usable and (top := high.setting.num_workers) - low > max(1, top // 8):
@@ -205,33 +210,31 @@ class Search:
 
     def _alone_ms(self, backend: str | None) -> float | None:
         """Returns the milliseconds that an image takes on a core that nothing else uses; None if unknown."""
-        if backend in ("cuda", "dali"):
-            return None  # decodes in the caller's process: workers only read
         alone = self._points.get(Setting(0, backend=backend))
-        return alone.median("make_ms") if alone is not None else None
+        decodes_in_caller = backend in ("cuda", "dali")  # workers only read
+        return None if alone is None or decodes_in_caller else alone.median("make_ms")
 
     def _window(self, best: TriedSetting) -> TriedSetting:
-        share, window = best.median("read_share"), self._space.window
-        if window is None or share is None:
+        share = best.median("read_share")
+        if self._space.window is None or share is None:
             return best
         if share < _READING_MATTERS:
             self._outcome.notes.append(
                 f"a windowed shuffle was not tried: reading takes only {share:.0%} of the workers' time"
             )
             return best
-        return self._better(best, self._like(best, window=window), "reads in shard order")
+        return self._better(best, replace(best.setting, window=self._space.window), "reads in shard order")
 
-    def _threads(self, best: TriedSetting) -> TriedSetting:
+    def _threads(self, best: TriedSetting) -> None:
         """Tries fewer processes with several threads, which take less memory on the same cores."""
-        threads, workers = 2, best.setting.num_workers
+        threads = 2
+        workers = best.setting.num_workers
         while self._space.threads and threads <= min(workers, MOST_THREADS) and workers % threads == 0:
-            point = self._try(
-                self._like(best, num_workers=workers // threads, worker_threads=threads), "threads for processes"
-            )
+            setting = replace(best.setting, num_workers=workers // threads, worker_threads=threads)
+            point = self._try(setting, "threads for processes")
             if not point.usable or point.rate < (1 - _NEAR) * best.rate:
-                break
+                return
             threads *= 2
-        return best
 
     def _prefetch(self, best: TriedSetting) -> None:
         if not best.setting.num_workers:
@@ -242,19 +245,16 @@ class Search:
                 f"a larger prefetch_factor was not tried: workers are busy {busy:.0%} of the time"
             )
             return
+
         for factor in (4, 8):
-            point = self._try(self._like(best, prefetch_factor=factor), "more batches ahead")
-            if not point.usable or point.rate < (1 + _NEAR) * best.rate:
+            point = self._better(best, replace(best.setting, prefetch_factor=factor), "more batches ahead")
+            if point is best:
                 return
             best = point
 
     def _better(self, best: TriedSetting, setting: Setting, why: str) -> TriedSetting:
         point = self._try(setting, why)
         return point if point.usable and point.rate > (1 + _NEAR) * best.rate else best
-
-    @staticmethod
-    def _like(point: TriedSetting, **changes: object) -> Setting:
-        return Setting(**{**point.setting.__dict__, **changes})
 
     def _holds(self, point: TriedSetting) -> bool:
         return point.usable and self._target is not None and point.rate >= self._target * MARGIN
@@ -264,10 +264,11 @@ class Search:
         finalists = self._finalists()
         if not finalists or (len(finalists) < 2 and self._target is None):
             return
+
         rounds = _ROUNDS if self._target is None else _ROUNDS_WITH_TARGET
         try:
             for turn in range(rounds):
-                if self._left() < (len(finalists) * self._longest_s if turn else 0):
+                if turn and self._left() < len(finalists) * self._longest_s:
                     break
                 for point in finalists if turn % 2 == 0 else finalists[::-1]:
                     self._once(point, point.turns, f"in turn, {turn + 1} of {rounds}")
@@ -278,22 +279,19 @@ class Search:
 
     def _finalists(self) -> list[TriedSetting]:
         """Returns the baseline, the fastest, and the cheapest that are about as fast or reach the target."""
-        measured = self._candidates()
-        if not measured:
+        fastest_first = sorted(self._candidates(), key=lambda point: -point.rate)
+        if not fastest_first:
             return []
-        fastest = max(measured, key=lambda point: point.rate)
-        close = [p for p in measured if p.rate >= (1 - 2 * _NEAR) * fastest.rate or self._holds(p)]
-        ordered = _by_cost([p for p in close if self._holds(p)] or close)
-        chosen = [self._outcome.baseline] if self._outcome.baseline.trials else []
-        for point in [ordered[0], fastest, *ordered[1:]]:
-            if point not in chosen and len(chosen) < _FINALISTS:
-                chosen.append(point)
+
+        fastest = fastest_first[0]
+        close = [p for p in fastest_first if p.rate >= (1 - 2 * _NEAR) * fastest.rate or self._holds(p)]
+        holding = [p for p in close if self._holds(p)]
+        cheapest, *others = _by_cost(holding or close)
+        baseline = [self._outcome.baseline] * bool(self._outcome.baseline.trials)
+        chosen = list(dict.fromkeys([*baseline, cheapest, fastest, *others]))[:_FINALISTS]
         # A single run may have been slowed down by chance: the next fastest settings get another run.
-        few = 0 if any(map(self._holds, measured)) else _FEWEST_FINALISTS
-        for point in sorted(measured, key=lambda point: -point.rate):
-            if point not in chosen and len(chosen) < few:
-                chosen.append(point)
-        return chosen
+        few = 0 if holding else _FEWEST_FINALISTS
+        return list(dict.fromkeys([*chosen, *fastest_first]))[: max(len(chosen), few)]
 
     def _choose(self) -> None:
         outcome = self._outcome
@@ -301,18 +299,16 @@ class Search:
         compared = [p for p in candidates if p.turns] or candidates
         if not compared:
             return
+
         fastest = max(compared, key=lambda point: point.rate)
+        equal = [p for p in compared if not _beats(fastest, p)]
         if self._target is not None:
             holding = [p for p in compared if min(p.rates) >= self._target]
             outcome.reached = bool(holding)
-            if holding:
-                outcome.chosen = _by_cost(holding)[0]
-        if outcome.chosen is None:
-            tied = [p for p in compared if not _beats(fastest, p)]
-            outcome.chosen = _by_cost(tied)[0]
-        baseline = outcome.baseline
-        if baseline.turns and baseline is not outcome.chosen:
-            outcome.gain = gain(outcome.chosen.rates, baseline.rates)
+            equal = holding or equal
+        outcome.chosen = _by_cost(equal)[0]
+        if outcome.baseline.turns and outcome.baseline is not outcome.chosen:
+            outcome.gain = gain(outcome.chosen.rates, outcome.baseline.rates)
 
     def _candidates(self) -> list[TriedSetting]:
         points = [p for p in self._points.values() if p.usable]
@@ -321,14 +317,15 @@ class Search:
 
     def _try(self, setting: Setting, why: str, *, always: bool = False) -> TriedSetting:
         """Measures a setting, once."""
-        point = self._points.get(setting)
-        if point is not None:
-            return point
+        if setting in self._points:
+            return self._points[setting]
+
         problem = self._space.refuse(setting)
         # At least one setting with workers is measured even if time is short, so that there is one to recommend.
         first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
         if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
             raise _OutOfTime
+
         point = self._points[setting] = TriedSetting(setting, why, problem=problem)
         if problem is None:
             try:
@@ -358,17 +355,15 @@ class Search:
 
 def _by_cost(points: list[TriedSetting]) -> list[TriedSetting]:
     """Returns the points, the cheapest first."""
-    ordered: list[TriedSetting] = []
-    for point in points:
-        place = next((k for k, other in enumerate(ordered) if cheaper(point, other)), len(ordered))
-        ordered.insert(place, point)
-    return ordered
+
+    def order(a: TriedSetting, b: TriedSetting) -> int:
+        return cheaper(b, a) - cheaper(a, b)
+
+    return sorted(points, key=functools.cmp_to_key(order))
 
 
 def _beats(fast: TriedSetting, slow: TriedSetting) -> bool:
     """True if one is faster than the other beyond the noise; of single runs, only if by far."""
-    if fast is slow:
-        return False
     if min(len(fast.turns), len(slow.turns)) >= ROUNDS_TO_TELL:
         return gain(fast.rates, slow.rates).certain
     return fast.rate > (1 + 2 * _NEAR) * slow.rate

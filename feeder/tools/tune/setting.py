@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from feeder.loader.options import DEFAULT_PREFETCH
 from feeder.loader.trial import Trial
+from feeder.system.text import count
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 
 __all__ = ["ROUNDS_TO_TELL", "Gain", "Setting", "TriedSetting", "cheaper", "gain"]
@@ -29,7 +31,7 @@ class Setting:
 
     num_workers: int
     worker_threads: int = 1
-    prefetch_factor: int = 2
+    prefetch_factor: int = DEFAULT_PREFETCH
     backend: str | None = None
     window: int | None = None
 
@@ -38,8 +40,15 @@ class Setting:
         """Number of cores that it can keep busy."""
         return max(1, self.num_workers) * self.worker_threads
 
+    def __str__(self) -> str:
+        threads = f" of {self.worker_threads} threads" if self.worker_threads > 1 else ""
+        prefetch = f"prefetch {self.prefetch_factor}" if self.prefetch_factor != DEFAULT_PREFETCH else None
+        window = f"window of {self.window}" if self.window is not None else None
+        parts = count(self.num_workers, "worker") + threads, prefetch, self.backend, window
+        return ", ".join(part for part in parts if part is not None)
 
-@dataclass
+
+@dataclass(eq=False)
 class TriedSetting:
     """A setting and its runs.
 
@@ -114,7 +123,8 @@ def cheaper(a: TriedSetting, b: TriedSetting) -> bool:
     if a.setting.cores != b.setting.cores:
         return a.setting.cores < b.setting.cores
     for name, noticeable in (("cpu_ms", 0.05), ("memory_bytes", 0.1)):
-        ours, theirs = a.median(name), b.median(name)
+        ours = a.median(name)
+        theirs = b.median(name)
         if abs(ours - theirs) > noticeable * max(ours, theirs):
             return bool(ours < theirs)
     return _complexity(a.setting) < _complexity(b.setting)

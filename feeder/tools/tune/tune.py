@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
-from feeder.dataset.subset import as_feeder
+from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.part_sizes import enough_ahead, part_rows
 from feeder.loader.options import DEFAULT_PREFETCH
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout
-from feeder.loader.trial import Trial, run, step_rate
+from feeder.loader.trial import run, step_rate
 from feeder.order.sample_order import Order, Window
-from feeder.system.cores import Cores, cores
+from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
 from feeder.system.text import count
 from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
-from feeder.tools.tune.nodes import ServiceRates, measure_service, nodes_that_pay
+from feeder.tools.tune.nodes import NodeAdvice, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
-from feeder.tools.tune.search import MARGIN, Search, Space
+from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
 from feeder.tools.tune.setting import Setting, TriedSetting
 from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
 
 _ON_NODES = ("cpu", "pillow")  # backends of workers
-_SERVICE_SHARE, _LEAST_S = 0.1, 1.0  # of the search's time that a service runs, after it
-
+_SERVICE_SHARE = 0.1  # of the search's time that a service runs, after it
+_LEAST_S = 1.0
 _TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor", "worker_threads")
 
 
@@ -77,7 +80,43 @@ class _Source:
             keywords["on_error"] = self.arguments.get("on_error", "skip")
         return self.make(**keywords)
 
+    def window(self, shuffle: Any) -> int | None:
+        """Returns the window to try; None unless a full shuffle of several shards was asked for."""
+        full = self.backends and self.arguments is not None and shuffle is True
+        if full and isinstance(self.dataset, ShardDataset) and len(self.dataset.reader.shard_sizes()) > 1:
+            return Window().samples
+        return None
 
+    def refuse(self, memory_bytes: int, setting: Setting) -> str | None:
+        """Returns the reason why a setting's batches do not fit into the memory; None if they do."""
+        size = (self.arguments or {}).get("batch_size", 1)
+        if not isinstance(self.dataset, FeederDataset) or not self.backends or not isinstance(size, int):
+            return None
+
+        columns = []
+        for recipe in self.dataset.recipe.views:
+            assert recipe.output_size is not None
+            columns.append(Column((3, *recipe.output_size), recipe.storage_dtype.name))
+        layout = Layout(size, tuple(columns))
+        workers = setting.num_workers
+        ahead = workers * setting.prefetch_factor
+        if workers and setting.prefetch_factor == DEFAULT_PREFETCH:
+            ahead = enough_ahead(layout, workers, len(part_rows(size, workers)), ahead)
+        slots = ahead + HELD_BATCHES if workers else 1
+        if slots * layout.slot_bytes <= memory_bytes:
+            return None
+        batches = count(slots, "batch takes", "batches take")
+        return f"{batches} {slots * layout.slot_bytes / 2**20:,.1f} MiB, more than allowed"
+
+    def window_score(self, chosen: TriedSetting | None) -> float | None:
+        """Returns the score of a chosen windowed shuffle; None without one."""
+        if chosen is None or chosen.setting.window is None:
+            return None
+        sizes = self.dataset.reader.shard_sizes()
+        return Order(len(self.dataset), 0, Window(chosen.setting.window), sizes).neighbour_distance()
+
+
+@torch.random.fork_rng(devices=[])  # which makes loaders draw their seeds apart from the caller's
 def tune(
     source: Any,
     *,
@@ -116,78 +155,74 @@ def tune(
         FeederError: if loading fails.
         ServiceError: if no server of ``service`` is there.
     """
+    started = time.monotonic()
     service = arguments.pop("service", None)
     arguments.pop("service_only", None)
-    machine = cores()
-    _check(target, cpus, memory_bytes, seconds, machine)
-    available = available_bytes()
-    memory = available if memory_bytes is None else min(memory_bytes, available)
-    budget = Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
-    started = time.monotonic()
+    budget = _budget(target, cpus, memory_bytes, seconds)
     origin, baseline = _source(source, arguments)
     if service is not None and (origin.arguments is None or not origin.backends):
         raise ArgumentError("service= is for feeder's datasets: give tune() the dataset, and not a function")
     alone = None
     if step is not None:
-        alone = _alone(origin, baseline, step)
+        alone = step_rate(step, origin.loader(baseline), 1.0)
         note(f"the step alone: {alone:,.0f} images/s")
-    space = Space(
-        cores=budget.cpus,
-        baseline=baseline,
-        backends=origin.backends,
-        threads=bool(origin.backends),
-        window=_window(origin, arguments),
-        in_caller=step is not None,
-        memory_bytes=memory,
-        refuse=_refusal(origin, memory),
-    )
-    goal = target if target is not None or alone is None else alone * (1 - NOTICEABLE_GAIN) / MARGIN
 
-    def measure(setting: Setting, run_s: float) -> Trial:
-        return run(origin.loader(setting), run_s, step)
-
-    def hear(stage: str, point: TriedSetting) -> None:
-        note(f"{stage}: {_words(point.setting)}: {point.runs[-1].images_per_s:,.0f} images/s")
-
-    outcome = Search(measure, space, goal, seconds - (time.monotonic() - started), time.monotonic, hear).run()
+    outcome = Search(
+        lambda setting, run_s: run(origin.loader(setting), run_s, step),
+        Space(
+            cores=budget.cpus,
+            baseline=baseline,
+            backends=origin.backends,
+            threads=bool(origin.backends),
+            window=origin.window(arguments.get("shuffle")),
+            in_caller=step is not None,
+            memory_bytes=budget.memory_bytes,
+            refuse=functools.partial(origin.refuse, budget.memory_bytes),
+        ),
+        target if target is not None or alone is None else alone * (1 - NOTICEABLE_GAIN) / MARGIN,
+        seconds - (time.monotonic() - started),
+        time.monotonic,
+        lambda stage, point: note(f"{stage}: {point.setting}: {point.runs[-1].images_per_s:,.0f} images/s"),
+    ).run()
     chosen = outcome.chosen
     if chosen is None and not outcome.interrupted:
         problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
         raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
+
     if chosen is not None and chosen.setting.backend == "cpu" and isinstance(origin.dataset, FeederDataset):
         outcome.notes += map(str, encoding_gains(origin.dataset))
-    score = None
-    if chosen is not None and chosen.setting.window is not None:
-        sizes = origin.dataset.reader.shard_sizes()
-        score = Order(len(origin.dataset), 0, Window(chosen.setting.window), sizes).neighbour_distance()
-    nodes = None
-    if service is not None and chosen is not None and not outcome.interrupted:
-        rates = _service_rates(service, origin, seconds)
-        idle = max(0, budget.cpus - chosen.setting.cores)
-        nodes = nodes_that_pay(chosen.rate, chosen.setting.cores, idle, alone if target is None else target, rates)
     return Tuning(
         outcome=outcome,
         budget=budget,
         target=target,
         step_images_per_s=alone,
         keywords=None if chosen is None else origin.keywords(chosen.setting),
-        arguments={k: v for k, v in arguments.items() if k not in _TUNED} if origin.arguments is not None else None,
+        arguments=origin.arguments,
         seconds=time.monotonic() - started,
-        window_score=score,
-        nodes=nodes,
+        window_score=origin.window_score(chosen),
+        nodes=_nodes(service, origin, outcome, budget, alone if target is None else target),
     )
 
 
-def _service_rates(service: str, origin: _Source, seconds: float) -> ServiceRates:
-    """Measures an input service on the loader's work."""
-    assert origin.arguments is not None
+def _nodes(
+    service: str | None, origin: _Source, outcome: Outcome, budget: Budget, goal: float | None
+) -> NodeAdvice | None:
+    """Returns the advice on an input service's nodes, which it measures on the loader's work; None without one."""
+    chosen = outcome.chosen
+    if service is None or chosen is None or outcome.interrupted or origin.arguments is None:
+        return None
+
     backend = next((name for name in origin.backends if name in _ON_NODES), "auto")
     given = {"service": service, "service_only": True, "backend": backend, "num_workers": 0}
     given["on_error"] = origin.arguments.get("on_error", "skip")
-    return measure_service(service, lambda: run(origin.make(**given), max(_LEAST_S, seconds * _SERVICE_SHARE)))
+    run_s = max(_LEAST_S, budget.seconds * _SERVICE_SHARE)
+    rates = measure_service(service, lambda: run(origin.make(**given), run_s))
+    idle = max(0, budget.cpus - chosen.setting.cores)
+    return nodes_that_pay(chosen.rate, chosen.setting.cores, idle, goal, rates)
 
 
-def _check(target: float | None, cpus: int | None, memory: int | None, seconds: float, machine: Cores) -> None:
+def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, seconds: float) -> Budget:
+    machine = cores()
     if target is not None and not (target > 0 and math.isfinite(target)):
         raise ArgumentError(f"target must be more than 0 images/s, got {target}")
     if cpus is not None and not 1 <= cpus <= machine.usable:
@@ -195,23 +230,28 @@ def _check(target: float | None, cpus: int | None, memory: int | None, seconds: 
             f"cpus must be 1 to {machine.usable}, got {cpus}: this process may use {machine.describe()}; more "
             "can't be measured"
         )
-    if memory is not None and memory < 1:
-        raise ArgumentError(f"memory must be at least 1 byte, got {memory}")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise ArgumentError(f"memory must be at least 1 byte, got {memory_bytes}")
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ArgumentError(f"seconds must be more than 0, got {seconds}")
+
+    available = available_bytes()
+    memory = available if memory_bytes is None else min(memory_bytes, available)
+    return Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
 
 
 def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
-    rest = {name: value for name, value in arguments.items() if name not in _TUNED}
+    unless_given = {"seed": 0} if is_feeders(source) else {}
     is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
     if not is_dataset and arguments:
         raise ArgumentError(
             f"the function makes the loader: give {', '.join(arguments)} to the loader there, not to tune()"
         )
+    rest = {name: value for name, value in arguments.items() if name not in _TUNED}
 
     def make(**keywords: Any) -> Any:
-        return DataLoader(source, **{**rest, **keywords}) if is_dataset else source(**keywords)
+        return DataLoader(source, **{**unless_given, **rest, **keywords}) if is_dataset else source(**keywords)
 
     wanted = arguments.get("backend", "auto")
     probe = make(num_workers=0, backend=wanted) if is_dataset else make(num_workers=0)
@@ -219,6 +259,7 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         raise ArgumentError(f"the function must return a feeder.DataLoader, got {type(probe).__name__}")
     backend = probe.stats().get("backend")
     probe.close()
+
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
     backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
     numbers = ("num_workers", "worker_threads")
@@ -232,16 +273,6 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     return _Source(make, rest if is_dataset else None, dataset, backends), baseline
 
 
-def _alone(origin: _Source, baseline: Setting, step: Callable[[Any], Any]) -> float:
-    loader = origin.loader(baseline)
-    try:
-        for batch in loader:
-            return step_rate(step, batch, 1.0)
-    finally:
-        loader.close()
-    raise ArgumentError("the loader has no batch: the dataset is empty, or smaller than one with drop_last")
-
-
 def _backends(recipe: Recipe | Views) -> tuple[str, ...]:
     """Returns the available backends that can run the recipe."""
     return tuple(name for name in available_decoders() if _runs(name, recipe))
@@ -253,49 +284,3 @@ def _runs(name: str, recipe: Recipe | Views) -> bool:
     except BackendError:
         return False
     return True
-
-
-def _window(origin: _Source, arguments: Mapping[str, Any]) -> int | None:
-    """Returns the window to try; None unless a full shuffle of several shards was asked for."""
-    dataset = origin.dataset
-    full = origin.backends and origin.arguments is not None and arguments.get("shuffle") is True
-    if not full or not isinstance(dataset, ShardDataset) or len(dataset.reader.shard_sizes()) < 2:
-        return None
-    return Window().samples
-
-
-def _refusal(origin: _Source, memory: int) -> Callable[[Setting], str | None]:
-    """Returns a function that refuses settings whose batches do not fit into the memory."""
-
-    def refuse(setting: Setting) -> str | None:
-        dataset, size = origin.dataset, (origin.arguments or {}).get("batch_size", 1)
-        if not isinstance(dataset, FeederDataset) or not origin.backends or not isinstance(size, int):
-            return None
-        columns = []
-        for recipe in dataset.recipe.views:
-            assert recipe.output_size is not None
-            columns.append(Column((3, *recipe.output_size), recipe.storage_dtype.name))
-        layout = Layout(size, tuple(columns))
-        workers = setting.num_workers
-        ahead = workers * setting.prefetch_factor
-        if workers and setting.prefetch_factor == DEFAULT_PREFETCH:
-            ahead = enough_ahead(layout, workers, len(part_rows(size, workers)), ahead)
-        slots = ahead + HELD_BATCHES if workers else 1
-        if slots * layout.slot_bytes <= memory:
-            return None
-        batches = count(slots, "batch takes", "batches take")
-        return f"{batches} {slots * layout.slot_bytes / 2**20:,.1f} MiB, more than allowed"
-
-    return refuse
-
-
-def _words(setting: Setting) -> str:
-    workers = count(setting.num_workers, "worker")
-    parts = [f"{workers} of {setting.worker_threads} threads" if setting.worker_threads > 1 else workers]
-    if setting.prefetch_factor != DEFAULT_PREFETCH:
-        parts.append(f"prefetch {setting.prefetch_factor}")
-    if setting.backend is not None:
-        parts.append(setting.backend)
-    if setting.window is not None:
-        parts.append(f"window of {setting.window}")
-    return ", ".join(parts)

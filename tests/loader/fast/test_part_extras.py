@@ -15,7 +15,7 @@ from feeder import fields
 from feeder.dataset.extras import Extra
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.shard_reader import ShardReader
-from feeder.dataset.targets import target_values
+from feeder.dataset.target_values import target_values
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work

@@ -161,10 +161,10 @@ def test_meters_do_not_go_back_while_workers_are_ended(shards: Path, monkeypatch
 
 def test_workers_for_images_and_labels_start_without_what_they_never_use(shards: Path) -> None:
     code = (
-        "import sys; import feeder.loader.fast.worker; from feeder.dataset.shard_reader import ShardReader; "
+        "import sys; import feeder.loader.fast.fast_worker; from feeder.dataset.shard_reader import ShardReader; "
         "from feeder.loader.fast.sample_maker import Work; from feeder.transforms import RandomResizedCrop, Recipe; "
         "Work(ShardReader(sys.argv[1]), Recipe.of(RandomResizedCrop(16)), 'cpu').prepare(); "
-        "unused = {'torch', 'PIL', 'importlib.metadata', 'feeder.dataset.targets', 'feeder.fields.tokens'}; "
+        "unused = {'torch', 'PIL', 'importlib.metadata', 'feeder.dataset.target_values', 'feeder.fields.tokens'}; "
         "print(sorted(unused & set(sys.modules)))"
     )
     command = [sys.executable, "-c", code, str(shards / "index.bin")]
@@ -174,7 +174,7 @@ def test_workers_for_images_and_labels_start_without_what_they_never_use(shards:
 def test_workers_that_keep_few_views_of_parts_make_the_same_batches(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feeder.loader.fast.worker.KEPT_VIEWS", 2)
+    monkeypatch.setattr("feeder.loader.fast.fast_worker.KEPT_VIEWS", 2)
     dataset = ShardDataset(shards, RECIPE)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "num_workers": 2, "multiprocessing_context": "fork"}
     expected = DataLoader(dataset, batch_size=16, shuffle=True)

@@ -26,8 +26,8 @@ from feeder.loader.slots.image_slots import Samples
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
+from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
-from feeder.shard.cache.mirror import CacheMirror
 from feeder.shard.cache.presence import Presence, record_path
 from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.write.options import ShardOptions

@@ -9,10 +9,10 @@ from typing import cast
 import numpy as np
 import pytest
 
+from feeder.loader.fast.fast_worker import make_part
 from feeder.loader.fast.part_report import PART_SUMS, PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
-from feeder.loader.fast.worker import make_part
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.loader.workers.sockets import pair
 

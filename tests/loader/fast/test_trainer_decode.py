@@ -19,7 +19,7 @@ from PIL import Image
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.dali import decoder as dali_backend
+from feeder.decoders.dali import dali_decoder as dali_backend
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
 from feeder.decoders.dali.queue import DaliQueue
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from feeder.loader.dataloader import DataLoader
-from tests.support import ROOT
+from tests.support import PYTHON_PATH
 from tests.support.processes import wait_until
 from tests.support.torch_datasets import Tensors, as_it_is, as_lists
 from tests.support.warm_python import run_warm
@@ -94,7 +94,7 @@ for context in ("fork", "forkserver"):
 def test_the_path_of_the_temporary_folder_may_be_long(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 170)
     folder.mkdir()
-    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": PYTHON_PATH}
     done = run_warm(["-c", _IN_A_DEEP_FOLDER], env=environment, capture_output=True, text=True)
     assert done.stdout == "10\n10\n", done.stderr
 

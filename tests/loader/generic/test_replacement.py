@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.generic.worker import Channel
+from feeder.loader.generic.generic_worker import Channel
 from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.slots.batch_message import Slot, pack
 from feeder.loader.workers import supervisor

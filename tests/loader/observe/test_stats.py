@@ -13,7 +13,7 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.shards import ShardDataset
-from feeder.decoders.pillow.decoder import PillowDecoder
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic.meters import batch_rows
 from feeder.loader.observe.stats import verdict

@@ -220,7 +220,7 @@ def test_a_full_disk_is_gone_on_with(places: Places, monkeypatch: pytest.MonkeyP
 
 
 def test_two_caches_leave_a_tenth_of_their_disk_free(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.shard.cache.files.LOOK_S", 0.0)
+    monkeypatch.setattr("feeder.shard.cache.cache_files.LOOK_S", 0.0)
     own, disk = places.cache, 10 * SHARD
 
     def status(folder: str) -> os.statvfs_result:

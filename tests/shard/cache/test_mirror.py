@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,8 +23,9 @@ import numpy as np
 import pytest
 
 from feeder.errors import NotFoundError, StoreError
+from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
+from feeder.shard.cache.fetcher import main as fetcher_main
 from feeder.shard.cache.link import Link, lock_idle_mirror, socket_address
-from feeder.shard.cache.mirror import CacheMirror, open_mirror
 from feeder.shard.cache.presence import BLOCK_BYTES, RECORDS, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
 from tests.support.processes import all_ended, wait_until
@@ -317,6 +319,14 @@ def test_plain_http_is_refused_whatever_a_fetcher_that_runs_may_do(
     with pytest.raises(StoreError, match="without encryption"):
         open_mirror(url, cache_dir=tmp_path, cache_bytes=None, allow_http=None, timeout_s=5)
     assert not any(tmp_path.iterdir())  # no fetcher was asked
+
+
+def test_a_fetcher_opens_its_store_as_the_options_of_its_mirror_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("feeder.shard.cache.fetcher.open_store", lambda url, **options: asked.update(options, url=url))
+    monkeypatch.setattr("feeder.shard.cache.fetcher.become_fetcher", lambda folder, lock, options, opened: opened())
+    fetcher_main("", -1, asdict(FetchOptions("http://host/set", allow_http=True, allow_private=True, timeout_s=5)))
+    assert asked == {"url": "http://host/set", "allow_http": True, "allow_private": True, "timeout": 5}
 
 
 def test_what_a_killed_client_waits_for_keeps_no_fetcher_busy(folder: Path, tmp_path: Path) -> None:

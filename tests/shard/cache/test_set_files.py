@@ -28,7 +28,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import ROW, SetHeader, SetInfo, write_header
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.write.set_writer import HashedShard, write_set
+from feeder.shard.write.set_writer import write_set
 from feeder.system.mapping import map_file
 from tests.support.folder_store import FolderStore, fault, fetcher_pid, folder_mirror
 from tests.support.processes import wait_until
@@ -233,8 +233,7 @@ def write_groups(folder: Path, name: str, order: list[str], **more: bytes) -> No
     path.write_bytes(sealed(data[:8], head) + b"".join(groups.values()))
     manifest = Manifest.read(str(folder))
     assert manifest is not None
-    shards = [HashedShard(each.name, each.size_bytes, each.sha256) for each in manifest.shards]
-    write_set(str(folder / "index.bin"), shards, manifest.classes)
+    write_set(str(folder / "index.bin"), manifest.shards, manifest.classes)
 
 
 def test_an_index_of_an_earlier_version_which_has_the_places_of_rows_second_comes_as_a_whole(

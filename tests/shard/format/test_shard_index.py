@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.index_builder import IndexBuilder
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.shard_index import NARROW, WIDE, ShardIndex
-from feeder.shard.write.set_writer import HashedShard, write_set
+from feeder.shard.write.set_writer import write_set
 from tests.support.loader_data import write_shards
 
 BLOCKS = np.array([7], np.uint32)
@@ -126,7 +127,7 @@ def test_shards_of_both_widths_are_read_together(tmp_path: Path) -> None:
     for number, label in enumerate((5, 2**40, 6)):
         (tmp_path / f"{number}.tar").write_bytes(bytes(5000))
         build(tmp_path / f"{number}.fidx", 2, label=label, offset=512)
-        shards.append(HashedShard(f"{number}.tar", 5000, "00" * 32))
+        shards.append(ShardRecord(f"{number}.tar", 2, 5000, "00" * 32))
     write_set(str(tmp_path / "index.bin"), shards, None)
     reader = ShardReader(str(tmp_path / "index.bin"))
     rows = reader.index.rows(np.array([4, 3, 0]))
@@ -140,7 +141,7 @@ def test_fields_are_numbered_by_each_shard(tmp_path: Path) -> None:
     for number, fields in enumerate((("jpg", "cls"), ("png", "jpg"), ("cls", "png"))):
         (tmp_path / f"{number}.tar").write_bytes(bytes(5000))
         build(tmp_path / f"{number}.fidx", 2, field=fields[0], members=[(fields[1], 512, 3)])
-        shards.append(HashedShard(f"{number}.tar", 5000, "00" * 32))
+        shards.append(ShardRecord(f"{number}.tar", 2, 5000, "00" * 32))
     write_set(str(tmp_path / "index.bin"), shards, None)
     index = ShardReader(str(tmp_path / "index.bin")).index
     assert index.fields == ("jpg", "cls", "png")
@@ -209,7 +210,7 @@ def test_no_damage_makes_reading_do_worse_than_a_named_error(
     try:
         if sealed:
             shards = [
-                HashedShard(f"shard-00000{k}.tar", (folder / f"shard-00000{k}.tar").stat().st_size, "00" * 32)
+                ShardRecord(f"shard-00000{k}.tar", 0, (folder / f"shard-00000{k}.tar").stat().st_size, "00" * 32)
                 for k in (0, 1)
             ]
             write_set(str(folder / "index.bin"), shards, None)

@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from feeder.errors import StoreError
 from feeder.shard.store.store import Store, open_store
-from tests.support.remote import Bucket, Read
+from tests.support.remote import Bucket, Read, without_proxies
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 from tests.support.tls import TlsProxy
 
@@ -56,106 +53,6 @@ def test_a_missing_file_of_authorities_is_named(bucket: Bucket, monkeypatch: pyt
         read(open_store(bucket.url, allow_http=True), "x", 0, 1)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    """A web server that answers as its ``answer`` says, and keeps the headers of its requests."""
-
-    location = ""
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        super().__init__((host, 0), _Handler)
-        self.headers: list[dict[str, str]] = []
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
-
-    def do_GET(self) -> None:
-        self.server.headers.append({name.lower(): value for name, value in self.headers.items()})
-        if self.server.location:
-            self.send_response(307)
-            self.send_header("Location", self.server.location)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        self.send_response(206)
-        for name, value in (("Content-Range", "bytes 0-0/1"), ("Content-Length", "1"), ("ETag", '"1"')):
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(b"x")
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def servers() -> Iterator[tuple[_Server, _Server]]:
-    """A server that redirects to the other one, which has another host name."""
-    first, second = _Server(), _Server()
-    first.location = f"http://localhost:{second.server_port}/stolen"
-    yield first, second
-    for server in (first, second):
-        server.shutdown()
-        server.server_close()
-
-
-def _without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-
-
-def test_credentials_do_not_follow_a_redirect_to_another_host(
-    servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch, read: Read
-) -> None:
-    first, second = servers
-    _without_proxies(monkeypatch)
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
-    store = open_store(f"s3://bucket/set?endpoint=http://127.0.0.1:{first.server_port}", allow_http=True)
-    with pytest.raises(StoreError, match="redirects to another host, which must not get the credentials"):
-        read(store, "x", 0, 1)
-    assert first.headers[-1]["x-amz-security-token"] == "TOKEN"
-    assert second.headers == []
-
-
-def test_a_signature_of_azure_does_not_follow_a_redirect_to_another_host(
-    servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is part of the URL that referred there."""
-    first, second = servers
-    _without_proxies(monkeypatch)
-    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
-    monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", "sv=2023-01-03&sig=SIGNATURE")
-    store = open_store(f"az://container/set?endpoint=http://127.0.0.1:{first.server_port}", allow_http=True)
-    with pytest.raises(StoreError, match="redirects to another host, which must not get the credentials"):
-        store.get("x", 0, 1)
-    assert (len(first.headers), second.headers) == (1, [])
-
-
-def test_a_web_server_may_redirect_and_gets_no_credentials(
-    servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = servers
-    monkeypatch.setenv("AWS_SESSION_TOKEN", "TOKEN")
-    store = open_store(f"http://127.0.0.1:{first.server_port}/set", allow_http=True)
-    assert store.get("x", 0, 1) == b"x"
-    for headers in (*first.headers, *second.headers):
-        assert not {"authorization", "x-amz-security-token"} & headers.keys()
-    assert len(second.headers) == 1
-
-
-def test_a_redirect_to_plain_http_is_refused(
-    tls_proxy: TlsProxy, servers: tuple[_Server, _Server], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = TlsProxy(tmp_path, servers[0].server_port)
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(before.authority))
-    try:
-        with pytest.raises(StoreError, match=r"without encryption \(http\)"):
-            open_store(f"{before.good}/set").get("x", 0, 1)
-    finally:
-        before.close()
-    assert (len(servers[0].headers), servers[1].headers) == (1, [])
-
-
 class _Metadata(http.server.BaseHTTPRequestHandler):
     """An instance's metadata, with credentials of its role."""
 
@@ -179,7 +76,7 @@ class _Metadata(http.server.BaseHTTPRequestHandler):
 
 
 def test_the_role_of_an_instance_gives_credentials(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, read: Read) -> None:
-    _without_proxies(monkeypatch)
+    without_proxies(monkeypatch)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")

@@ -18,6 +18,7 @@ import pytest
 
 from feeder.shard.store import signed_ranges
 from feeder.shard.store.store import PIECE_BYTES, Store, open_store
+from tests.support.remote import without_proxies
 from tests.support.tls import TlsProxy
 
 DATA = os.urandom(7 * PIECE_BYTES + 10)
@@ -92,8 +93,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Server]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "SECRET")
-    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
+    without_proxies(monkeypatch)
     server = _Server()
     yield server
     server.shutdown()

@@ -1,0 +1,191 @@
+"""The native backend: the C++ kernels decode JPEG and raw arrays, Pillow the other formats and the ops after them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder import _native
+from feeder.decoders.decoder import (
+    MAX_PIXELS,
+    Buffer,
+    Decoder,
+    DecodeResult,
+    View,
+    check_options,
+    check_output_size,
+    check_views,
+)
+from feeder.errors import BackendError, DecodeError
+from feeder.transforms import Draws, Recipe
+
+if TYPE_CHECKING:
+    from feeder.decoders.pillow.pillow_decoder import PillowDecoder
+
+__all__ = ["CpuDecoder"]
+
+
+class CpuDecoder(Decoder):
+    """Decodes with feeder's own kernels.
+
+    A recipe that ends with the base path (crop, resize, flip, normalize) takes one native pass. Where other ops follow,
+    the kernels make the base path's uint8 image, and the Pillow backend runs the other ops.
+
+    Args:
+        max_pixels: Larger images are refused.
+        threads: Number of threads that share a batch.
+        fidelity: "fast" resizes luma and chroma each from its own resolution; "exact" upsamples chroma first, as
+            Pillow does. "draft" is fast, but decodes JPEGs at half or quarter size where the crop is at least 2 or 4
+            times the output.
+    """
+
+    name = "cpu"
+    takes_rows = True
+    fused: Mapping[str, str] = {"cut": "decode", "write": "transform"}
+
+    def __init__(self, *, max_pixels: int = MAX_PIXELS, threads: int = 1, fidelity: str = "fast") -> None:
+        check_options(max_pixels, threads, fidelity)
+        self.max_pixels = max_pixels
+        self.threads = threads
+        self.fidelity = fidelity
+
+    def check(self, recipe: Recipe) -> None:
+        """Refuses a recipe with an op that is not feeder's.
+
+        Raises:
+            BackendError: naming the op.
+        """
+        if not recipe.is_variable and recipe.is_base_path:
+            return
+        try:
+            self._pillow.check(recipe)
+        except BackendError as error:
+            raise BackendError(str(error).replace("'pillow'", "'cpu'")) from None
+
+    @cached_property
+    def _pillow(self) -> PillowDecoder:
+        from feeder.decoders.pillow.pillow_decoder import PillowDecoder  # many loaders never need it
+
+        return PillowDecoder(max_pixels=self.max_pixels)
+
+    def decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None = None,
+    ) -> DecodeResult:
+        """Decodes views of an image that overlap together; see :meth:`Decoder.decode`.
+
+        Of the result, ``slow`` counts the JPEGs that were decoded as for "exact" in spite of "fast", or by Pillow. Only
+        Pillow's images have a time for write.
+        """
+        check_views(buffers, orientations, views)
+        if len(buffers) == 0:
+            return DecodeResult([])
+        if all(view.recipe.is_base_path for view in views):
+            return self._decode(buffers, orientations, views, first_rows)
+
+        # One by one: the images that the kernels make for the other ops differ in size.
+        results = []
+        for row in range(len(buffers)):
+            one = slice(row, row + 1)
+            some = [view.take(one) for view in views]
+            rows = None if first_rows is None else first_rows[one]
+            results.append(self._decode(buffers[one], orientations[one], some, rows))
+        return DecodeResult.join(results)
+
+    def _decode(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None,
+    ) -> DecodeResult:
+        """Decodes images whose base path makes one size in each view."""
+        native_views, bases = [], []
+        for view in views:
+            height, width = view.draws.base_size[0].tolist()
+            if view.recipe.is_base_path:
+                check_output_size(view.out, view.draws.base_size)
+                native_views.append(_native_view(view))
+                continue
+            if height * width > self.max_pixels:
+                reason = f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}"
+                return DecodeResult([DecodeError(reason)], spent_ns=np.zeros((1, 3), np.int64))
+            base = np.empty((1, height, width, 3), np.uint8)
+            native_views.append(_native.View(*_boxes(view.draws), base, layout="nhwc", dtype="uint8"))
+            bases.append((view, base[0]))
+
+        spent, slow = np.zeros((len(buffers), 2), np.int64), np.zeros(len(buffers), np.uint8)
+        statuses, reasons = _native.decode_views(
+            buffers,
+            native_views,
+            np.ascontiguousarray(orientations, np.uint8),
+            threads=self.threads,
+            fidelity=self.fidelity,
+            max_pixels=self.max_pixels,
+            image_sizes=np.ascontiguousarray(views[0].draws.image_size, np.int32),
+            first_rows=first_rows,
+            spent=spent,
+            slow=slow,
+        )
+        errors = [
+            DecodeError(reason) if status else None for status, reason in zip(statuses.tolist(), reasons, strict=True)
+        ]
+        spent_ns = np.concatenate([spent, np.zeros((len(buffers), 1), np.int64)], axis=1)
+        clipped = 0
+
+        others = np.flatnonzero(_for_pillow(statuses, first_rows))
+        if len(others):
+            left = [view.take(others) for view in views]
+            result = self._pillow.decode([buffers[row] for row in others.tolist()], orientations[others], left)
+            for view, redone in zip(views, left, strict=True):
+                view.out[others] = redone.out
+            spent_ns[others] = result.spent_ns
+            clipped = result.clipped
+            is_jpeg = statuses != _native.Status.NOT_JPEG.value
+            for row, error in zip(others.tolist(), result.errors, strict=True):
+                # A JPEG that Pillow can't decode either keeps the kernels' error.
+                if error is None or not is_jpeg[row]:
+                    errors[row] = error
+                    slow[row] = is_jpeg[row]
+
+        elif bases and errors[0] is None:
+            started = time.perf_counter_ns()
+            try:
+                for view, pixels in bases:
+                    self._pillow.finish(pixels, view.recipe, view.draws, 0, view.out[0])
+            except DecodeError as failed:
+                errors[0] = failed
+            spent_ns[0, 1] += time.perf_counter_ns() - started
+        return DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
+
+
+def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
+    return (
+        np.ascontiguousarray(draws.source_box, np.float64),
+        np.ascontiguousarray(draws.support_box, np.int32),
+        np.ascontiguousarray(draws.flip, np.uint8),
+    )
+
+
+def _native_view(view: View) -> _native.View:
+    """Returns the kernels' view of a recipe that is a base path."""
+    scale, bias = view.recipe.affine or (None, None)
+    dtype = view.recipe.output_dtype
+    return _native.View(*_boxes(view.draws), view.out, layout="nchw", dtype=dtype, scale=scale, bias=bias)
+
+
+def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:
+    """Returns which images Pillow may decode: no JPEGs, and whole JPEGs of kinds that the kernels don't decode."""
+    others: npt.NDArray[np.bool_] = statuses == _native.Status.UNSUPPORTED.value
+    if first_rows is not None:
+        others &= first_rows < 0
+    others |= statuses == _native.Status.NOT_JPEG.value
+    return others

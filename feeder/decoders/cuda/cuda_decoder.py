@@ -1,0 +1,273 @@
+"""The CUDA backend: feeder's own kernels decode on the GPU, from the bytes of a crop to the finished batch."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from feeder.decoders.cuda.batch import PlannedImages, upload
+from feeder.decoders.cuda.driver import load_kernels
+from feeder.decoders.cuda.plan_stager import PlanStager
+from feeder.decoders.decoder import MAX_PIXELS, check_options
+from feeder.decoders.device.finisher import Finisher, Finishers
+from feeder.decoders.device.rows import join_rows
+from feeder.decoders.staged.staged import RowKind, Staged
+from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
+from feeder.decoders.tensors import to_device
+from feeder.errors import ArgumentError, BackendError, DecodeError
+
+__all__ = ["CudaDecoder"]
+
+_STARTED = 2  # batches
+
+
+class _Started(NamedTuple):
+    staged: Staged
+    planned: PlannedImages | None  # None: none is
+
+
+class CudaDecoder(TrainerDecoder):
+    """Decodes with feeder's own CUDA kernels; see "The CUDA kernels" in kernels/README.md.
+
+    Workers read the rows of a crop and plan: the restart segments of a seekable JPEG, or the lines of a packed one,
+    and tables. The GPU does the rest, and its pixels are those of the CPU backend to the bit. A recipe that ends with
+    the base path (crop, resize, flip, normalize) takes no further pass; other ops, mixing and padding follow as with
+    DALI.
+
+    Ordinary baseline JPEGs are decoded too, each by a single thread, which is slow. Images of other kinds, outliers in
+    size and boxes of at most 1,024 pixels are decoded by workers, with the CPU backend, and join the batch. An image
+    that a kernel finds damaged or unusual is decoded again by the CPU backend, which has the last word on it.
+
+    ``backend="auto"`` never takes it.
+
+    Args:
+        max_pixels: Larger images are refused.
+        threads: Threads of the CPU backend.
+        fidelity: "fast", or "draft", which is the same here.
+        device: A CUDA device ("cuda", "cuda:1").
+        gpu_memory_limit_bytes: None; there is no limit.
+
+    Attributes:
+        cuda_images: Number of images that the kernels have decoded.
+        cpu_images: Number of images that workers have decoded.
+        redone_images: Number of images that a kernel left to the CPU.
+
+    Raises:
+        BackendError: with the remedy, if the device, the driver or the kernels are missing or too old, or for another
+            fidelity.
+    """
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        threads: int = 1,
+        fidelity: str = "fast",
+        device: str | torch.device = "cpu",
+        gpu_memory_limit_bytes: int | None = None,
+    ) -> None:
+        check_options(max_pixels, threads, fidelity)
+        if fidelity == "exact":
+            raise BackendError(
+                f"backend 'cuda' has no fidelity {fidelity!r}: its kernels resize chroma from its own resolution; use "
+                "fidelity='fast', or backend='cpu' or 'dali'"
+            )
+        if gpu_memory_limit_bytes is not None:
+            raise ArgumentError(
+                "gpu_memory_limit_bytes is for backend 'dali': 'cuda' keeps no whole images, but 5 to 10 bytes for "
+                "each pixel of two batches' crops; leave it out"
+            )
+        self.device = checked_device(device)
+        self._kernels = load_kernels(self.device.index or 0)
+        self.stager = PlanStager(max_pixels=max_pixels, threads=threads)
+        self.cuda_images = self.cpu_images = self.redone_images = 0
+        self._started: collections.deque[_Started] = collections.deque()
+        self._finishers = Finishers(self.name, self.device)
+
+    def prepare(
+        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
+    ) -> None:
+        """Prepares for the batches to come; only ``outlier_pixels`` matters."""
+        if outlier_pixels is not None:
+            self.stager.outlier_pixels = outlier_pixels
+
+    def start(self, staged: Staged) -> bool:
+        """Starts to decode a batch; :meth:`finish` then waits for the planes and makes the images.
+
+        At most two batches may be unfinished.
+
+        Args:
+            staged: N samples, whose payloads must not change until they are finished or dropped.
+
+        Returns:
+            True if the batch is under way. If not, it may be tried again or left to ``finish``.
+        """
+        if any(each.staged is staged for each in self._started):
+            return True
+        if len(self._started) >= _STARTED:
+            return False
+        self._started.append(_Started(staged, self._begin(staged)))
+        return True
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started and will not be finished; waits until its payloads are no longer read."""
+        dropped = self._taken(staged)
+        if dropped is not None:
+            _wait(dropped.planned)
+
+    def _taken(self, staged: Staged) -> _Started | None:
+        """Returns a batch that was started, and has it no longer; None if it was not."""
+        found = next((each for each in self._started if each.staged is staged), None)
+        self._started = collections.deque(each for each in self._started if each is not found)
+        return found
+
+    def finish(
+        self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """Decodes and augments a staged batch on this backend's device.
+
+        Waits until the planes are decoded, to know which images are left to the CPU. All other work is queued on the
+        current stream; the results belong to the caller and are never written again.
+
+        Args:
+            staged: N samples, at least one.
+            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
+                mixing do not go together.
+            channels_last: Memory format of the outputs.
+
+        Returns:
+            For each view [N, 3, H, W], and for each sample None or :class:`LeftToCpu`.
+        """
+        finishers = [self._finishers.of(view.recipe) for view in views]
+        started = self._taken(staged)
+        planned = self._begin(staged) if started is None else started.planned
+
+        errors: list[DecodeError | None] = [None] * len(staged)
+        if planned is not None:
+            try:
+                faults = planned.faults()
+            except BaseException:
+                _wait(planned)
+                raise
+            for part, found in zip(planned.parts, faults, strict=True):
+                left = part.rows[found != 0]
+                for row in left.tolist():
+                    errors[row] = LeftToCpu("a kernel left it to the CPU backend")
+                self.redone_images += len(left)
+                self.cuda_images += len(part.rows) - len(left)
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"] == RowKind.PIXELS))
+
+        is_whole, done = not any(errors), []
+        for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
+            done.append(self._view(staged.view(number), planned, number, view, finisher, is_whole, channels_last))
+        return done, errors
+
+    def _view(
+        self,
+        staged: Staged,
+        planned: PlannedImages | None,
+        number: int,
+        view: StagedView,
+        finisher: Finisher,
+        is_whole: bool,
+        channels_last: bool,
+    ) -> torch.Tensor:
+        """Returns one view of a batch, ``staged`` of which has the rows of that view alone; only if the batch is whole
+        it is mixed."""
+        recipe, rest, mix, padding, size = view
+        size = size or recipe.output_size
+        is_last = recipe.is_base_path and mix is None and padding is None  # then the kernels do all of it
+        dtype, affine = (recipe.output_dtype, recipe.affine) if is_last else ("uint8", None)
+        made = []
+        if planned is not None:
+            made = [
+                (part.rows, planned.images(place, dtype, channels_last or not is_last, affine))
+                for place, part in enumerate(planned.parts)
+                if part.view == number
+            ]
+
+        if is_last:
+            assert size is not None
+            here, pixels = staged.pixels(3 * size[0] * size[1])
+            if len(here):
+                finished = finisher(to_device(pixels, self.device), size, (), channels_last=channels_last)
+                made.append((here, finished))
+            memory_format = torch.channels_last if channels_last else torch.contiguous_format
+            return join_rows(made, (len(staged), 3, *size), getattr(torch, dtype), self.device, memory_format)
+
+        # uint8 [N, length]: [H, W, 3] after the base path.
+        height, width = recipe.base_size or size or (0, 0)
+        length = 3 * height * width if padding is None else 3 * int(staged.rows["size"].prod(axis=1).max())
+        flat = [(rows, images.permute(0, 2, 3, 1).flatten(1)) for rows, images in made]
+        here, pixels = staged.pixels(length)
+        if len(here):
+            flat.append((here, to_device(pixels, self.device)))
+        images = join_rows(flat, (len(staged), length), torch.uint8, self.device)
+        if padding is not None:
+            return finisher.padded(images, rest, padding, channels_last=channels_last)
+        assert size is not None
+        return finisher(images, size, rest, channels_last=channels_last, mix=mix if is_whole else None)
+
+    def meters(self) -> dict[str, int]:
+        """Returns the number of images by decoder: cuda_images, cpu_images (of workers), redone_images."""
+        return {name: getattr(self, name) for name in ("cuda_images", "cpu_images", "redone_images")}
+
+    def close(self) -> None:
+        """Drops all batches."""
+        for each in list(self._started):
+            self.drop(each.staged)
+
+    def _begin(self, staged: Staged) -> PlannedImages | None:
+        """Queues the decode of a batch, whose payloads are read until that is done."""
+        planned = np.flatnonzero(staged.rows["kind"] == RowKind.PLAN)
+        if not len(planned):
+            return None
+        try:
+            uploaded = upload(self.device, [staged.payloads[row] for row in planned.tolist()])
+            return PlannedImages(self._kernels, staged, planned, uploaded)
+        except BaseException as error:
+            if self.device.type == "cuda":
+                with contextlib.suppress(RuntimeError):  # as in _wait
+                    torch.cuda.current_stream(self.device).synchronize()
+            if isinstance(error, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(
+                    f"backend 'cuda': {self.device} has no memory for {len(planned)} images, of which it keeps "
+                    "what their crops need at 5 to 10 bytes a pixel, for two batches at a time; use a "
+                    "smaller batch_size, smaller photos, or backend='cpu'"
+                ) from error
+            raise
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """Returns a CUDA device with its number.
+
+    Raises:
+        BackendError: for another one, or if torch finds none.
+    """
+    found = torch.device(device)
+    if found.type != "cuda":
+        raise BackendError(
+            f"backend 'cuda' decodes on a GPU, and batches are wanted on {str(found)!r}: set device='cuda', or use "
+            "backend='cpu'"
+        )
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"backend 'cuda': torch {torch.__version__} finds no CUDA device; check `nvidia-smi`, install a torch "
+            "build for CUDA, or use backend='cpu'"
+        )
+    return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _wait(planned: PlannedImages | None) -> None:
+    """Waits until a batch's payloads are no longer read."""
+    if planned is not None:
+        # CUDA can't be asked in a forked process, nor after an error that it does not recover from.
+        with contextlib.suppress(RuntimeError):
+            planned.faults()

@@ -1,0 +1,348 @@
+"""The DALI backend: NVIDIA DALI decodes, and feeder's fused kernels do the rest, both on the GPU if there is one."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
+from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
+from feeder.decoders.decoder import MAX_PIXELS, Buffer, check_options
+from feeder.decoders.device.finisher import Finishers
+from feeder.decoders.device.rows import join_rows
+from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.staged.staged import RowKind, Staged, by_size
+from feeder.decoders.staged.stager import Stager
+from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
+from feeder.decoders.tensors import to_device
+from feeder.errors import ArgumentError, BackendError, DecodeError
+
+__all__ = ["DaliDecoder"]
+
+_log = logging.getLogger(__name__)
+
+
+class DaliDecoder(TrainerDecoder):
+    """Decodes with NVIDIA DALI.
+
+    Boxes, flips and everything else that is random come from the recipe's draws, never from DALI's random operators.
+    JPEGs are cut (where seekable), decoded by one DALI pipeline, and cropped and resized by
+    :func:`feeder.decoders.gpu.crop_resize`; turning, color, normalizing and erasing are one pass of
+    :func:`feeder.decoders.gpu.normalize`. Ops that this pass lacks, such as hue, blur, warps and RandAugment, run
+    before it as batched torch ops (:mod:`feeder.decoders.device.device_ops`), and noise is written after it.
+
+    Images that DALI does not decode as Pillow does (other formats, CMYK), outliers in size, and files with a damaged
+    header or markers are decoded by the CPU backend and join the batch. A batch on which DALI fails is redone on the
+    CPU, and the pipeline is rebuilt for the next one, so a sample is bad only if the CPU backend finds it bad too.
+    Damage inside the compressed data that DALI conceals is not noticed.
+
+    Args:
+        max_pixels: Larger images are refused.
+        threads: DALI's CPU threads.
+        fidelity: "fast", or "exact", which decodes seekable images without cutting them: at a cut's edge the chroma of
+            its neighbours is missing. "draft" is "fast", but on a GPU chroma is repeated and not interpolated, as is
+            DALI's default: its JPEG engine is faster then.
+        device: "cpu", or a CUDA device ("cuda", "cuda:1").
+        outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the default limit.
+        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from their start in DALI until they
+            are resized. Larger batches are split, and a batch is started ahead of its turn only if it fits beside the
+            others. DALI's own pools and the resized images do not count.
+        hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for DALI's default, 0.65.
+        preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
+
+    Attributes:
+        dali_images: Number of images that DALI has decoded.
+        cpu_images: Number of images that the CPU backend has decoded.
+        redone_images: Number of images decoded on the CPU because DALI had failed on their batch.
+
+    Raises:
+        BackendError: with the remedy, if DALI, or CUDA for it, is missing.
+    """
+
+    name = "dali"
+
+    def __init__(
+        self,
+        *,
+        max_pixels: int = MAX_PIXELS,
+        threads: int = 1,
+        fidelity: str = "fast",
+        device: str | torch.device = "cpu",
+        outlier_pixels: int | None = None,
+        gpu_memory_limit_bytes: int | None = None,
+        hw_decoder_load: float | None = None,
+        preallocate: tuple[int, int] | None = None,
+    ) -> None:
+        check_options(max_pixels, threads, fidelity)
+        if gpu_memory_limit_bytes is not None and gpu_memory_limit_bytes < 1:
+            raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
+        if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
+            raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
+
+        is_draft = fidelity == "draft"
+        fidelity = "fast" if is_draft else fidelity
+
+        self.device = torch.device(device)
+        import_dali()
+        if self.device.type == "cuda":
+            _check_cuda()
+            if str(self.device) == "cuda":
+                self.device = torch.device("cuda", torch.cuda.current_device())
+        elif self.device.type != "cpu":
+            raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
+
+        outliers = {} if outlier_pixels is None else {"outlier_pixels": outlier_pixels}
+        if gpu_memory_limit_bytes is not None:
+            fitting = gpu_memory_limit_bytes // PIXEL_BYTES
+            outliers["outlier_pixels"] = min(fitting, outliers.get("outlier_pixels", fitting))
+        # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
+        apart = self.device.type == "cpu"
+        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart, **outliers)
+
+        self.memory_limit_bytes = gpu_memory_limit_bytes
+        self.dali_images = self.cpu_images = self.redone_images = 0
+        self._threads = threads
+        self._fidelity = fidelity
+        self._queue = DaliQueue(
+            PipelineOptions(
+                device_id=self.device.index if self.device.type == "cuda" else None,
+                threads=threads,
+                crops=self.device.type == "cpu",
+                hw_decoder_load=PipelineOptions.hw_decoder_load if hw_decoder_load is None else hw_decoder_load,
+                preallocate=preallocate,
+                fancy_upsampling=not (is_draft and self.device.type == "cuda"),
+            ),
+            gpu_memory_limit_bytes,
+        )
+
+        self._finishers = Finishers(self.name, self.device)
+        if self.device.type == "cuda":
+            check_device(self.device.index)  # fails now, with the remedy
+
+    def prepare(
+        self, batch_size: int, preallocate: tuple[int, int] | None = None, outlier_pixels: int | None = None
+    ) -> None:
+        """Prepares for the batches to come, so that the pipeline need not be rebuilt for them.
+
+        Args:
+            batch_size: The largest batch.
+            preallocate: As in the constructor; None changes nothing.
+            outlier_pixels: Likewise; a memory limit may lower it.
+        """
+        self._queue.prepare(batch_size, preallocate)
+        if outlier_pixels is not None:
+            self.stager.outlier_pixels = outlier_pixels
+            if self.memory_limit_bytes is not None:
+                self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
+
+    def start(self, staged: Staged) -> bool:
+        """Starts to decode a batch if there is memory for it; :meth:`finish` then waits for the remaining work.
+
+        At most two batches may be unfinished, within the memory limit.
+
+        Args:
+            staged: N samples, whose payloads must not change until they are finished or dropped.
+
+        Returns:
+            True if the batch is under way or has nothing for DALI. If not, it may be tried again or left to ``finish``.
+        """
+        return self._queue.start(staged)
+
+    def drop(self, staged: Staged) -> None:
+        """Forgets a batch that was started and will not be finished."""
+        self._queue.drop(staged)
+
+    def finish(
+        self, staged: Staged, views: Sequence[StagedView], *, channels_last: bool = False
+    ) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """Decodes and augments a staged batch on this backend's device.
+
+        On a GPU all work is queued on the current stream, which need not be waited for; the results belong to the
+        caller and are never written again.
+
+        Args:
+            staged: N samples, at least one.
+            views: The outputs, one for each view of the staged batch. A mixed one needs a float output; padding and
+                mixing do not go together.
+            channels_last: Memory format of the outputs.
+
+        Returns:
+            For each view [N, 3, H, W] of its recipe's output dtype, and for each sample None or why it could not be
+            decoded.
+        """
+        finishers = [self._finishers.of(view.recipe) for view in views]
+        lengths = []
+        for recipe, _, _, padding, size in views:
+            # Ops on images of any size keep it.
+            size = recipe.base_size or size
+            sizes = np.array([size]) if padding is None or size is not None else padding.sizes
+            lengths.append(3 * int(sizes.prod(axis=1).max()))
+
+        pixels, errors = self._decode(staged, lengths)
+        done = []
+        for number, (view, finisher) in enumerate(zip(views, finishers, strict=True)):
+            turn = staged.rows["turn"][number :: staged.views]
+            if view.padding is not None:
+                some = pixels[number], view.rest, view.padding
+                done.append(finisher.padded(*some, turn=turn, channels_last=channels_last))
+                continue
+            size = view.size or view.recipe.output_size
+            mix = None if any(errors) else view.mix
+            assert size is not None
+            done.append(finisher(pixels[number], size, view.rest, turn=turn, channels_last=channels_last, mix=mix))
+        return done, errors
+
+    def meters(self) -> dict[str, int]:
+        """Returns the number of images by decoder: dali_images, cpu_images (for DALI), redone_images."""
+        return {name: getattr(self, name) for name in ("dali_images", "cpu_images", "redone_images")}
+
+    def close(self) -> None:
+        """Ends DALI's pipeline, once its images are no longer in use."""
+        self._queue.close()
+
+    def _decode(self, staged: Staged, lengths: Sequence[int]) -> tuple[list[torch.Tensor], list[DecodeError | None]]:
+        """Returns each view's resized images, uint8 [N, length] on the device, and the errors of N samples. A smaller
+        image takes the first bytes of its row."""
+        errors: list[DecodeError | None] = [None] * len(staged)
+        done = [(part, self._images(staged, part, errors)) for part in self._queue.parts(staged)]
+
+        whole = []
+        for number, length in enumerate(lengths):
+            parts = []
+            for part, images in done:
+                samples, views = np.divmod(part.rows, staged.views)
+                if (views == number).any():
+                    parts.append((samples[views == number], images[number]))
+            here, pixels = staged.view(number).pixels(length)
+            if len(here):
+                parts.append((here, self._move(pixels)))
+            whole.append(join_rows(parts, (len(staged), length), torch.uint8, self.device))
+
+        self.cpu_images += int(np.count_nonzero(staged.rows["kind"][:: staged.views] == RowKind.PIXELS))
+        return whole, errors
+
+    def _images(self, staged: Staged, part: PipelineRows, errors: list[DecodeError | None]) -> list[torch.Tensor]:
+        """Returns each view's resized images of a part, by DALI or, if it fails, by the CPU, whose failures go to
+        ``errors``."""
+        try:
+            images = self._queue.images(staged, part)
+        except PipelineError as error:
+            count = len(part.jpegs)
+            _log.warning("DALI failed on a batch, its %d images are redone on the CPU: %s", count, _brief(error))
+        else:
+            self.dali_images += len(part.jpegs)
+            return images
+        self.redone_images += len(part.jpegs)
+        samples, views = np.divmod(part.rows, staged.views)
+        done = []
+        for number in range(staged.views):
+            here = views == number
+            if not here.any():  # they are in another part
+                done.append(torch.empty((0, 0), dtype=torch.uint8, device=self.device))
+                continue
+            jpegs = [staged.payloads[row] for row in staged.owners[part.rows[here]].tolist()]
+            pixels, found = _decode_on_cpu(staged.rows[part.rows[here]], jpegs, self._threads, self._fidelity)
+            for sample, problem in zip(samples[here].tolist(), found, strict=True):
+                if problem is not None:
+                    errors[sample] = DecodeError(f"neither DALI nor the CPU can decode it: {problem}")
+            done.append(self._move(pixels))
+        return done
+
+    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        return to_device(array, self.device)
+
+
+def _decode_on_cpu(
+    rows: npt.NDArray[np.void], payloads: Sequence[Buffer], threads: int, fidelity: str = "fast"
+) -> tuple[npt.NDArray[np.uint8], list[DecodeError | None]]:
+    """Decodes, crops and resizes, by feeder's CPU kernels, or by Pillow where they are not built.
+
+    Pixels are those of fidelity "exact", as close as possible to the decoder's. Errors are those of ``fidelity``, the
+    CPU backend's own: the two look at different parts of a damaged file.
+
+    Args:
+        rows: [N] of :data:`feeder.decoders.staged.staged.ROW`, of JPEGs.
+        payloads: N JPEGs.
+        threads: Number of threads.
+        fidelity: The CPU backend's, "fast" or "exact".
+
+    Returns:
+        uint8 [N, H * W * 3] of the largest image, as stored (not turned), a smaller one in the first bytes of its row;
+        and for each image None or the reason why it can't be decoded.
+    """
+    pixels = np.zeros((len(rows), 3 * int(rows["size"].prod(axis=1).max())), np.uint8)
+    errors: list[DecodeError | None] = [None] * len(rows)
+    try:
+        from feeder import _native
+    except ImportError:
+        for row, payload in enumerate(payloads):
+            try:
+                found = _with_pillow(rows[row], payload)
+                pixels[row, : len(found)] = found
+            except DecodeError as error:
+                errors[row] = error
+        return pixels, errors
+    for size, here in by_size(rows):
+
+        def decoded(way: str, here: npt.NDArray[np.int64] = here, size: tuple[int, int] = size) -> Any:
+            out = np.zeros((len(here), *size, 3), np.uint8)
+            statuses, reasons = _native.decode_batch(
+                [payloads[row] for row in here.tolist()],
+                np.ascontiguousarray(rows["source"][here]),
+                np.ascontiguousarray(rows["window"][here]),
+                np.zeros(len(here), np.uint8),
+                np.ones(len(here), np.uint8),
+                out,
+                layout="nhwc",
+                dtype="uint8",
+                threads=threads,
+                fidelity=way,
+            )
+            return out.reshape(len(here), -1), statuses, reasons
+
+        found, statuses, reasons = decoded(fidelity)
+        if fidelity != "exact":
+            exact, failed, _ = decoded("exact")
+            found[failed == 0] = exact[failed == 0]
+        pixels[here, : found.shape[1]] = found
+        for row, status, reason in zip(here.tolist(), statuses.tolist(), reasons, strict=True):
+            errors[row] = DecodeError(reason) if status else None
+    return pixels, errors
+
+
+def _with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
+    """Returns the pixels of one image, or raises DecodeError."""
+    from PIL import Image
+
+    left, top, right, bottom = row["window"].tolist()
+    height, width = row["size"].tolist()
+    try:
+        with quiet_pillow(), Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
+            window = stored.convert("RGB").crop((left, top, right, bottom))
+        box = (row["source"] - (left, top, left, top)).tolist()
+        resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
+    except Exception as error:  # Pillow raises nearly every kind on damaged files
+        raise DecodeError(str(error) or type(error).__name__) from None
+    return np.asarray(resized).reshape(-1)
+
+
+def _check_cuda() -> None:
+    """Refuses a CUDA device where torch finds none, with the remedy."""
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"backend 'dali' on a CUDA device: torch {torch.__version__} finds none; check `nvidia-smi`, install a "
+            "torch build for CUDA, or use device='cpu'"
+        )
+
+
+def _brief(error: Exception) -> str:
+    """Returns the first lines of DALI's message, without its traceback of the pipeline's definition."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("File ", "which was used"))]
+    return "; ".join(told[:3])

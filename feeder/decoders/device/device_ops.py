@@ -1,0 +1,296 @@
+"""The ops that kernel 1 can't run, as batched torch ops on uint8 images on a device, before kernel 1.
+
+All numbers are the recipe's draws on the CPU, where it is known which images an op changes: images of one kind are
+processed together, and nothing waits for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from feeder import transforms as T
+from feeder.decoders.device import color, geometry_ops
+from feeder.decoders.device.erase import erase
+from feeder.decoders.device.fused import fused_from, fused_parameters
+from feeder.decoders.device.rows import change_rows, per_image
+from feeder.decoders.op_math import augmentation_affine
+from feeder.errors import BackendError
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.choice import Branches
+from feeder.transforms.matrices import Matrix, affine_matrix, perspective_matrix, rotation_matrix
+from feeder.transforms.op import Params, ProbabilityOp, SizeBounds
+from feeder.transforms.photometric import COLOR_STEPS
+
+__all__ = ["DEVICE_OPS", "check_device_ops", "run_on_device"]
+
+_Rows = npt.NDArray[np.int64]
+
+
+def check_device_ops(recipe: T.Recipe, backend: str) -> None:
+    """Refuses, by the op's name, a recipe with an op after the base path that doesn't run on a device.
+
+    Raises:
+        BackendError: naming the op, why, and what to do.
+    """
+    extent = SizeBounds(recipe.base_size or (1, 1), recipe.base_size is not None)
+    first_fused = fused_from(recipe.rest)
+    for number, op in enumerate(recipe.rest):
+        problem = _problem(op, extent, number < first_fused)
+        if problem is not None:
+            raise BackendError(
+                f"backend {backend!r} can't run {type(op).__name__}: {problem}. Use backend='cpu', or leave the op out"
+            )
+        extent = op.extent(extent)
+
+
+def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
+    """Returns why an op can't run on images of this extent; None if it can."""
+    if isinstance(op, T.Lambda):
+        return "it is a function of one image, for a worker to call"
+    if isinstance(op, (T.RandomIoUCrop, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
+        return "its images are of different sizes"
+    if type(op) not in (*DEVICE_OPS, T.Normalize):
+        return "it is no op of feeder.transforms"
+    for each in op.inner_ops if isinstance(op, Branches) else ():
+        if (problem := _problem(each, extent, is_batched)) is not None:
+            return f"of {type(each).__name__} in it: {problem}"
+    if not is_batched:
+        return None
+    if isinstance(op, (T.Resize, T.RandomResizedCrop)) and op.interpolation != "bilinear":
+        return f"its interpolation is {op.interpolation!r}, and must be 'bilinear'"
+    # Images of one size are finished together, so an op that keeps their sizes needs none.
+    if not extent.fixed and (op.resizes or op.extent(extent) != extent):
+        return "it gets images of different sizes here; put a crop or Resize((height, width)) first"
+    if isinstance(op, T.RandomRotation) and op.expand:
+        return "with expand=True its images are of different sizes"
+    if isinstance(op, T.RandomCrop) and not op.pad_if_needed:
+        left, top, right, bottom = op.padding or (0, 0, 0, 0)
+        height, width = extent.minimum[0] + top + bottom, extent.minimum[1] + left + right
+        if op.size[0] > height or op.size[1] > width:
+            return (
+                f"its {op.size[0]}x{op.size[1]} (height x width) is larger than the image, {height}x{width}; resize "
+                "first, or set pad_if_needed=True"
+            )
+    return None
+
+
+def run_on_device(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:
+    """Runs an op on a batch.
+
+    Args:
+        images: uint8 [N, 3, H, W], contiguous, all of one size, on any device; may be written to.
+        op: One of :data:`DEVICE_OPS`.
+        params: Its drawn parameters.
+
+    Returns:
+        uint8 [N, 3, H', W'], equal to the Pillow backend's except as noted in the ops' modules.
+    """
+    return DEVICE_OPS[type(op)](images, op, params) if len(images) else images
+
+
+def _all(images: torch.Tensor) -> _Rows:
+    return np.arange(len(images))
+
+
+def _jitter(images: torch.Tensor, op: T.ColorJitter, params: Params) -> torch.Tensor:
+    order = params["order"]
+    for place in range(order.shape[1]):
+        for number, name in enumerate(COLOR_STEPS):
+            if name in params:
+                rows = np.flatnonzero(order[:, place] == number)
+                _adjust(images, rows, name, params[name][rows])
+    return images
+
+
+def _adjust(images: torch.Tensor, rows: _Rows, name: str, strengths: npt.NDArray[Any]) -> None:
+    adjustment = color.ADJUSTMENTS[name]
+    change_rows(images, rows, lambda some, part: adjustment(some, strengths[part]))
+
+
+def _blur(images: torch.Tensor, op: T.GaussianBlur, params: Params) -> torch.Tensor:
+    change_rows(images, _all(images), lambda some, part: color.blur(some, params["sigma"][part], op.kernel_size))
+    return images
+
+
+def _branch(images: torch.Tensor, op: Branches, params: Params) -> torch.Tensor:
+    for drawn, steps in op.branches(params):
+        _do_steps(images, np.flatnonzero(drawn), list(steps))
+    return images
+
+
+def _do_steps(images: torch.Tensor, rows: _Rows, steps: list[tuple[T.Op, Params]]) -> None:
+    def run(some: torch.Tensor, part: slice) -> torch.Tensor:
+        for op, drawn in steps:
+            some = DEVICE_OPS[type(op)](some, op, {name: values[rows[part]] for name, values in drawn.items()})
+        return some
+
+    change_rows(images, rows, run)
+
+
+def _if_drawn(change: Callable[[torch.Tensor, Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns how to run a :class:`feeder.transforms.op.ProbabilityOp`."""
+
+    def run(images: torch.Tensor, op: ProbabilityOp, params: Params) -> torch.Tensor:
+        change_rows(images, np.flatnonzero(params[op.drawn_name]), lambda some, _: change(some, op))
+        return images
+
+    return run
+
+
+def _sharpen(images: torch.Tensor, op: T.RandomAdjustSharpness) -> torch.Tensor:
+    return color.ADJUSTMENTS["sharpness"](images, np.full(len(images), op.sharpness_factor))
+
+
+def _erase(images: torch.Tensor, op: T.RandomErasing, params: Params) -> torch.Tensor:
+    (_, _, _, erasing, _) = fused_parameters([op], [params], len(images), images.shape[3])
+    assert erasing is not None  # noise has no meaning in uint8 images
+    erase(images, erasing)
+    return images
+
+
+def _mix_chains(images: torch.Tensor, op: T.AugMix, params: Params) -> torch.Tensor:
+    def run(some: torch.Tensor, part: slice) -> torch.Tensor:
+        weights = params["weights"][part]
+        mixed = per_image(weights[:, 0], some) * some
+        for chain in range(op.mixture_width):
+            drawn = {name: params[name][part, chain] for name in ("kind", "magnitude")}
+            mixed += per_image(weights[:, 1 + chain], some) * _augment(some.clone(), op, drawn)
+        return mixed.to(torch.uint8)  # cut, not rounded, as torchvision does it
+
+    change_rows(images, _all(images), run)
+    return images
+
+
+_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
+
+
+def _augment(images: torch.Tensor, op: _Automatic, params: Params) -> torch.Tensor:
+    height, width = images.shape[2:]
+    for kinds, magnitudes in zip(params["kind"].T, params["magnitude"].T, strict=True):
+        warped: list[tuple[int, Matrix]] = []
+        for row, (number, magnitude) in enumerate(zip(kinds.tolist(), magnitudes.tolist(), strict=True)):
+            options = augmentation_affine(AUGMENTATIONS[number], magnitude)
+            if options is not None:
+                warped.append((row, affine_matrix(width, height, **options)))
+            elif AUGMENTATIONS[number] == "Rotate":
+                warped.append((row, rotation_matrix(width, height, magnitude)))
+        chosen, matrices = np.array([row for row, _ in warped], np.int64), [matrix for _, matrix in warped]
+        geometry_ops.warp(images, chosen, _matrices(matrices), op.interpolation, op.fill)
+        for number in np.unique(kinds).tolist():
+            rows = np.flatnonzero(kinds == number)
+            _augment_once(images, rows, AUGMENTATIONS[number], magnitudes[rows])
+    return images
+
+
+def _augment_once(images: torch.Tensor, rows: _Rows, kind: str, magnitudes: npt.NDArray[np.float64]) -> None:
+    """Does an augmentation that doesn't move pixels; the others change nothing here."""
+    if kind in ENHANCEMENTS:
+        _adjust(images, rows, ENHANCEMENTS[kind], 1.0 + magnitudes)
+    elif kind == "Posterize":
+        change_rows(images, rows, lambda some, part: color.posterize(some, magnitudes[part]))
+    elif kind == "Solarize":
+        change_rows(images, rows, lambda some, part: color.solarize(some, 255.0 * magnitudes[part]))
+    elif kind == "AutoContrast":
+        change_rows(images, rows, lambda some, _: color.autocontrast(some))
+    elif kind == "Equalize":
+        change_rows(images, rows, lambda some, _: color.equalize(some))
+    elif kind == "Invert":
+        change_rows(images, rows, lambda some, _: color.invert(some))
+
+
+def _matrices(matrices: list[Matrix]) -> npt.NDArray[np.float64]:
+    return np.array(matrices, np.float64).reshape(-1, 6)
+
+
+def _affine(images: torch.Tensor, op: T.RandomAffine, params: Params) -> torch.Tensor:
+    height, width = images.shape[2:]
+    matrices = [
+        affine_matrix(width, height, angle=a, shift=(x, y), scale=s, shear=(sx, sy), center=op.center)
+        for a, x, y, s, sx, sy in zip(
+            *(params[name].tolist() for name in ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")),
+            strict=True,
+        )
+    ]
+    geometry_ops.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
+    return images
+
+
+def _rotate(images: torch.Tensor, op: T.RandomRotation, params: Params) -> torch.Tensor:
+    height, width = images.shape[2:]
+    matrices = [rotation_matrix(width, height, angle, op.center) for angle in params["angle"].tolist()]
+    geometry_ops.warp(images, _all(images), _matrices(matrices), op.interpolation, op.fill)
+    return images
+
+
+def _tilt(images: torch.Tensor, op: T.RandomPerspective, params: Params) -> torch.Tensor:
+    height, width = images.shape[2:]
+    rows = np.flatnonzero(params["distort"])
+    found = [perspective_matrix(width, height, corners) for corners in params["corners"][rows].tolist()]
+    chosen = rows[[matrix is not None for matrix in found]]
+    matrices = np.array([matrix for matrix in found if matrix is not None], np.float64).reshape(-1, 8)
+    geometry_ops.warp(images, chosen, matrices, op.interpolation, op.fill)
+    return images
+
+
+def _pad(images: torch.Tensor, op: T.Pad, params: Params) -> torch.Tensor:
+    return geometry_ops.pad(images, op.padding, op.fill, op.padding_mode)
+
+
+def _crop(images: torch.Tensor, op: T.RandomCrop | T.CenterCrop, params: Params) -> torch.Tensor:
+    if isinstance(op, T.RandomCrop) and "padding" in params:  # the same for all, as the images are of one size
+        left, top, right, bottom = params["padding"][0].tolist()
+        images = geometry_ops.pad(images, (left, top, right, bottom), op.fill, op.padding_mode)
+    return geometry_ops.crop(images, params["top"], params["left"], op.size)
+
+
+def _resize(images: torch.Tensor, op: T.Resize | T.RandomResizedCrop, params: Params) -> torch.Tensor:
+    size = int(params["resized_height"][0]), int(params["resized_width"][0])
+    windows = np.tile(np.array([0, 0, images.shape[3], images.shape[2]], np.int64), (len(images), 1))
+    if "top" in params:
+        top, left = params["top"], params["left"]
+        windows = np.stack([left, top, left + params["width"], top + params["height"]], axis=1)
+    return geometry_ops.resize(images, windows, size)
+
+
+def _nothing(images: torch.Tensor, op: T.Op, params: Params) -> torch.Tensor:
+    return images
+
+
+DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]] = {
+    T.AugMix: _mix_chains,
+    T.AutoAugment: _augment,
+    T.CenterCrop: _crop,
+    T.ClampBoundingBoxes: _nothing,
+    T.ClampKeyPoints: _nothing,
+    T.ColorJitter: _jitter,
+    T.GaussianBlur: _blur,
+    T.Pad: _pad,
+    T.RandAugment: _augment,
+    T.RandomAdjustSharpness: _if_drawn(_sharpen),
+    T.RandomAffine: _affine,
+    T.RandomApply: _branch,
+    T.RandomAutocontrast: _if_drawn(lambda some, _: color.autocontrast(some)),
+    T.RandomChoice: _branch,
+    T.RandomCrop: _crop,
+    T.RandomEqualize: _if_drawn(lambda some, _: color.equalize(some)),
+    T.RandomErasing: _erase,
+    T.RandomGrayscale: _if_drawn(lambda some, _: color.grayscale(some)),
+    T.RandomHorizontalFlip: _if_drawn(lambda some, _: some.flip(3)),
+    T.RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
+    T.RandomPerspective: _tilt,
+    T.RandomPosterize: _if_drawn(lambda some, op: color.posterize(some, np.full(len(some), op.bits))),
+    T.RandomResizedCrop: _resize,
+    T.RandomRotation: _rotate,
+    T.RandomSolarize: _if_drawn(lambda some, op: color.solarize(some, np.full(len(some), op.threshold))),
+    T.RandomVerticalFlip: _if_drawn(lambda some, _: some.flip(2)),
+    T.Resize: _resize,
+    T.SanitizeBoundingBoxes: _nothing,
+    T.SanitizeKeyPoints: _nothing,
+    T.ToDtype: _nothing,  # one to uint8; after any other the images are kernel 1's
+    T.TrivialAugmentWide: _augment,
+}

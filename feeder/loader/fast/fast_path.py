@@ -1,0 +1,590 @@
+"""The fast path of a loader: order, state, and what its iterators share."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.further_images import further_recipes, images_in, key_rows
+from feeder.dataset.reader import Reader
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset import as_feeder, joined_in
+from feeder.dataset.subset_reader import PartReader
+from feeder.dataset.target_values import targets_in
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
+from feeder.errors import ArgumentError
+from feeder.loader.fast.batch_queue import requests
+from feeder.loader.fast.batch_sizes import SIZE_IDENTITY, BatchSizes
+from feeder.loader.fast.engine import Engine
+from feeder.loader.fast.epoch import Epoch
+from feeder.loader.fast.finishing import Finishing
+from feeder.loader.fast.iterator import FastIterator
+from feeder.loader.fast.ledger import Ledger
+from feeder.loader.fast.part_report import PART_SUMS
+from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
+from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.sampler_replay import Replay, check_replay_state
+from feeder.loader.fast.setup import make_engine, make_service, make_work
+from feeder.loader.fast.spans import Span, Spans
+from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids
+from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
+from feeder.loader.ranks import current_ranks, is_in_group
+from feeder.loader.run_seed import RunSeed
+from feeder.loader.samplers import warn_of_split
+from feeder.loader.shuffle_choice import refuse_full_shuffle
+from feeder.loader.slots.image_slots import Samples, Sizes
+from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
+from feeder.order.bucket_order import BucketOrder, BucketSplit
+from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
+from feeder.order.skip import Skip
+from feeder.order.split import Split
+from feeder.system.warning import warn
+from feeder.transforms.mixing import check_mix
+from feeder.transforms.recipe_json import mix_to_json, recipe_to_json
+
+__all__ = ["FastPath"]
+
+_STATE_VERSION = 1
+
+
+class FastPath:
+    """The part of a loader that its iterators share.
+
+    Args:
+        fixed: The options that can't change.
+        options: The others as they are now.
+        source: The dataset.
+        dataset: The user's dataset: that one, or a Subset or ConcatDataset of it.
+        seed: The loader's seed.
+
+    Attributes:
+        unseeded: The order, by a seed that may not be the run's yet: for what does not depend on it.
+    """
+
+    def __init__(
+        self, fixed: FixedOptions, options: EpochOptions, source: FeederDataset, dataset: Any, seed: RunSeed
+    ) -> None:
+        self._fixed, self._options, self._seed = fixed, options, seed
+        self.dataset, self._given_dataset = source, dataset
+        self.own_order = fixed.batch_sampler is None
+        self._worker_init: WorkerInit | None = None
+        if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
+            self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
+
+        self.unseeded = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
+        further = tuple(further_recipes(images_in(source.extras)))
+        rows = key_rows(source.recipe, source.extras)
+        self._sizes = BatchSizes(source.reader, source.recipe, seed.known or 0, fixed.buckets, fixed.pad, further, rows)
+
+        self.work, decoder = make_work(fixed, options, source, self._sizes)
+        self._service = make_service(fixed, options, self.work)
+        if self.work.table is not None:
+            self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(fixed.shuffle))
+        self.backend, self._fused = decoder.name, decoder.fused
+        self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
+
+        self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
+        mix = check_mix(fixed.mix)
+        self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
+        self._ledger = Ledger()
+
+        self._progress: EpochProgress | None = None
+        self._next, self._spans = Place(), Spans()
+        self._iterator: weakref.ref[FastIterator] | None = None
+        self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
+        self._engine: Engine | None = None
+        self._read_ahead: ReadAhead | DrawnAhead | None = None
+        self._fingerprint: str | None = None
+        self._has_warned = self._has_told = False
+
+        self._agreement = Agreement()
+        self._left_after: int | None = None
+        self._gaps = EpochGaps()
+        self.skip = options.skip
+
+    @property
+    def order(self) -> Order:
+        """The order, by the run's seed. The first use may wait for rank 0."""
+        seed = self._seed.value()
+        if seed != self.unseeded.seed:
+            self.unseeded = self.unseeded.with_seed(seed)
+            self._sizes = dataclasses.replace(self._sizes, seed=seed)
+            self.work.reseed(seed)
+            self._retire()  # whose workers, and jobs of a service, have the work as it was
+        return self.unseeded
+
+    def _retire(self) -> None:
+        """Has the next epoch begin with other workers."""
+        if self._engine is not None:
+            self._engine.retire()
+            self._engine = None
+
+    def _order_by(self, shuffle: Shuffle) -> Order:
+        """Returns the order of the dataset by a way to shuffle."""
+        reader = self.dataset.reader
+        sizes = reader.shard_sizes() if goes_by_shard(shuffle) else np.zeros(0, np.int64)
+        return Order(len(self.dataset), self._seed.known or 0, shuffle, sizes)
+
+    def _reordered(self, shuffle: Shuffle) -> Order | None:
+        """Returns the order by which a run goes on that was begun where the dataset lay elsewhere."""
+        ids = _ids(self.dataset.reader)
+        if isinstance(self.unseeded, BucketOrder) or (ids is not None and (np.diff(ids) < 0).any()):
+            return None
+        if shuffle is True:
+            refuse_full_shuffle(self._given_dataset)
+        return self._order_by(shuffle)
+
+    def split(self, options: EpochOptions, place: Place | None = None) -> Split:
+        """Returns this rank's part of an epoch, from a place on; None: from the start."""
+        assert options.batch_size is not None
+        place = Place() if place is None else place
+        shares = options.batch_size, *current_ranks(options.ranks), options.drop_last
+        order = self.order if options.skip or isinstance(self.unseeded, BucketOrder) else self.unseeded
+        gaps = self._gaps.of(options.skip, order, place.epoch, lambda: skipped_ids(options.skip, self.dataset.reader))
+        if isinstance(order, BucketOrder):
+            return BucketSplit(order, place.epoch, *shares, place.by_bucket, gaps)
+        return Split(len(self.dataset), *shares, place.start, gaps)
+
+    @property
+    def skip(self) -> Skip | None:
+        """The samples and spans that epochs leave out from the next one on."""
+        return self._options.skip
+
+    @skip.setter
+    def skip(self, skip: Skip | None) -> None:
+        check_skip(skip, self.unseeded, self.dataset.reader, own_order=self.own_order)
+        self._options = dataclasses.replace(self._options, skip=skip)
+
+    def _leave_out(self, skip: Skip | None) -> None:
+        """Has workers take no sample that is skipped as a substitute."""
+        left_out = skipped_ids(skip, self.dataset.reader)
+        if not np.array_equal(left_out, self.work.left_out):
+            self.work.left_out = left_out
+            if self.work.skip:  # and workers have the work as it was
+                self._retire()
+
+    def iterate(self, options: EpochOptions, owner: object) -> FastIterator:
+        """Returns the iterator over the next epoch, or over the rest of the one that was loaded.
+
+        Args:
+            options: The loader's options for it.
+            owner: The loader, which the iterator keeps alive.
+        """
+        self._options = options
+        self._refuse_a_changed_subset()
+        self._leave_out(options.skip)
+        place, progress = self._next, self._progress
+        split = self.split(options, place) if self.own_order else None
+        self._tell_of_split(split)
+        self._left_after = progress.steps if progress is not None and progress.is_midway and progress.steps else None
+        self._next = Place(place.epoch + 1)
+        try:
+            iterator = FastIterator(self._epoch(place, split), owner)
+        except BaseException:  # nothing of it was handed out: the next one starts there
+            self._next, self._progress = place, progress
+            raise
+        self._note(place, split)
+        self._iterator = weakref.ref(iterator)
+        self._iterators.add(iterator)
+        return iterator
+
+    def _epoch(self, place: Place, split: Split | None) -> Epoch:
+        options, replay = self._options, self._replay(place)
+        if self._service is not None and self._service.only:
+            options = dataclasses.replace(options, timeout_s=0.0)  # the relay's error says more
+
+        progress = self._progress = EpochProgress(place, split, replay)
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+        reads_here = self._service is None or not self._service.only
+
+        made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
+        if split is not None and reads_here and self.dataset.reader.is_remote:
+            reader, takes_rows = self.dataset.reader, self._takes_rows
+            self._read_ahead = ReadAhead(reader, self.order, split, progress, made, takes_rows=takes_rows)
+
+        asked = requests(
+            self.order,
+            progress,
+            functools.partial(_sizes_of, self._sizes, self.work) if self._sizes.varies else None,
+        )
+
+        if split is None and reads_here and options.num_workers and self.dataset.reader.is_remote:
+            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made, takes_rows=self._takes_rows)
+            asked = self._read_ahead.watched(asked)
+
+        return Epoch(
+            dataset=self._given_dataset,
+            progress=progress,
+            requests=asked,
+            options=options,
+            work=self.work,
+            engine=self._idle_engine(place.epoch) if options.num_workers or self._service is not None else None,
+            decoder=self.decoder,
+            finishing=self._finishing,
+            ledger=self._ledger,
+            agree=self._agree if split is not None and is_in_group(options.ranks) else None,
+            channels_last=self._fixed.channels_last,
+        )
+
+    def _tell_of_split(self, split: Split | None) -> None:
+        """Says once that an epoch is split by rank in a way that the caller may not expect."""
+        if split is not None and not self._has_told:
+            self._has_told = warn_of_split(self.order, split, is_meant=self._options.ranks is not None)
+
+    def _agree(self, progress: EpochProgress) -> None:
+        """Compares an epoch that all ranks split, with its first batch, and looks for differences with its second and
+        last; see :mod:`feeder.loader.rank_agreement`."""
+        split, steps = progress.split, progress.steps
+        if split is None or steps not in (0, 1, len(split) - 1):
+            return
+        if steps:
+            self._agreement.check(steps)
+            return
+        values = epoch_values(self._identity(self.order), split, self.dataset.recipe, progress.place.epoch)
+        if isinstance(split, BucketSplit):
+            values["consumed_by_bucket"] = split.consumed_by_bucket(0)
+        if skip := self._options.skip:
+            values["skip"] = skip.summary()
+        self._agreement.begin(split.rank, values, self._left_after)
+
+    def _refuse_a_changed_subset(self) -> None:
+        """Raises ArgumentError if a Subset has other indices, or another dataset, than when the loader was made.
+
+        Torch's loader would take the new ones; here order and workers rest on the old ones.
+        """
+        here, kind = self.dataset, type(self._given_dataset).__name__
+        now = as_feeder(self._given_dataset, stored_order=goes_by_shard(self.unseeded.shuffle))
+        if now is here:
+            return
+        changed = f"of the {kind} were changed after the loader was made; make another loader"
+        if now is None:
+            raise ArgumentError(f"the samples {changed}")
+        ids, before = _ids(now.reader), _ids(here.reader)
+        if ids is not before and (ids is None or before is None or not np.array_equal(ids, before)):
+            raise ArgumentError(f"the indices {changed}")
+        is_same = list(map(id, joined_in(now.reader))) == list(map(id, joined_in(here.reader)))
+        if not is_same or now.recipe != here.recipe or now.extras != here.extras:
+            raise ArgumentError(f"the datasets {changed}")
+
+    def set_epoch(self, epoch: int) -> None:
+        """See :meth:`feeder.DataLoader.set_epoch`."""
+        self._agreement.epoch_was_set()
+        self._set_epoch(epoch)
+
+    def _set_epoch(self, epoch: int) -> None:
+        epoch = operator.index(epoch)  # of a tensor or numpy's, too: states are JSON
+        if not 0 <= epoch < 1 << 32:
+            raise ArgumentError(f"epoch must be 0 to 2**32-1, got {epoch}")
+        if epoch != self._next.epoch:
+            self._next = Place(epoch)
+        if self._iterator is None or self._iterator() is None:
+            self._progress = None  # of a loop that was broken off, and is not wanted any more
+
+    @property
+    def due_epoch(self) -> int:
+        """The epoch of the iterator that has given nothing yet, else of the next."""
+        iterator = self._iterator() if self._iterator is not None else None
+        return self._next.epoch if iterator is None or not iterator.is_untouched else iterator.place().epoch
+
+    def aim(self, epoch: int) -> FastIterator | None:
+        """Sets the epoch as a framework does it, which may have made the iterator already: of the one that has given
+        nothing yet, else of the next. Returns the iterator if that begins anew."""
+        self._agreement.epoch_was_set()
+        iterator = self._iterator() if self._iterator is not None else None
+        if iterator is None or not iterator.is_untouched:
+            self._set_epoch(epoch)
+        elif iterator.place().epoch != epoch:
+            self._set_epoch(epoch)
+            place, self._next = self._next, Place(epoch + 1)
+            iterator.give_up()
+            split = self.split(self._options, place)
+            iterator.begin(self._epoch(place, split))
+            self._note(place, split)
+            return iterator
+        return None
+
+    def _note(self, place: Place, split: Split | None) -> None:
+        """Notes how the epoch is split from a place on."""
+        if split is not None:
+            skip = self._options.skip or None
+            self._spans.begin(Span(place, split.batch_size, split.world_size, split.drop_last, skip))
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.state_dict`."""
+        iterator = self._iterator() if self._iterator is not None else None
+        progress = self._progress
+        goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
+        place = progress.now() if progress is not None and goes_on else self._next
+        state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
+        if self.own_order:
+            if skip := self._options.skip:
+                state["skip"] = skip.state()
+            return state | place.consumed(self.order) | self._made_by() | {"spans": self._spans.state()}
+        replay = progress.replay if progress is not None else None
+        if replay is not None and replay.drawn and not self._has_warned:
+            self._has_warned = True
+            warn(
+                f"{replay.name} draws the order of each epoch from {' and '.join(replay.drawn)}'s global random state, "
+                "which is not saved: a resumed run finishes the epoch as it would have been, but its next ones are in "
+                "another order. Give the sampler a generator: generator=torch.Generator().manual_seed(0)",
+            )
+        if replay is None or not goes_on:
+            replay = self._replay(place)
+        assert replay is not None
+        return state | {"batches": place.start, "sampler": replay.state()}
+
+    def _made_by(self) -> dict[str, Any]:
+        """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
+        for what JSON can't hold."""
+        found = {"recipe": _json_of(recipe_to_json, self.dataset.recipe)}
+        if isinstance(self.dataset.reader, (FolderReader, ShardReader)):
+            found["exif_orientation"] = "apply" if self.dataset.reader.exif else "ignore"
+        targets = [extra.name for extra in targets_in(self.dataset.extras)]
+        if targets and isinstance(self.dataset.reader, FolderReader):  # whose files are no samples
+            found["targets"] = targets
+        if mix := check_mix(self._fixed.mix):
+            found["mix"] = _json_of(mix_to_json, mix)
+        if self.decoder is not None and self.decoder.device.type != "cpu":
+            found["decoded_on"] = self.decoder.device.type
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See :meth:`feeder.DataLoader.load_state_dict`."""
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
+        version = state.get("version")
+        if "_iterator_finished" in state:
+            raise ArgumentError(
+                "this state is of torchdata's StatefulDataLoader, or of a loader on torch's path, and this one takes "
+                "the fast path: resume with the loader that saved it, or begin an epoch with loader.set_epoch(epoch)"
+            )
+        if version != _STATE_VERSION:
+            raise ArgumentError(
+                f"this state is of version {version!r}, and this feeder reads version {_STATE_VERSION}: resume with "
+                "the feeder that saved it, or begin an epoch with loader.set_epoch(epoch)"
+            )
+        make = self._reordered if self._fixed.follows_state else None
+        seed = self._seed.of_state(state)
+        order = resumed_order(self.unseeded, self._fixed.shuffle, state, make).with_seed(seed)
+        identity = dict.fromkeys(SIZE_IDENTITY) | self._identity(order)
+        check_identity(state, identity)
+        epoch = state.get("epoch")
+        if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < 1 << 32:
+            raise ArgumentError(f"this state is damaged: expected an epoch of 0 to 2**32-1, got {epoch!r}")
+        start = state.get("consumed" if self.own_order else "batches")
+        if (
+            not isinstance(start, int)
+            or isinstance(start, bool)
+            or start < 0
+            or (self.own_order and start > len(self.dataset))
+        ):
+            raise ArgumentError(
+                f"this state does not fit: it was saved {'with' if self.own_order else 'without'} an explicit sampler, "
+                f"or is damaged (at {start!r} of {len(self.dataset)})"
+            )
+        sampler = None if self.own_order else state.get("sampler")
+        if not self.own_order:
+            check_replay_state(sampler)
+        by_bucket = consumed_by_bucket(state, order, epoch, start)
+        self._spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
+        if self.skip is None and skip is not None:
+            self.skip = skip
+        self._seed.known = seed
+        self.unseeded, self._next = order.with_seed(self.unseeded.seed), Place(epoch, start, by_bucket, sampler)
+        self._iterator = self._progress = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that an iterator is in; without one the next."""
+        progress = self._progress
+        has_iterator = self._iterator is not None and self._iterator() is not None
+        if progress is not None and not progress.exhausted and (has_iterator or progress.is_midway):
+            return progress.place.epoch
+        return self._next.epoch
+
+    def span(self, epoch: int, first_step: int, end_step: int) -> tuple[int, int, int]:
+        """See :meth:`feeder.DataLoader.span_of`."""
+        if isinstance(self.order, BucketOrder):
+            check_skip(Skip(spans=[(epoch, 0, 1)]), self.order, self.dataset.reader, own_order=self.own_order)
+        if end_step <= first_step:
+            raise ArgumentError(f"end_step must be more than first_step, got steps {first_step} to {end_step}")
+        _, first = self.find(epoch, first_step, 0)
+        options, last = self.find(epoch, end_step - 1, 0)
+        return epoch, first.start, self.split(options, last).consumed(1)
+
+    def find(self, epoch: int, step: int, rank: int | None) -> tuple[EpochOptions, Place]:
+        """Returns the place at which a batch of this run begins, and the options by which that rank made it.
+
+        Args:
+            epoch: The epoch.
+            step: Number of the batch in it.
+            rank: The rank; None: this one.
+
+        Raises:
+            ArgumentError: if the batch is not known.
+        """
+        own = current_ranks(self._options.ranks)[0] if rank is None else rank
+        span, place = self._known_spans().find(epoch, step, self._split_of)
+        if not 0 <= own < span.world_size:
+            raise ArgumentError(f"rank must be 0 to {span.world_size - 1} at that step, got {own}")
+        return self._options_of(span, own), place
+
+    def steps(self, epoch: int) -> int:
+        """See :meth:`feeder.DataLoader.steps_of`."""
+        return self._known_spans().steps(epoch, self._split_of)
+
+    def _known_spans(self) -> Spans:
+        if not self.own_order:
+            raise ArgumentError(
+                "batches are known by their step in feeder's own order only, and this loader has an explicit sampler"
+            )
+        return self._spans
+
+    def _split_of(self, span: Span, place: Place) -> Split:
+        return self.split(self._options_of(span, 0), place)
+
+    def _options_of(self, span: Span, rank: int) -> EpochOptions:
+        """Returns the options by which a rank made the batches of a span."""
+        return dataclasses.replace(
+            self._options,
+            batch_size=span.batch_size,
+            world_size=span.world_size,
+            drop_last=span.drop_last,
+            rank=rank,
+            skip=span.skip,
+        )
+
+    def at(self, options: EpochOptions, place: Place) -> FastPath:
+        """Returns another path, with other options and without a service, that begins at a place of this run."""
+        fixed = self._fixed
+        if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
+            fixed = dataclasses.replace(fixed, service=None, service_only=False, backend=self.backend)
+        path = FastPath(fixed, options, self.dataset, self._given_dataset, self._seed)
+        path.unseeded, path._next, path._has_told = self.unseeded.with_seed(path.unseeded.seed), place, True
+        return path
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`."""
+        engine, ledger = self._engine, self._ledger
+        sums = engine.sums() if engine is not None else ledger.made_here
+        meters = dict(zip(PART_SUMS, sums.tolist(), strict=True))
+        replaced = engine.replacements if engine is not None else []
+        words = self.stage_words()
+        stages = stage_table(words)
+
+        def index(i: int) -> int:
+            """The id that the caller knows it by: of a Subset's sample that in the whole dataset."""
+            ids = _ids(self.dataset.reader)
+            return i if ids is None else int(ids[i])
+
+        return {
+            **ledger.counts,
+            "backend": self.backend,
+            **meters,
+            **(self.decoder.meters() if self.decoder is not None else {}),
+            **verdict(ledger.counts, meters | self._trainer_decode(stages), self._processes()),
+            "stages": stages,
+            "fused": fused_stages(stages, self._fused),
+            "workers": worker_tables(words[2:], [r.worker for r in replaced]),
+            "respawns": len(replaced),
+            "slots": self._slots(),
+            "replaced_workers": [dataclasses.asdict(r) for r in replaced],
+            "substitutions": [s._replace(substitute=index(s.substitute))._asdict() for s in list(ledger.substitutions)],
+            "padded": [index(i) for i in list(ledger.padded)],
+        }
+
+    def _processes(self) -> int:
+        """Returns the number of processes that make batches, or have them made, beside this one."""
+        return self._options.num_workers + (self._service is not None)
+
+    def _trainer_decode(self, stages: dict[str, dict[str, int]]) -> dict[str, int]:
+        return (
+            {}
+            if self.decoder is None or "decode" not in stages
+            else {"trainer_decode_ns": stages["decode"]["total_ns"]}
+        )
+
+    def stage_words(self) -> npt.NDArray[np.int64]:
+        """The meters: int64 [2 + workers, METER_WORDS], this process's two first."""
+        workers = self._engine.stages() if self._engine is not None else ()
+        return np.stack([self._ledger.meter.words, self.work.meter.words, *workers])
+
+    def _slots(self) -> dict[str, int]:
+        iterator = self._iterator() if self._iterator is not None else None
+        return {"total": 0, "held": 0, "making": 0, "ready": 0} if iterator is None else iterator.slots()
+
+    def _idle_engine(self, epoch: int) -> Engine:
+        """Returns the loader's engine, or another one if an earlier iterator still uses it."""
+        options = self._options
+        if self._worker_init is not None:
+            rank, _ = current_ranks(options.ranks)
+            self._worker_init.base_seed = epoch_base_seed(self.order.seed, rank, epoch)
+        if self._engine is not None and not self._engine.is_ours:
+            self._engine = None
+        if self._engine is not None and not self._engine.busy:
+            return self._engine
+        decodes_here = self.decoder is not None
+        engine = make_engine(self.work, options, self._worker_init, decodes_here=decodes_here, service=self._service)
+        if self._engine is None:
+            self._engine = engine
+        return engine
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [] if self._engine is None else self._engine.worker_pids()
+
+    def _replay(self, place: Place) -> Replay | None:
+        """Returns the explicit sampler's epoch from a place on; None with feeder's own order."""
+        if self.own_order:
+            return None
+        rank, _ = current_ranks(self._options.ranks)
+        return Replay(self._fixed.batch_sampler, len(self.dataset), rank, place.start, place.sampler)
+
+    def close(self) -> None:
+        """Ends all iterators and the workers, see Note [Closing]."""
+        have_ended = [iterator.close() for iterator in list(self._iterators)]
+        if self.decoder is not None and all(have_ended):
+            self.decoder.close()
+        if self._engine is not None:
+            self._engine.retire()
+        if self._read_ahead is not None:
+            self._read_ahead.close()
+        if is_in_group(self._options.ranks):
+            self._agreement.close()
+
+    def _identity(self, order: Order) -> dict[str, Any]:
+        if self._fingerprint is None:
+            self._fingerprint = self.dataset.reader.fingerprint()
+        identity = order_identity(order, self._fingerprint)
+        return {**identity, "backend": self.backend, "fidelity": self.work.fidelity, **self._sizes.identity()}
+
+
+def _sizes_of(sizes: BatchSizes, work: Work, epoch: int, split: Split | None, step: int, samples: Samples) -> Sizes:
+    """Returns the sizes of a batch's images; see :meth:`BatchSizes.of`."""
+    return work.image_sizes(epoch, sizes.of(epoch, split, step, samples))
+
+
+def _json_of(encode: Callable[[Any], Any], value: Any) -> Any:
+    """Returns a value as ``encode`` writes it; None if it refuses that."""
+    try:
+        return encode(value)
+    except ArgumentError:
+        return None
+
+
+def _ids(reader: Reader) -> npt.NDArray[np.int64] | None:
+    """The samples' ids in the whole dataset; None if these are all."""
+    return reader.ids if isinstance(reader, PartReader) else None

@@ -1,0 +1,235 @@
+"""A fast worker: claims parts of batches from the task board, makes them, and sends a report on each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.errors import FeederError, WorkerError
+from feeder.loader.fast.part_report import PartReport
+from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.slots.image_slots import Layout, SlotView
+from feeder.loader.slots.region import Region
+from feeder.loader.slots.shared_pickle import unpack
+from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.shard.cache.waits import waits
+
+__all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send_message", "work_loop"]
+
+# Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
+HEAD = struct.Struct("<qq")
+FAILED_START = -1
+KEPT_VIEWS = 2048  # of parts
+_MAPPED_AT_ONCE = 1 << 16  # bytes around a page that is read first; Linux's default
+
+
+class Declined(NamedTuple):
+    """In place of a report: another worker has to make the part.
+
+    Attributes:
+        row: The row by which it was claimed, which the pool clears; see Note [Relays].
+    """
+
+    row: int
+
+
+def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
+    """The worker's main function: makes parts until the trainer's socket closes.
+
+    Args:
+        channel: A stream socket; its first message has the worker's options and carries the shared memory.
+        work: The work; None: it is in the shared memory.
+        init: Called with the worker's number before the first part.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer has it too, and decides what it means
+    channel.settimeout(None)  # whatever the script's default for sockets is
+    end_with_trainer(channel)
+
+    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
+    if not hello:
+        return
+    layout, sys.path[:], rows, slots, capacity, workers, meters, payload_bytes, relay, cpus = pickle.loads(hello)
+    number = rows[0]
+
+    if cpus is not None:
+        with contextlib.suppress(OSError):  # they were taken from the job meanwhile
+            os.sched_setaffinity(0, cpus)
+
+    try:
+        ring = Region(layout.slot_bytes * slots, descriptors[0])
+        board = Board(capacity, workers, (descriptors[1], descriptors[2], descriptors[3]), meters=meters)
+        if work is None:
+            work = unpack(Region(payload_bytes, descriptors[4], writable=False))
+        assert work is not None
+        _stay_alone()
+        if init is not None and relay is None:
+            init(number)
+        work.prepare()
+    except BaseException:
+        _send(channel, FAILED_START, traceback.format_exc())
+        return
+
+    whole = ring.array(np.uint8, (slots, layout.slot_bytes))
+    view_of = _PartViews(layout, whole, work).of
+    if relay is not None:
+        waits.beat = lambda: board.beat(number)
+        relay(channel, board, rows, view_of, work)
+        return
+
+    poll = select.poll()
+    poll.register(board.event, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    board.beat(number)
+    waits.beat = lambda: board.beat(number)
+    work.meter = board.meter(number)
+    idle_from = time.perf_counter_ns()
+
+    while True:
+        ready = dict(poll.poll())
+        if channel.fileno() in ready:
+            return  # the trainer sends nothing after the first message: it has closed its socket
+        try:
+            os.eventfd_read(board.event)
+        except BlockingIOError:
+            continue
+        part = board.claim(number)
+        if part is not None:
+            work.meter.add("wait_slot", time.perf_counter_ns() - idle_from)
+            make_part(channel, board, number, part, view_of(part), work)
+            idle_from = time.perf_counter_ns()
+
+
+class _PartViews:
+    """The parts' rows of their slots. Batches are split alike, so views are kept: to make one takes 5 us.
+
+    Args:
+        layout: The layout of a slot.
+        whole: uint8 [slots, slot_bytes].
+        work: The work, for the sizes of images.
+    """
+
+    def __init__(self, layout: Layout, whole: npt.NDArray[np.uint8], work: Work) -> None:
+        self._layout, self._whole, self._work = layout, whole, work
+        self._slots = [SlotView.of(layout, memory) for memory in whole]
+        self._kept: dict[tuple[int, int, int], SlotView] = {}
+
+    def of(self, part: Part) -> SlotView:
+        """Returns a part's rows of its slot, in the size of its batch."""
+        rows = slice(part.first, part.first + part.rows)
+        if part.height:
+            sizes = self._work.image_sizes(part.epoch, (part.height, part.width))
+            return SlotView.of(self._layout, self._whole[part.slot], sizes=sizes).part(rows)
+        place = part.slot, part.first, part.rows
+        view = self._kept.get(place)
+        if view is None:
+            if len(self._kept) >= KEPT_VIEWS:
+                self._kept.clear()
+            view = self._kept[place] = self._slots[part.slot].part(rows)
+            _map(view)
+        return view
+
+
+def _map(view: SlotView) -> None:
+    """Reads a byte of each piece of memory that is mapped at once then; pages that are written first are mapped singly,
+    and many workers take long to have written each page of every slot."""
+    for images in view.images:
+        images.reshape(-1).view(np.uint8)[::_MAPPED_AT_ONCE].max(initial=0)
+
+
+def _stay_alone() -> None:
+    """Lets torch use one thread, as in torch's own workers: a forked process has none of its parent's threads."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def make_part(
+    channel: socket.socket,
+    board: Board,
+    number: int,
+    part: Part,
+    view: SlotView,
+    work: Work,
+    beat: Callable[[], None] | None = None,
+) -> None:
+    """Makes a part, and sends the trainer what does not fit in its slot.
+
+    Args:
+        channel: To the trainer.
+        board: The task board.
+        number: The worker's row there.
+        part: The part.
+        view: The part's rows of its slot.
+        work: The work.
+        beat: The worker's sign of life; None: its row's.
+    """
+    started = time.perf_counter_ns()
+    report = PartReport()
+    message: Any = None
+
+    try:
+        report = work.run(part.epoch, view, beat or (lambda: board.beat(number)))
+        if report.has_news:  # else a message would cost the trainer time
+            message = report
+    except Exception as error:
+        message = _portable(error)
+
+    report.count(board.sums(number), time.perf_counter_ns() - started)
+    finish_part(channel, board, number, part, message)
+
+
+def finish_part(channel: socket.socket, board: Board, number: int, part: Part, message: Any) -> None:
+    """Sends off a part.
+
+    Args:
+        channel: To the trainer.
+        board: The task board.
+        number: The row by which it was claimed.
+        part: The part.
+        message: Its report or error; None: there is nothing to say.
+    """
+    _send(channel, part.number, message, board)
+    board.finish(number)
+    if part.is_last:
+        os.eventfd_write(board.sent, 1)
+
+
+def send_message(channel: socket.socket, part: int, message: Any, board: Board) -> None:
+    """Sends the trainer a message about a part."""
+    _send(channel, part, message, board)
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns the error as the trainer can unpickle it: feeder's own as they are, others as their traceback's text."""
+    if isinstance(error, FeederError):
+        return error
+    return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
+
+
+def _send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
+    data = pickle.dumps(message, protocol=5) if message is not None else b""
+    data = HEAD.pack(len(data), part) + data
+    try:
+        done = 0
+        if board is not None:
+            with contextlib.suppress(BlockingIOError):
+                done = channel.send(data, socket.MSG_DONTWAIT)
+            if done < len(data):  # the socket is full until the trainer reads
+                os.eventfd_write(board.sent, 1)
+        channel.sendall(memoryview(data)[done:])
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)

@@ -1,0 +1,274 @@
+"""An explicit sampler's epoch on the fast path: its batches, its state, and its replay when a run is resumed.
+
+Note [Replay]
+    A sampler is an iterator: to go on in the middle of an epoch, the epoch is begun again and what was handed out is
+    passed over. So a state has the random states that the epoch began with, of every generator that is an attribute of
+    the sampler, and of those global ones that it drew from for its first batch; these are lent to it for the first
+    batch again. A digest of the ids says whether the replay gave the same. A sampler with a ``state_dict()`` keeps its
+    place itself, as under torchdata's loader.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.sample_numbers import sample_numbers
+from feeder.errors import ArgumentError
+from feeder.loader.random_state import RandomSource, get_state, global_sources, set_state
+from feeder.loader.slots.image_slots import Samples
+from feeder.loader.stateful import is_stateful
+from feeder.system.text import count
+
+__all__ = ["Replay", "check_replay_state"]
+
+_DIGEST_BYTES = 8
+_NOTHING = bytes(_DIGEST_BYTES)
+_WRAPPED = ("sampler", "batch_sampler")
+
+
+class Replay:
+    """The batches of an epoch of a batch sampler, from a place on.
+
+    Args:
+        sampler: The batch sampler.
+        samples: Number of samples in the dataset.
+        rank: This rank.
+        start: Batches of the epoch that were handed out before.
+        saved: What :meth:`state` gave then; None: nothing is known, and nothing is checked.
+
+    Attributes:
+        refusal: The error that ended the replay, if it did not give the same samples.
+        drawn: Names of the global generators that the first batch was drawn from.
+    """
+
+    def __init__(
+        self, sampler: Any, samples: int, rank: int, start: int = 0, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        self._sampler, self._samples, self._rank = sampler, samples, rank
+        self._start, self._saved = start, saved
+        self._chain = dict(_chain(sampler))
+        self._stateful = next((s for s in self._chain.values() if is_stateful(s)), None)
+        self._is_there = False
+        self._generators: dict[str, Any] = {}
+        self._global: dict[str, Any] = {}
+        self._digest, self._first = _NOTHING, 0
+        self._own: Any = None
+        self._ahead: collections.deque[tuple[bytes, int, Any]] = collections.deque()
+        self.refusal: ArgumentError | None = None
+
+    def __len__(self) -> int:
+        """Batches of the whole epoch."""
+        return len(self._sampler)
+
+    @property
+    def name(self) -> str:
+        """The class of the innermost sampler."""
+        return type([*self._chain.values()][-1]).__name__
+
+    @property
+    def drawn(self) -> list[str]:
+        return sorted(self._global)
+
+    def batches(self) -> Iterator[Samples]:
+        """Yields the samples of each batch.
+
+        Raises:
+            ArgumentError: if a batch is empty, or the sampler gives other samples than when the state was saved.
+            IndexError: if a sample is out of range.
+            TypeError: if a sample is no integer.
+        """
+        number, first, digest, size = 0, 0, _NOTHING, self._samples
+        times = np.zeros(size, np.int64)
+        saved = self._saved
+
+        if saved is not None:
+            self._restore(saved)
+            if self._stateful is not None and saved.get("own") is not None:
+                self._stateful.load_state_dict(saved["own"])
+                number, first, digest = self._start, saved["samples"], bytes.fromhex(saved["digest"])
+
+        self._own = self._own_state()
+        self._generators = {path: get_state(source) for path, source in self._sources().items()}
+        self._digest, self._first = digest, first
+
+        batches = self._begin({} if saved is None else saved["global"])
+        for batch in batches:
+            ids = sample_numbers(batch)
+            if not ids.size:
+                raise ArgumentError(f"the batch sampler's batch {number} is empty; leave such batches out")
+            if ids.min() < -size or ids.max() >= size:
+                raise IndexError(f"the sampler gave samples {ids.min()} to {ids.max()}; the dataset has {size}")
+
+            if number == self._start:
+                self._arrive(digest)
+            ids = ids % size
+            repeats = _repeats(ids, times)
+            drawn = (ids + repeats * size).tobytes()
+            digest = hashlib.blake2b(digest + drawn, digest_size=_DIGEST_BYTES).digest()
+
+            number += 1
+            if number > self._start:
+                self._ahead.append((digest, first + len(ids), self._own_state()))
+                yield Samples(first + np.arange(len(ids), dtype=np.int64), ids, repeats)
+            else:
+                self._digest, self._first = digest, first + len(ids)
+                if saved is not None and saved["rank"] == self._rank and self._first > saved["samples"]:
+                    self._refuse(
+                        f"{count(number, 'batch', 'batches')} from the beginning on make more than the "
+                        f"{count(saved['samples'], 'sample')} handed out"
+                    )
+            first += len(ids)
+
+        if number < self._start:
+            given = count(number, "batch", "batches")
+            self._refuse(f"the sampler gave {given}, and {self._start} were handed out before")
+        if number == self._start:
+            self._arrive(digest)
+
+    def handed_out(self) -> None:
+        """Counts the next batch as handed out."""
+        self._digest, self._first, self._own = self._ahead.popleft()
+
+    def state(self) -> dict[str, Any]:
+        """Returns the sampler's part of a state, to be saved beside the number of batches handed out.
+
+        Returns:
+            ``rank``; ``digest`` (hexadecimal) of the ``samples`` handed out; ``generators`` and ``global``: the random
+            states at the epoch's beginning, by attribute and by package; ``own``: the sampler's state.
+        """
+        if not self._is_there and self._saved is not None:
+            return dict(self._saved)
+        if self._is_there:
+            generators, own = self._generators, self._own
+        else:
+            generators = {path: get_state(source) for path, source in self._sources().items()}
+            own = self._own_state()
+        return {
+            "rank": self._rank,
+            "digest": self._digest.hex(),
+            "samples": self._first,
+            "generators": generators,
+            "global": self._global,
+            "own": own,
+        }
+
+    def _own_state(self) -> Any:
+        """The sampler's state; None if it gives none: it is replayed then, and the digest tells."""
+        with contextlib.suppress(Exception):
+            return None if self._stateful is None else self._stateful.state_dict()
+        return None
+
+    def _sources(self) -> dict[str, RandomSource]:
+        """The generators that are attributes of the sampler, or of one that it wraps."""
+        return {
+            f"{path}{name}": value
+            for path, sampler in self._chain.items()
+            for name, value in getattr(sampler, "__dict__", {}).items()
+            if isinstance(value, RandomSource) and not isinstance(value, random.SystemRandom)
+        }
+
+    def _restore(self, saved: Mapping[str, Any]) -> None:
+        if saved["rank"] != self._rank and (saved["generators"] or saved["global"]):
+            self._refuse(f"it has the random state of rank {saved['rank']}, and this is rank {self._rank}")
+        sources = self._sources()
+        for path, state in saved["generators"].items():
+            if path not in sources:
+                self._refuse(f"its sampler had a random generator as {path!r}, and this one has none")
+            self._put(sources[path], state, path)
+
+    def _begin(self, states: Mapping[str, Any]) -> Iterator[Any]:
+        """The sampler's iterator, its first batch drawn from these states of the global generators."""
+        sources = global_sources()
+        with self._lent(states):
+            before = {name: get_state(source) for name, source in sources.items()}
+            iterator = iter(self._sampler)
+            first = next(iterator, None)
+            if first is None and self._stateful is not None and self._start == 0:
+                iterator = iter(self._sampler)  # its state was that of an epoch's end
+                first = next(iterator, None)
+            self._global = {name: state for name, state in before.items() if state != get_state(sources[name])}
+        while first is not None:  # not by a for loop: for some samplers iter() of their iterator begins anew
+            yield first
+            first = next(iterator, None)
+
+    def _put(self, source: RandomSource, state: Any, name: str) -> None:
+        try:
+            set_state(source, state)
+        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+            self._refuse(f"the state of the random generator {name!r} is another kind's, or damaged ({error})")
+
+    @contextlib.contextmanager
+    def _lent(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """The global generators in other states; what they had is put back."""
+        sources = {name: source for name, source in global_sources().items() if name in states}
+        kept = {name: get_state(source) for name, source in sources.items()}
+        try:
+            for name, source in sources.items():
+                self._put(source, states[name], name)
+            yield
+        finally:
+            for name, source in sources.items():
+                set_state(source, kept[name])
+
+    def _arrive(self, digest: bytes) -> None:
+        """Compares what was passed over with what the state says."""
+        saved = self._saved
+        if saved is not None and saved["rank"] == self._rank and saved["digest"] != digest.hex():
+            handed_out = count(self._start, "batch", "batches")
+            self._refuse(f"of the {handed_out} handed out, the sampler gives other samples now")
+        self._is_there = True
+
+    def _refuse(self, reason: str) -> None:
+        self.refusal = ArgumentError(
+            f"this state does not fit the sampler, {self.name}: {reason}. Resume with a sampler that has what it had "
+            "then: batch size, seed, epoch (sampler.set_epoch), and a generator (generator=torch.Generator()."
+            "manual_seed(...)), whose state each rank has to save and load; or begin the epoch anew, with "
+            "loader.set_epoch(epoch) in place of load_state_dict"
+        )
+        raise self.refusal
+
+
+def check_replay_state(state: Any) -> None:
+    """Raises ArgumentError unless it is what :meth:`Replay.state` gave."""
+    kinds = {"rank": int, "digest": str, "samples": int, "generators": Mapping, "global": Mapping}
+    if not isinstance(state, Mapping) or not all(isinstance(state.get(name), kind) for name, kind in kinds.items()):
+        raise ArgumentError(f"this state is damaged: expected a sampler's state with {', '.join(kinds)}, got {state!r}")
+
+
+def _chain(sampler: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A sampler and those that it wraps, by path."""
+    seen: set[int] = set()
+    while id(sampler) not in seen:
+        seen.add(id(sampler))
+        yield path, sampler
+        for name in _WRAPPED:
+            inner = getattr(sampler, "__dict__", {}).get(name)
+            if inner is not None and not isinstance(inner, str):
+                break
+        else:
+            return
+        sampler, path = inner, f"{path}{name}."
+
+
+def _repeats(ids: npt.NDArray[np.int64], times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns for each of a batch's ids how often it came before, int64 [N].
+
+    Args:
+        ids: int64 [N].
+        times: int64 [samples], how often each sample came before the batch; counted on.
+    """
+    order = np.argsort(ids, kind="stable")
+    ordered, again = ids[order], np.zeros(len(ids), np.int64)
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    again[order] = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
+    repeats: npt.NDArray[np.int64] = times[ids] + again
+    np.add.at(times, ids, 1)
+    return repeats

@@ -1,0 +1,280 @@
+"""The iterators of a loader on the generic path, and their place between epochs."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+from torch.utils.data import BatchSampler, DataLoader
+
+from feeder.errors import ArgumentError
+from feeder.loader.device.feed import DeviceFeed
+from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.generic.multi_process import WorkersIterator
+from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain
+from feeder.loader.generic.single_process import HereIterator
+from feeder.loader.generic.split_order import SplitOrder
+from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over, sampler_place
+from feeder.loader.observe.live_view import LiveView, end_view
+from feeder.loader.options import EpochOptions
+
+__all__ = ["GenericPath"]
+
+
+class GenericPath:
+    """The state that a loader keeps between iterators.
+
+    An iterator with workers is not kept: the workers end when the caller lets it go.
+
+    Args:
+        num_workers: Number of workers.
+
+    Attributes:
+        meters: Times of the stages.
+        order: Feeder's own order; None: torch's samplers decide.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers
+        self.order: SplitOrder | None = None
+        self.meters = GenericMeters(num_workers)
+        self._loaded: dict[str, Any] | None = None
+        self._here: HereIterator | None = None
+        self._progress: GenericProgress | None = None
+        self._with_workers: weakref.ref[WorkersIterator] | None = None
+        self._prepared: HereIterator | WorkersIterator | None = None
+        self._seeds = SeedChain()
+        self._on_device: _OnDevice | None = None
+        self._replacements: list[dict[str, Any]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"num_workers": self._num_workers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def iterate(self, loader: DataLoader[Any], options: EpochOptions) -> Iterator[Any]:
+        """Returns the iterator over the next epoch, or over the rest of the one that was loaded."""
+        self.meters.begin()
+        iterator: Any = self._host_iterator(loader, options)
+        iterator.delivers = options.device.target is None
+        self._on_device = None
+        if iterator.delivers:
+            return cast("Iterator[Any]", iterator)
+        self._on_device = _OnDevice(iterator, options, self.meters)
+        return self._on_device
+
+    def _host_iterator(self, loader: DataLoader[Any], options: EpochOptions) -> Any:
+        iterator: Any = self._prepared
+        self._prepared = None
+        if self._loaded is not None and (sampler := epoch_is_over(self._loaded)) is not None:
+            indices = IndexIterator(loader._index_sampler)
+            indices.load(sampler)
+            collections.deque(indices, maxlen=0)  # the sampler's next epoch follows
+            self._loaded = None
+        if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
+            loader._iterator = None
+        if iterator is None:
+            iterator = loader._iterator if self._loaded is None else None
+            if iterator is not None:
+                self._seeds.begin(_sampler_of(loader))
+                iterator._reset(loader)
+            else:
+                iterator = self._new(loader, options)
+        if iterator.finished:  # the state was taken at the end of an epoch
+            if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
+                self._seeds.begin(_sampler_of(loader))
+                iterator._reset(loader)
+            else:
+                iterator = self._new(loader, options)
+        return iterator
+
+    def state_dict(self, loader: DataLoader[Any], options: EpochOptions) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.state_dict`."""
+        if self._on_device is not None and self._on_device.state is not None:
+            state = self._on_device.state
+        else:
+            if self._here is None and self._progress is None:
+                self._prepared = self._new(loader, options)
+            source: Any = self._here if self._here is not None else self._progress
+            state, order = source.state_dict(), self.order
+            if order is not None and order.fixed_epoch is not None and source.finished:
+                state = {**state, "_next_epoch": order.fixed_epoch}
+        self._seeds.follow(_sampler_of(loader), state)
+        return state
+
+    def load_state_dict(self, loader: DataLoader[Any], state: dict[str, Any]) -> None:
+        """See :meth:`feeder.DataLoader.load_state_dict`."""
+        if not isinstance(state, Mapping):
+            raise ArgumentError(f"expected a state that state_dict() gave, a dict, got {state!r}")
+        if state and "_iterator_finished" not in state:
+            raise ArgumentError(
+                f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
+                f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
+            )
+        if (order := self.order) is not None:
+            if state:
+                order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
+            order.fixed_epoch = state.get("_next_epoch")
+        self._forget(loader)
+        self._loaded = state or None
+        self._seeds = SeedChain()
+        if state:
+            self._seeds.follow(_sampler_of(loader), state)
+
+    def _forget(self, loader: DataLoader[Any]) -> None:
+        self.close(loader)
+        self._here = self._progress = self._prepared = self._on_device = self._loaded = None
+
+    def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
+        """Sets the epoch of the next iterator in feeder's own order; a place in that epoch that was loaded is kept."""
+        order, place = self.order, self._place_ahead()
+        assert order is not None
+        order.set_epoch(epoch)
+        if place is not None and place["epoch"] == order.fixed_epoch:
+            order.fixed_epoch = None
+        elif place is not None:
+            self._forget(loader)
+
+    def aim(self, loader: DataLoader[Any], epoch: int) -> None:
+        """Sets the epoch for a framework, which may have made the iterator already: the epoch of that iterator if no
+        batch was asked of it, else of the next one."""
+        order, iterator = self.order, self._untouched()
+        assert order is not None
+        if iterator is None:
+            self.set_epoch(loader, epoch)
+            return
+        order.set_epoch(epoch)
+        if iterator.split_epoch.epoch == order.fixed_epoch:
+            order.fixed_epoch = None
+            return
+        iterator.restart()
+        if self._on_device is not None:
+            self._on_device.state = iterator.state_dict()
+
+    @property
+    def due_epoch(self) -> int:
+        """The epoch, in feeder's own order, of the iterator of which no batch was asked, else of the next one."""
+        order, place, iterator = self.order, self._place_ahead(), self._untouched()
+        assert order is not None
+        if place is not None:
+            return int(place["epoch"])
+        if iterator is not None:
+            return int(iterator.split_epoch.epoch)
+        if self._loaded is not None and order.fixed_epoch is None:  # the end of an epoch
+            return int(sampler_place(self._loaded)["_sampler_iter_state"]["epoch"]) + 1
+        return order.next_epoch
+
+    def _place_ahead(self) -> Any:
+        """Returns the place in the epoch of the next iterator, if that was loaded or asked for; else None."""
+        prepared = self._prepared
+        if prepared is not None and not prepared.finished:
+            return sampler_place(prepared.state_dict())["_sampler_iter_state"]
+        if self._loaded is not None and not self._loaded["_iterator_finished"]:
+            return sampler_place(self._loaded)["_sampler_iter_state"]
+        return None
+
+    def _untouched(self) -> Any:
+        """Returns the latest iterator if no batch was asked of it, and no other one is to follow; else None."""
+        iterator: Any = self._here
+        if iterator is None and self._with_workers is not None:
+            iterator = self._with_workers()
+        if iterator is None or self._prepared is not None or self._loaded is not None or iterator.finished:
+            return None
+        split_epoch = iterator.split_epoch
+        return iterator if split_epoch is not None and split_epoch.is_untouched else None
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`feeder.DataLoader.stats`."""
+        stats = self.current_stats()()
+        return stats if self.order is None else stats | {"padded": list(self.order.padded)}
+
+    def current_stats(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that gives the statistics. It keeps neither loader nor iterators, as iterators keep it."""
+        meters, replacements, workers = self.meters, self._replacements, self._with_workers
+
+        def stats() -> dict[str, Any]:
+            iterator = workers() if workers is not None else None
+            slots = None if iterator is None or iterator.finished else iterator.slots()
+            return meters.stats(replacements, slots)
+
+        return stats
+
+    def close(self, loader: DataLoader[Any]) -> None:
+        """Ends the workers."""
+        iterator = self._with_workers() if self._with_workers is not None else None
+        if iterator is not None:
+            iterator.close()
+        loader._iterator = None
+
+    def _new(self, loader: DataLoader[Any], options: EpochOptions) -> HereIterator | WorkersIterator:
+        state, self._loaded = self._loaded, None
+        base_seed = 0 if state is not None and state["_iterator_finished"] else None  # which then is not used
+        if state is None:
+            base_seed = self._seeds.begin(_sampler_of(loader))
+        self.meters.expect(loader.num_workers)
+        if loader.num_workers == 0:
+            self._here, self._progress = HereIterator(loader, self.order, self.meters, state, base_seed), None
+            return self._here
+        loader.check_worker_number_rationality()
+        iterator = WorkersIterator(loader, options, self.order, self.meters, state, base_seed, self._replacements)
+        self._here, self._progress = None, iterator.progress
+        self._with_workers = weakref.ref(iterator)
+        if loader.persistent_workers:
+            loader._iterator = iterator
+        return iterator
+
+
+def _sampler_of(loader: DataLoader[Any]) -> Any:
+    """Returns the sampler of single samples that a loader's order comes from."""
+    batches = loader.batch_sampler
+    return batches.sampler if type(batches) is BatchSampler else loader.sampler
+
+
+class _OnDevice:
+    """An iterator's batches on the device. They are copied ahead, so the state is that of the last one handed out.
+
+    Attributes:
+        state: The state after the last batch; None before the first and after the end.
+    """
+
+    def __init__(self, iterator: Any, options: EpochOptions, meters: GenericMeters) -> None:
+        self.state: dict[str, Any] | None = iterator.state_dict()
+        self._iterator, self._meters = iterator, meters
+        self.view: LiveView | None = None
+        self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.here)
+
+    def __iter__(self) -> _OnDevice:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __next__(self) -> Any:
+        self._meters.asked()
+        try:
+            self.state, batch = next(self._feed)
+        except StopIteration:
+            self.state = None
+            end_view(self)
+            raise
+        self._meters.given(batch)
+        if self.view is not None:
+            self.view.step()
+        return batch
+
+
+class _WithStates:
+    """An iterator's batches, each with the state after it; see :class:`feeder.loader.device.feed.BatchSource`."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+
+    def next(self) -> tuple[dict[str, Any], Any]:
+        batch = next(self._iterator)
+        return self._iterator.state_dict(), batch
+
+    def ready(self) -> bool:
+        return True

@@ -1,0 +1,384 @@
+"""A worker of the generic path: torch's loop over tasks, with batches in slots."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import signal_handling
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _DatasetKind
+
+from feeder.dataset.decoding import DecodeCounts, counted
+from feeder.errors import stop_in_a_batch
+from feeder.loader.generic.meters import Spent
+from feeder.loader.generic.split_order import Seeding
+from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
+from feeder.loader.slots.region import Region
+from feeder.loader.stateful import load_if_stateful, state_of
+from feeder.loader.workers.process import shorten_temporary_folder
+from feeder.loader.workers.seeding import introduce
+from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.shard.cache.waits import waits
+
+__all__ = [
+    "HEAD",
+    "BatchResult",
+    "BatchTask",
+    "Channel",
+    "Job",
+    "encode_task",
+    "never_ending",
+    "worker_main",
+    "worker_state",
+]
+
+# Length of the message (0: a sign of life), number of its batch (_NO_BATCH: none), used bytes of the slot, wanted
+# bytes, times and bytes of Spent.
+HEAD = struct.Struct("<10q")
+_NO_BATCH = -1
+_LENGTH_BYTES = 8
+_DIRECT_BYTES = 1 << 16
+_NOTHING = Spent()
+_GRACE_S = 4.0
+
+
+@dataclass
+class Job:
+    """A worker's job: the arguments of torch's worker loop, a state, and the seeding with feeder's own order."""
+
+    kind: int
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Any
+    drop_last: bool
+    base_seed: int
+    init_fn: Any
+    worker: int
+    workers: int
+    shared_seed: int | None
+    state: dict[str, Any] | None
+    seeding: Seeding | None = None
+
+
+@dataclass
+class BatchTask:
+    """A message of the trainer: a batch to make, slots to map, or an epoch to begin.
+
+    Attributes:
+        number: Number of the batch; None with ``begin``.
+        index: The sampler's output for it.
+        slot: Number of the slot to write into; None: none.
+        snapshot: True if the dataset's state is to be sent along.
+        slots: (slot size, number of slots): new slots, whose descriptor comes with the message.
+        begin: Begin an epoch with this shared seed.
+    """
+
+    number: int | None = None
+    index: Any = None
+    slot: int | None = None
+    snapshot: bool = False
+    slots: tuple[int, int] | None = None
+    begin: tuple[int | None] | None = None
+
+
+@dataclass
+class BatchResult:
+    """A worker's answer.
+
+    Attributes:
+        number: Number of the batch; None: the worker has begun an epoch.
+        data: The batch, an ExceptionWrapper, or torch's mark for the end of an iterable dataset.
+        state: The worker's state after it, if it was asked for.
+        counts: Of the images that were decoded for it.
+    """
+
+    number: int | None
+    data: Any
+    state: dict[str, Any] | None
+    counts: DecodeCounts = field(default_factory=DecodeCounts)
+
+
+class Channel:
+    """Messages over a stream socket. A separate thread sends large ones, so that the worker goes on."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._queue: collections.deque[bytes] = collections.deque()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._writing = threading.Lock()
+
+    def beat(self) -> None:
+        """Sends a sign of life, a message without contents, unless another message is on its way."""
+        if self._writing.acquire(blocking=False):
+            try:
+                self._send_whole(HEAD.pack(0, _NO_BATCH, 0, 0, *_NOTHING))
+            finally:
+                self._writing.release()
+
+    def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
+        """Sends a message, or leaves that to the thread."""
+        data = HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
+        with self._wake:
+            if len(data) > _DIRECT_BYTES or self._queue or self._busy:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._send_all, daemon=True)
+                    self._thread.start()
+                self._queue.append(data)
+                self._wake.notify()
+                return
+        self._write(data)
+
+    def flush(self) -> None:
+        """Waits until everything is sent."""
+        with self._wake:
+            self._wake.wait_for(lambda: not self._queue and not self._busy)
+
+    def _send_all(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: bool(self._queue))
+                data = self._queue.popleft()
+                self._busy = True
+            self._write(data)
+            with self._wake:
+                self._busy = False
+                self._wake.notify_all()
+
+    def _write(self, data: bytes) -> None:
+        with self._writing:
+            self._send_whole(data)
+
+    def _send_whole(self, data: bytes) -> None:
+        try:
+            self.connection.sendall(data)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
+
+    def receive(self) -> tuple[BatchTask, list[int]] | None:
+        """Returns the next task and the descriptors that came with it; None when the trainer is gone."""
+        try:
+            head, descriptors, _, _ = socket.recv_fds(self.connection, _LENGTH_BYTES, 1)
+            head += self._exactly(_LENGTH_BYTES - len(head))
+            return pickle.loads(self._exactly(int.from_bytes(head, "little"))), descriptors
+        except (ConnectionError, EOFError):
+            return None
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            received = self.connection.recv_into(view)
+            if not received:
+                raise EOFError
+            view = view[received:]
+        return data
+
+
+def never_ending(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns the function with another error for StopIteration, which would be taken for the dataset's end."""
+
+    def call(samples: Any) -> Any:
+        try:
+            return collate(samples)
+        except StopIteration as error:
+            raise stop_in_a_batch(error) from error
+
+    return call
+
+
+def worker_state(worker: int, kind: int, fetcher: Any, dataset: Any) -> dict[str, Any]:
+    """Returns a worker's state, under torchdata's keys."""
+    fetcher_state = None
+    dataset_state = None
+    if kind == _DatasetKind.Iterable:
+        fetcher_state = {"dataset_iter_state": state_of(fetcher.dataset_iter), "fetcher_ended": fetcher.ended}
+        if fetcher.dataset_iter is not fetcher.dataset:
+            dataset_state = state_of(dataset)
+    else:
+        dataset_state = state_of(dataset)
+    return {"worker_id": worker, "dataset_state": dataset_state, "fetcher_state": fetcher_state}
+
+
+def worker_main(connection: socket.socket, job: Job) -> None:
+    """The worker's main function.
+
+    Args:
+        connection: The socket to the trainer.
+        job: The job.
+    """
+    signal_handling._set_worker_signal_handlers()
+    shorten_temporary_folder()
+    connection.settimeout(None)  # whatever the script's default for sockets is
+    end_with_trainer(connection, _GRACE_S)  # an idle worker ends by itself, with the caller's clean-up code
+    channel = Channel(connection)
+    waits.beat = channel.beat
+    with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
+        _run(channel, job)
+
+
+def _run(channel: Channel, job: Job) -> None:
+    torch.set_num_threads(1)
+    worker = _Worker(job)
+    introduce(job.base_seed, job.worker, job.workers, worker.dataset)
+
+    error: ExceptionWrapper | None = None
+    state = None
+    where = f"in DataLoader worker process {job.worker}"
+    try:
+        if job.init_fn is not None:
+            job.init_fn(job.worker)
+        worker.begin(job.state)
+        state = worker.state()
+    except Exception:
+        error = _caught(where)
+
+    channel.send(pack(BatchResult(None, None if error is None else error, state), Slot(_NO_MEMORY)))
+    slots: tuple[Region, Any] | None = None
+    clock = time.perf_counter_ns
+    idle_from = clock()
+
+    while (received := channel.receive()) is not None:
+        started = clock()
+        task, descriptors = received
+
+        if task.slots is not None:
+            size, count = task.slots
+            region = Region(size * count, descriptors[0])
+            slots = region, region.array(np.uint8, (count, size))
+
+        if task.begin is not None:
+            try:
+                worker.seed(task.begin[0])
+                worker.begin(None)
+                result = BatchResult(None, None, worker.state())
+            except Exception:
+                result = BatchResult(None, _caught(where), None)
+            channel.send(pack(result, Slot(_NO_MEMORY)))
+        if task.number is None:
+            continue
+
+        spent = _NOTHING
+        worker.collate_ns = 0
+        if error is not None:
+            result, error = BatchResult(task.number, error, None), None
+            slot = Slot(_NO_MEMORY)
+        else:
+            memory = slots[1][task.slot] if slots is not None and task.slot is not None else _NO_MEMORY
+            slot = Slot(memory)
+            result = worker.make(task, slot, where)
+
+        made, collated = clock(), slot.used
+        try:
+            packed = pack(result, slot)
+            if not worker.ended and not isinstance(result.data, ExceptionWrapper):
+                times = started - idle_from, made - started - worker.collate_ns, worker.collate_ns, clock() - made
+                spent = Spent(*times, collated, packed.used - collated + len(packed.message))
+        except Exception:  # a batch that can't be pickled
+            packed = pack(BatchResult(task.number, _caught(where), None), Slot(_NO_MEMORY))
+
+        channel.send(packed, task.number, spent)
+        del task, result, slot, packed  # so that no batch outlives its sending
+        idle_from = clock()
+    channel.flush()
+
+
+_NO_MEMORY = np.empty(0, np.uint8)
+
+
+class _Worker:
+    """The dataset and torch's fetcher of its samples."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.dataset = job.dataset
+        self.ended = False
+        self.collate_ns = 0
+        self._generator = torch.Generator()
+        self._slot: Slot | None = None
+        self._collate = slot_collate(job.collate_fn) if job.auto_collation else None
+        self.seed(job.shared_seed)
+
+    def seed(self, shared_seed: int | None) -> None:
+        """Seeds a data pipe's random ops, which all workers share."""
+        from torch.utils.data import IterDataPipe
+        from torch.utils.data.graph_settings import apply_random_seed
+
+        if isinstance(self.dataset, IterDataPipe):
+            assert shared_seed is not None
+            self._generator.manual_seed(shared_seed)
+            self.dataset = apply_random_seed(self.dataset, self._generator)
+
+    def begin(self, state: dict[str, Any] | None) -> None:
+        """Begins an epoch, from a state if there is one. In this order: dataset, its iterator, the iterator's state."""
+        job = self.job
+        self.ended = False
+        if state is not None:
+            load_if_stateful(self.dataset, state["dataset_state"])
+        collate = never_ending(job.collate_fn if self._collate is None else self._into_slot)
+        dataset = self.dataset if job.seeding is None else job.seeding.samples(self.dataset)
+        self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            job.kind, dataset, job.auto_collation, collate, job.drop_last
+        )
+        if state is not None and job.kind == _DatasetKind.Iterable and state["fetcher_state"] is not None:
+            load_if_stateful(self.fetcher.dataset_iter, state["fetcher_state"]["dataset_iter_state"])
+
+    def state(self) -> dict[str, Any]:
+        return worker_state(self.job.worker, self.job.kind, self.fetcher, self.dataset)
+
+    def make(self, task: BatchTask, slot: Slot, where: str) -> BatchResult:
+        state = None
+        data: Any
+        counts = DecodeCounts()
+        self._slot = slot
+        try:
+            try:
+                with counted() as counts:
+                    data = None if self.ended else self.fetcher.fetch(task.index)
+            except StopIteration as error:
+                if self.job.kind != _DatasetKind.Iterable:
+                    raise stop_in_a_batch(error) from error
+                self.ended = True
+            if self.ended:
+                data = torch_worker._IterableDatasetStopIteration(self.job.worker)
+            if task.snapshot or self.ended:
+                state = self.state()
+        except Exception:
+            data = _caught(where)
+        finally:
+            self._slot = None
+        return BatchResult(task.number, data, state, counts)
+
+    def _into_slot(self, batch: Any) -> Any:
+        assert self._collate is not None
+        assert self._slot is not None
+        started = time.perf_counter_ns()
+        collated = self._collate(batch, self._slot)
+        self.collate_ns += time.perf_counter_ns() - started
+        return collated
+
+
+def encode_task(task: BatchTask) -> bytes:
+    """Returns a task's message for :meth:`Channel.receive`."""
+    data = bytes(ForkingPickler.dumps(task))
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+def _caught(where: str) -> ExceptionWrapper:
+    """Returns the exception being handled, as torch sends it."""
+    return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]

@@ -1,0 +1,42 @@
+"""Counts of what remote sets cost: bytes from the store, hits in the cache, waits, and faults that were survived."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, cast
+
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset import remote_readers
+from feeder.shard.cache.cache_mirror import CacheMirror
+
+__all__ = ["REMOTE_COUNTS", "remote_counts"]
+
+# Those that only grow, with a description of each.
+REMOTE_COUNTS = {
+    "bytes": "Bytes that came from the store",
+    "requests": "Ranges that were asked of the store",
+    "hits": "Ranges of bytes that were in the cache when they were needed",
+    "waits": "Reads that waited for the store",
+    "waited_ns": "Time of these waits, ns",
+    "retries": "Requests that were repeated",
+    "hedges": "Further requests for ranges that were slow",
+    "hedged_bytes": "Bytes that came a second time by them",
+    "wrong": "Blocks that came with wrong bytes, and were fetched again",
+}
+
+
+def remote_counts(dataset: Any) -> dict[str, int] | None:
+    """Returns the counts of a dataset's remote sets since their fetchers were started, for all ranks and jobs on this
+    machine together: :data:`REMOTE_COUNTS`, and the present ``cached_bytes`` and ``budget_bytes``. None for a dataset
+    without a remote set."""
+    mirrors = {id(mirror): mirror for reader in remote_readers(dataset) if (mirror := _mirror(reader)) is not None}
+    if not mirrors:
+        return None
+    total = collections.Counter(dict.fromkeys((*REMOTE_COUNTS, "cached_bytes", "budget_bytes"), 0))
+    for mirror in mirrors.values():
+        total.update(mirror.counts())
+    return dict(total)
+
+
+def _mirror(reader: Any) -> CacheMirror | None:
+    return cast("CacheMirror | None", reader.mirror) if isinstance(reader, ShardReader) else None

@@ -1,0 +1,141 @@
+"""Requests by Python's own HTTP client, which follows no redirect."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import ssl
+import struct
+import threading
+import urllib.parse
+
+from feeder.errors import StoreError
+from feeder.shard.store.addresses import addresses_of, connected, private_one
+from feeder.shard.store.client import CONNECT_S, STALL_S, proxy_of, tls_context
+
+__all__ = ["Connection", "answer_of", "reason_of", "redirect_of"]
+
+_SAFE = "/%~!$&'()*+,;=:@?#[]"  # in a URL, what is not to be percent-encoded
+
+Connection = http.client.HTTPConnection
+
+
+def answer_of(
+    connection: Connection, target: str, headers: dict[str, str], request_s: float
+) -> tuple[socket.socket, http.client.HTTPResponse]:
+    """Sends a request; returns the socket and the head of the answer. Closes the connection if there is none."""
+    stall_s = min(STALL_S, request_s)
+    try:
+        if connection.sock is None:
+            connection.connect()
+        channel: socket.socket = connection.sock
+        channel.settimeout(stall_s)
+        stall = struct.pack("ll", int(stall_s), int(stall_s % 1 * 1e6))
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, stall)
+        connection.request("GET", target, headers=headers)
+        with contextlib.closing(_TimeLimit(channel, request_s)):  # of a head that drips
+            return channel, connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+
+
+def redirect_of(url: str, shown: str, *, allow_http: bool, allow_private: bool, request_s: float) -> str:
+    """Returns the URL that a web server redirects to; the same one if it does not. See Note [Redirects].
+
+    Args:
+        url: The URL to ask for.
+        shown: The object, for messages.
+        allow_http: True to be redirected to http without encryption.
+        allow_private: True to be redirected from the internet to this machine and to private networks.
+        request_s: Seconds that the request may take.
+
+    Raises:
+        StoreError: if it redirects to where that is not allowed.
+        ConnectionError: if it does not answer, or there is no such host: the next attempt may succeed.
+    """
+    try:
+        parts, addresses, port = _resolved(url)
+        connection = _connection(parts, addresses, port)
+        headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
+        with contextlib.closing(connection):
+            _, response = answer_of(connection, parts._replace(scheme="", netloc="").geturl(), headers, request_s)
+            location = response.getheader("Location") if 300 <= response.status < 400 else None
+            response.close()
+        if not location:
+            return url
+
+        found = urllib.parse.urljoin(url, urllib.parse.quote(location.encode("latin-1"), safe=_SAFE))
+        if not found.startswith(("http://", "https://") if allow_http else "https://"):
+            raise StoreError(
+                f"{shown}: redirects to what is without encryption (http), or no URL of a web server; set "
+                "allow_http=True to allow http"
+            )
+        private = None if proxy_of(found) else private_one(_resolved(found)[1])
+    except ssl.SSLCertVerificationError:
+        raise
+    except ValueError:
+        raise StoreError(f"{shown}: redirects to what is not a URL") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(reason_of(error)) from None
+    if private is not None and not allow_private and private_one(addresses) is None:
+        raise StoreError(
+            f"{shown}: redirects to {private}, which is this machine or a private network; if that is meant, name "
+            "that place as the URL, or allow it with allow_private=True"
+        )
+    return urllib.parse.urldefrag(found).url
+
+
+def _resolved(url: str) -> tuple[urllib.parse.SplitResult, list[str], int]:
+    """Returns a URL's parts, and addresses and port of its host; raises ValueError if it is not one."""
+    parts = urllib.parse.urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return parts, addresses_of(parts.hostname or "", port), port
+
+
+def _connection(parts: urllib.parse.SplitResult, addresses: list[str], port: int) -> Connection:
+    """Connects to a host at its addresses."""
+    host = parts.hostname or ""
+    channel = connected(addresses, port, CONNECT_S)
+    if parts.scheme == "http":
+        connection = Connection(host, port)
+    else:
+        context = tls_context()
+        connection = http.client.HTTPSConnection(host, port, context=context)
+        channel = context.wrap_socket(channel, server_hostname=host)
+    connection.sock = channel
+    return connection
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the reason to show for a request without an answer."""
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return "no answer in time"
+    return str(error) if type(error) is ConnectionError else getattr(error, "strerror", None) or "the connection broke"
+
+
+class _TimeLimit:
+    """Ends a connection after a time.
+
+    Args:
+        connected: Its socket.
+        seconds: The time.
+    """
+
+    def __init__(self, connected: socket.socket, seconds: float) -> None:
+        self._socket = socket.socket(fileno=os.dup(connected.fileno()))  # an encrypted one has no dup()
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Lets the connection be."""
+        self._timer.cancel()
+        self._timer.join()
+        self._socket.close()
