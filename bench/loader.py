@@ -32,7 +32,6 @@ import argparse
 import contextlib
 import functools
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -69,15 +68,15 @@ from feeder.loader.workers.fork_server import ForkServer
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
-from tests.support.shard_sets import to_version_1
+from tests.support.shard_sets import change_columns
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
 _COPY_BYTES = 1 << 30
@@ -243,10 +242,11 @@ def outside(path: str, extent: Extent) -> dict[str, Any]:
 
 def rows(path: str, extent: Extent) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        for file in (*Path(path).glob("*.tar"), *Path(path).glob("*.fidx")):
+        for file in Path(path).glob("*.tar"):
             os.symlink(file.resolve(), Path(folder) / file.name)
-        old = to_version_1(shutil.copy(Path(path) / INDEX_NAME, Path(folder)))
-        index_without_rows(old, old)
+        for file in (*Path(path).glob("*.fidx"), Path(path) / INDEX_NAME):
+            shutil.copy(file, folder)
+        index_without_rows(Path(folder) / INDEX_NAME)
         options: dict[str, Any] = {"batch_size": 64, "num_workers": 1, "persistent_workers": True}
         paths = {"rows": path, "whole": folder}
         loaders = {name: DataLoader(ShardDataset(where, RECIPE), **options) for name, where in paths.items()}
@@ -311,17 +311,13 @@ def _disk_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-def index_without_rows(path: str, to: str) -> None:
-    """Writes an index of version 1 without the places of rows in images and without checksums, like older ones."""
-    data = Path(path).read_bytes()
-    end = 16 + int.from_bytes(data[8:16], "little")
-    header = json.loads(data[16:end])
-    for name in ("row_start", "row_data"):
-        del header["columns"][name]
-    for entry in (header, *header["columns"].values()):
-        entry.pop("header_crc32" if entry is header else "crc32")
-    text = json.dumps(header, separators=(",", ":")).encode()
-    Path(to).write_bytes(data[:16] + text.ljust(end - 16) + data[end:])
+def index_without_rows(path: Path) -> None:
+    """Takes the places of rows in images out of the indexes of a set."""
+
+    def change(_: int, columns: dict[str, Any]) -> None:
+        columns |= {"row_start": columns["row_start"] * np.uint64(0), "row_data": columns["row_data"][:0]}
+
+    change_columns(path, change)
 
 
 def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:
@@ -358,7 +354,7 @@ def runner(path: str, extent: Extent) -> dict[str, Any]:
     return {"us_an_image": results, "goals": _RUNNER_GOALS_US, "missed": missed}
 
 
-def _runner_us(work: Work, index: Index, size: int, epoch: int, passes: int) -> dict[str, float]:
+def _runner_us(work: Work, index: SetIndex, size: int, epoch: int, passes: int) -> dict[str, float]:
     """Returns microseconds an image of making parts of that size in random order, of what is in it, and of the rest."""
     rng = np.random.default_rng(epoch)
     ids = np.concatenate([rng.permutation(len(index)) for _ in range(passes)])
@@ -383,7 +379,7 @@ def _made_ns(work: Work) -> int:
     return sum(table[stage]["total_ns"] for stage in ("decode", "transform") if stage in table)
 
 
-def _ranges(work: Work, index: Index, ids: np.ndarray[Any, Any], epoch: int) -> list[tuple[str, int, int]]:
+def _ranges(work: Work, index: SetIndex, ids: np.ndarray[Any, Any], epoch: int) -> list[tuple[str, int, int]]:
     """Returns the (shard, offset, length) of what a part's crops need, in stored order."""
     stored = index.rows(ids)
     known = work.reader.stored(ids)

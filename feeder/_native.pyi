@@ -636,31 +636,6 @@ def unfilter_png(rows: _Buffer, out: npt.NDArray[np.uint8], pixel_bytes: int = 1
         ValueError: for another number of bytes, or a filter that PNG does not have.
     """
 
-class IndexColumns(HeldIndex):
-    """The columns of an index of version 1, see Note [Index file]; not checked beforehand.
-
-    Args:
-        shard, offset, length, width, height, orientation, label: [N].
-        row_start: uint64 [N + 1], or empty if no image has places of rows.
-        row_data: uint32.
-
-    Raises:
-        ValueError: columns of different lengths.
-    """
-
-    def __init__(
-        self,
-        shard: npt.NDArray[np.uint32],
-        offset: npt.NDArray[np.uint64],
-        length: npt.NDArray[np.uint64],
-        width: npt.NDArray[np.uint32],
-        height: npt.NDArray[np.uint32],
-        orientation: npt.NDArray[np.uint8],
-        label: npt.NDArray[np.int64],
-        row_start: npt.NDArray[np.uint64],
-        row_data: npt.NDArray[np.uint32],
-    ) -> None: ...
-
 class BaseOps:
     """The ops of a recipe's base path, in order, for their draws.
 
@@ -774,7 +749,7 @@ class PartRunner:
         Args:
             index: The set's index.
             open_shards: The calling thread's open shards.
-            shards, rows, per_shard: The samples, see :class:`feeder.shard.format.index.Located`.
+            shards, rows, per_shard: The samples, see :class:`feeder.shard.format.index_file.Located`.
             ids: int64 [N], ids of the samples in the dataset.
             repeats: int64 [N]. The key of a sample's draws is its id and ``repeats`` times ``samples``.
             samples: Number of samples of the dataset.

@@ -130,12 +130,6 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_decoder": None} | ({"_targets": None} if keeps_samples(self, FeederDataset) else {})
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "fields" in state:  # of version 0.1
-            state = {**state, "extras": tuple(map(NamedField, state["fields"]))}
-            del state["fields"]
-        self.__dict__.update(state)
-
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of the further fields."""

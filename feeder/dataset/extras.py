@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError, DecodeError
 from feeder.fields.field import Field, MissingValueError
-from feeder.shard.format.index import NUMBER_FIELDS
+from feeder.shard.format.index_file import NUMBER_FIELDS
 
 if TYPE_CHECKING:
     from feeder.dataset.reader import Reader

@@ -4,6 +4,7 @@ remote set in the cache."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,21 @@ import numpy.typing as npt
 from feeder.dataset.shard_fields import HEADER_BYTES
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError, DecodeError, FormatError
-from feeder.shard.format.column_index import ColumnIndex
-from feeder.shard.format.index import Index
-from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, ImageOf, write_index
+from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_header import ImageOf
+from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.shard_index import ShardIndex, take_rows, write_shard_index
 from feeder.shard.source.image_field import split_fields
 from feeder.shard.store.mirror import Mirror
+from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.system.text import count
 from feeder.system.warning import warn
 
 __all__ = ["index_of_field", "open_shards"]
 
 _AT_ONCE = 1000  # headers that a store is asked for together
+_PLACE = ("field", "offset", "length", "width", "height", "orientation")
 
 
 def open_shards(
@@ -80,30 +84,29 @@ def index_of_field(
         ArgumentError: if no sample has an image in that field, or the file can't be written.
     """
     index = open_index(path, version, mirror)
-    numbers = [index.fields.index(field) for field in split_fields(image_field) if field in index.fields]
-    if not numbers:
+    fields = [field for field in split_fields(image_field) if field in index.fields]
+    if not fields:
         known = ", ".join(map(repr, sorted(index.fields)))
         raise ArgumentError(f"image_field={image_field!r}: no sample of {path} has it; its fields are {known}")
 
     if index.image_of is not None:
         raise ArgumentError(f"{path}: was made for another image_field; name the folder of the set, or its own index")
-    own = index.column("field")
+    own, numbers = index.column("field"), [index.fields.index(field) for field in fields]
     is_image = np.isin(own, numbers).all() and not np.isin(index.column("member_field"), numbers).any()
     if is_image or (own == numbers[0]).all():
         return None
 
-    name = "+".join(index.fields[number] for number in numbers)
     stem = os.path.splitext(path)[0] + (f"-{index.version:06d}" if index.version > 1 else "")
-    to = f"{stem}.{name.replace(os.sep, '_')}.bin"
+    to = f"{stem}.{'+'.join(fields).replace(os.sep, '_')}.bin"
     if not _fits(to, index):
         if not writes or not os.access(os.path.dirname(to) or ".", os.W_OK):
             raise ArgumentError(
                 f"{to}: can't be written; the headers of the images in {image_field!r} are kept there: open the set "
                 "once as a user who may write into its folder"
             )
-        _make(index, numbers, to, image_field, mirror)
+        _make(index, fields, to, image_field, mirror)
 
-    made = ColumnIndex(to)
+    made = SetIndex(to)
     left_out = 0 if made.image_of is None else made.image_of.left_out
     if left_out:
         warn(
@@ -113,103 +116,91 @@ def index_of_field(
     return to
 
 
-def _fits(path: str, index: Index) -> bool:
-    """Returns whether the file at ``path`` was made from this index, and is intact."""
+def _fits(path: str, index: SetIndex) -> bool:
+    """Returns whether the file at ``path`` was made from this index, and is intact with those of its shards."""
     try:
-        made = ColumnIndex(path)
+        made = SetIndex(path)
         made.check()
     except FormatError:
         return False
     return made.image_of is not None and made.image_of.identity == index.identity.hex()
 
 
-def _make(index: Index, numbers: list[int], path: str, image_field: str, mirror: Mirror | None) -> None:
-    index.check()
-    samples = len(index)
-
-    starts = index.column("member_start").astype(np.int64)
-    sizes = np.diff(starts)
-    if starts[0] != 0 or (sizes < 0).any():
-        raise FormatError(f"{index.path}: damaged: column 'member_start' decreases; rebuild it with `feeder index`")
-    owners = np.repeat(np.arange(samples), sizes)
-
-    place = {name: np.array(index.column(name)) for name in ("field", "offset", "length", "width", "height")}
-    place["orientation"] = np.array(index.column("orientation"))
-    has_field = np.zeros(samples, bool)
-
-    for number in reversed(numbers):  # the first field counts, so it is written last
-        own = np.flatnonzero(index.column("field") == number)
-        rows = np.flatnonzero(index.column("member_field") == number)
-        for name in ("field", "offset", "length"):
-            place[name][own] = index.column(name)[own]
-            place[name][owners[rows]] = index.column(f"member_{name}")[rows]
-        has_field[own] = has_field[owners[rows]] = True
-
+def _make(index: SetIndex, fields: Sequence[str], path: str, image_field: str, mirror: Mirror | None) -> None:
     reader, reason = ShardReader(index.path, mirror=mirror), ""
-    ids = np.flatnonzero(has_field)
-    for k, i in enumerate(ids.tolist()):
-        if k % _AT_ONCE == 0:
-            own = ids[k : k + _AT_ONCE]
-            reader.bring(own, place["offset"][own], np.minimum(place["length"][own], HEADER_BYTES))
-        try:
-            info = reader.header(i, int(place["offset"][i]), int(place["length"][i]))
-        except (DecodeError, ValueError) as error:
-            if isinstance(error.__cause__, OSError):  # the disk's fault, which must not leave the sample out for good
-                raise
-            has_field[i], reason = False, reason or f"; the first, {index.key(i)!r}: {error}"
-        else:
-            place["width"][i], place["height"][i] = info.width_px, info.height_px
-            place["orientation"][i] = info.orientation
+    found = []
+    for number in range(index.shard_count):
+        own = index.shard_index(number)
+        columns, failure = _columns(reader, own, fields, index.header.sample_range(number)[0])
+        found.append((own, columns))
+        reason = reason or failure
 
-    kept = np.flatnonzero(has_field)
-    if not kept.size:
+    kept = sum(len(columns["offset"]) for _, columns in found)
+    if not kept:
         raise ArgumentError(
             f"image_field={image_field!r}: no sample of {index.path} has a readable image there{reason}"
         )
 
-    columns = _columns(index, kept, place, has_field[owners], sizes)
-    counts = {name: column.size for name, column in columns.items()}
-    origin = ImageOf(index.identity.hex(), samples - len(kept))
-    pieces = {name: [column] for name, column in columns.items()}
-
+    folder, suffix, shards = os.path.dirname(path), own_suffix(path), []
     try:
-        labels: dict[str, Any] = {"targets": index.targets, "classes": index.classes, "codebooks": index.codebooks}
-        shards = [index.shard_entry(number) for number in range(index.shard_count)]
-        write_index(path, shards, index.fields, pieces, counts, origin, **labels)
+        for number, (own, columns) in enumerate(found):
+            name, size_bytes = index.shard_entry(number)
+            to = index_path(folder, name, suffix)
+            os.makedirs(os.path.dirname(to) or ".", exist_ok=True)
+            write_shard_index(to, columns, own.fields, own.targets, own.blocks(), size_bytes, own.codebooks())
+            shards.append(ShardRecord(name, len(columns["offset"]), size_bytes, index.shard_hash(number).hex()))
+        origin = ImageOf(index.identity.hex(), len(index) - kept)
+        write_set(path, shards, index.classes, suffix=suffix, image_of=origin)
     except OSError as error:
-        raise ArgumentError(f"{path}: can't be written: {error.strerror}") from error
+        raise ArgumentError(f"{error.filename or path}: can't be written: {error.strerror}") from error
 
 
 def _columns(
-    index: Index,
-    kept: npt.NDArray[np.int64],
-    place: dict[str, npt.NDArray[np.generic]],
-    is_kept_row: npt.NDArray[np.bool_],
-    sizes: npt.NDArray[np.int64],
-) -> dict[str, npt.NDArray[np.generic]]:
-    """Returns the columns of the kept samples. The first member of each is the image of the old index."""
-    columns: dict[str, npt.NDArray[np.generic]] = {}
-    for text in ("key", "path"):
-        starts, data = index.column(f"{text}_start").tolist(), index.column(f"{text}_data").tobytes()
-        texts = [data[starts[i] : starts[i + 1]] for i in kept.tolist()]
-        columns[f"{text}_start"] = _starts(np.array([len(each) for each in texts], np.int64))
-        columns[f"{text}_data"] = np.frombuffer(b"".join(texts), np.uint8)
-    columns["member_start"] = _starts(sizes[kept] + 1)
-    firsts = columns["member_start"][:-1].astype(np.int64)
-    is_first = np.zeros(int(sizes[kept].sum()) + len(kept), bool)
-    is_first[firsts] = True
+    reader: ShardReader, own: ShardIndex, fields: Sequence[str], first: int
+) -> tuple[dict[str, npt.NDArray[Any]], str]:
+    """Returns the columns of a shard's samples that have a readable image in the fields, and why the first one of the
+    others has none, if it has such a field. The first member of each is the image of the old index.
+
+    Args:
+        reader: The set's reader.
+        own: The shard's index.
+        fields: The fields, of which the first that a sample has is its image.
+        first: Number of the shard's first sample.
+    """
+    columns, reason = own.columns(), ""
+
+    samples = np.arange(own.samples)
+    starts = columns["member_start"].astype(np.int64)
+    owners = np.repeat(samples, starts[1:] - starts[:-1])
+
+    place = {name: columns[name].astype(np.int64) for name in _PLACE}
+    has_field = np.zeros(own.samples, bool)
+
+    for field in reversed([own.fields.index(field) for field in fields if field in own.fields]):
+        images, rows = np.flatnonzero(columns["field"] == field), np.flatnonzero(columns["member_field"] == field)
+        for name in ("field", "offset", "length"):  # the first field counts, so it is written last
+            place[name][images] = columns[name][images]
+            place[name][owners[rows]] = columns[f"member_{name}"][rows]
+        has_field[images] = has_field[owners[rows]] = True
+
+    rows = np.flatnonzero(has_field)
+    for k, row in enumerate(rows.tolist()):
+        if k % _AT_ONCE == 0:
+            some = rows[k : k + _AT_ONCE]
+            reader.bring(first + some, place["offset"][some], np.minimum(place["length"][some], HEADER_BYTES))
+        try:
+            info = reader.header(first + row, int(place["offset"][row]), int(place["length"][row]))
+        except (DecodeError, ValueError) as error:
+            if isinstance(error.__cause__, OSError):  # the disk's fault, which must not leave the sample out for good
+                raise
+            has_field[row], reason = False, reason or f"; the first, {reader.index.key(first + row)!r}: {error}"
+        else:
+            place["width"][row], place["height"][row] = info.width_px, info.height_px
+            place["orientation"][row] = info.orientation
+
+    order = np.argsort(np.concatenate([samples, owners]), kind="stable")
     for name in ("field", "offset", "length"):
-        rows = np.empty(len(is_first), COLUMNS[f"member_{name}"])
-        rows[is_first], rows[~is_first] = index.column(name)[kept], index.column(f"member_{name}")[is_kept_row]
-        columns[f"member_{name}"] = rows
-    columns["row_start"], columns["row_data"] = _starts(np.zeros(len(kept), np.int64)), np.zeros(0, np.uint32)
-    has = {"target": bool(index.targets), "source_row": index.has_source_rows}
-    optional = [name for name in OPTIONAL_COLUMNS if has[name]]
-    for name in [*COLUMNS, *optional]:
-        if name not in columns:
-            columns[name] = place.get(name, index.column(name))[kept]
-    return columns
-
-
-def _starts(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)
+        columns[f"member_{name}"] = np.concatenate([columns[name], columns[f"member_{name}"]])[order]
+    columns["member_start"] = starts + np.arange(own.samples + 1)
+    columns["row_start"], columns["row_data"] = np.zeros(own.samples + 1, np.uint64), np.zeros(0, np.uint32)
+    return take_rows(columns | place, np.flatnonzero(has_field)), reason

@@ -14,7 +14,7 @@ from feeder.errors import ArgumentError
 from feeder.fields.field import Field
 from feeder.fields.function_field import kind_of
 from feeder.fields.text_fields import Json
-from feeder.shard.format.index import NUMBER_FIELDS
+from feeder.shard.format.index_file import NUMBER_FIELDS
 
 __all__ = ["fields_of"]
 

@@ -18,8 +18,7 @@ from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
-from feeder.shard.format.index import NUMBER_FIELDS
-from feeder.shard.format.index_file import INDEX_NAME
+from feeder.shard.format.index_file import INDEX_NAME, NUMBER_FIELDS
 from feeder.shard.source.class_folders import (
     are_downloads,
     class_names,
@@ -80,7 +79,6 @@ class FolderReader:
         members: Names of the members that samples have, such as "txt".
     """
 
-    _members: tuple[str, ...] = ()  # of pickles of version 0.1
     # Upright (height, width) and orientation to apply of each image, once they are measured; height 0: not yet.
     # uint16, or int32 once a side needs it.
     _sizes: npt.NDArray[Any] | None = None

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from feeder.dataset.reader import SWAPPING_ORIENTATIONS
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.errors import DecodeError
-from feeder.shard.format.index import NUMBER_FIELDS, Index
+from feeder.shard.format.index_file import NUMBER_FIELDS
+from feeder.shard.format.set_index import SetIndex
 
 __all__ = ["HEADER_BYTES", "ShardFields"]
 
@@ -28,7 +29,7 @@ class ShardFields:
         exif: Whether EXIF orientation is applied.
     """
 
-    index: Index
+    index: SetIndex
     exif: bool
 
     def read_bytes(self, i: int, offset: int, length: int, shard: int | None = None) -> bytes:
@@ -76,7 +77,6 @@ class ShardFields:
     def column(self, name: str) -> npt.NDArray[Any] | list[Any]:
         """See :meth:`Reader.column`. Members are read in stored order."""
         index, count = self.index, len(self.index)
-        index.check_fields([name])
         if name in ("key", "path"):
             text = index.key if name == "key" else index.source_path
             return [text(i) for i in range(count)]

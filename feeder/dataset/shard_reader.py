@@ -35,8 +35,8 @@ from feeder.decoders.packed import add_codebooks
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, FormatError
 from feeder.order.shard_sizes import EqualSizes, ShardSizes, compact_sizes
-from feeder.shard.format.index import Index, Rows
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import RecordRows, SetIndex
 from feeder.shard.source.image_file import LARGE_BYTES, MAX_FILE_BYTES, check_size
 from feeder.shard.store.mirror import Mirror, check_same
 from feeder.system.files import open_regular
@@ -293,7 +293,7 @@ class ShardReader(ShardFields):
                 os.posix_fadvise(descriptor, offset + begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _stored(
-        self, ids: npt.NDArray[np.int64], rows: Rows
+        self, ids: npt.NDArray[np.int64], rows: RecordRows
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], list[DecodeError | None]]:
         """Returns orientations to apply, upright sizes, and errors for samples with impossible values in the index."""
         index = self.index
@@ -477,7 +477,7 @@ class ShardReader(ShardFields):
         return entry
 
     @functools.cached_property
-    def _named_by(self) -> Index:
+    def _named_by(self) -> SetIndex:
         """The index that has the shards' hashes: that of the set."""
         if self.field_of is None:
             return self.index

@@ -143,7 +143,6 @@ class ShardDataset(FeederDataset):
         super().__init__(reader, recipe, (*target_values(targets, recipe, exif=exif), *fields_of(fields)))
         self._check_extras()
         for each in readers:
-            each.index.check_fields([extra.name for extra in self.extras])
             _warn_of_turned(each, self.extras)
 
 

@@ -19,7 +19,7 @@ from feeder.dataset.view_targets import ViewsTarget
 from feeder.decoders.targets.annotations import Annotations, decode_boxes, decode_points
 from feeder.decoders.targets.mask import MaskArray, decode_mask, move_mask
 from feeder.errors import ArgumentError, DecodeError
-from feeder.shard.format.index import NUMBER_FIELDS
+from feeder.shard.format.index_file import NUMBER_FIELDS
 from feeder.transforms.boxes import Boxes, SampleBoxes, move_boxes
 from feeder.transforms.moves import Moves, drawn_moves, upright
 from feeder.transforms.points import move_points

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import struct
 import sys
 import threading
@@ -25,16 +24,15 @@ __all__ = [
     "IMAGE_EXTENSIONS",
     "PILLOW_FORMATS",
     "ImageInfo",
-    "check_complete",
     "clipped_warning",
     "image_info",
     "is_image_field",
     "is_one_scan",
     "is_plain_jpeg",
+    "is_whole",
     "jpeg_has_end",
     "jpeg_orientation",
     "quiet_pillow",
-    "without_padding",
 ]
 
 # Extension in shards -> its synonyms.
@@ -55,7 +53,6 @@ IMAGE_EXTENSIONS: frozenset[str] = frozenset(_EXTENSIONS).union(*_EXTENSIONS.val
 PILLOW_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 _NAMED_FORMATS = {"PNG": "png", "WEBP": "webp", "BMP": "bmp", "GIF": "gif", "TIFF": "tiff", "PPM": "ppm"}
 _ORIENTATION_TAG = 0x0112
-_PADDED_RESTART = re.compile(rb"(?<!\xff)\x00+(?=\xff[\xd0-\xd7])")  # but for a stuffed zero
 _STANDALONE_MARKERS = frozenset([0x01, *range(0xD0, 0xD8)])
 _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -129,29 +126,18 @@ def image_info(data: bytes) -> ImageInfo:
     return _pillow_info(data)
 
 
-def check_complete(data: bytes, info: ImageInfo) -> None:
-    """Checks that an encoded image was not cut off.
+def is_whole(data: bytes, info: ImageInfo) -> bool:
+    """Returns whether an encoded image was not cut off; False if only decoding it can tell.
 
-    A JPEG by its end marker, a packed one by its lengths, and a PNG by its chunks' checksums, which needs no decoding;
-    if these are wrong, and for other formats, by decoding the image.
+    A JPEG by its end marker, a packed one by its lengths, and a PNG by its chunks' checksums.
 
     Raises:
-        ValueError: with the fault.
+        ValueError: if a packed JPEG is damaged.
     """
-    if info.extension == "jpg" and jpeg_has_end(data):
-        return
     if info.extension == "fpk":
         check_packed(data)
-        return
-    if info.extension == "png" and _png_is_whole(data):
-        return
-    from PIL import Image
-
-    try:
-        with quiet_pillow(), Image.open(io.BytesIO(data), formats=PILLOW_FORMATS) as image:
-            image.load()
-    except Exception as error:  # Pillow raises nearly every kind on damaged files
-        raise ValueError(f"truncated or damaged {info.extension}: {error}") from None
+        return True
+    return (info.extension == "jpg" and jpeg_has_end(data)) or (info.extension == "png" and _png_is_whole(data))
 
 
 def jpeg_has_end(data: bytes) -> bool:
@@ -249,24 +235,6 @@ def is_plain_jpeg(data: bytes) -> bool:
             is_color = components == 3 and not adobe_rgb and ids != b"RGB"
             return marker in (0xC0, 0xC1, 0xC2) and data[position + 4] == 8 and (components == 1 or is_color)
     return False
-
-
-def without_padding(data: bytes) -> bytes:
-    """Returns a JPEG of one scan without the padding that some cameras write.
-
-    Zeros before its restart markers are taken out, and its end marker takes the place of zeros or ones at the end.
-
-    If what it returns has fewer blocks than the header says, the zeros were data, or the file was cut off.
-    """
-    start = _scan_start(data)
-    scan = data[start:]
-    if not jpeg_has_end(data):
-        kept = scan.rstrip(b"\0\xff")
-        if kept == scan:
-            return data
-        stuffed = b"\xff\0" if scan.startswith(b"\xff\0", len(kept)) else b""
-        scan = kept + stuffed + b"\xff\xd9"
-    return data[:start] + _PADDED_RESTART.sub(b"", scan)
 
 
 def is_one_scan(data: bytes) -> bool:

@@ -129,7 +129,7 @@ class Order:
         return {name: value for name, value in self.__dict__.items() if name not in ("lanes", "_turns")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # of an earlier version, perhaps
+        self.__dict__.update(state)
         self.__post_init__()
 
     def with_seed(self, seed: int) -> Order:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from feeder.decoders.packed import add_codebooks, is_packed_field, packed_head, unpack_checked
 from feeder.errors import DecodeError, ShardError
-from feeder.shard.format.index import Index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.image_file import MAX_FILE_BYTES
 from feeder.shard.store.store import open_store
@@ -101,14 +100,12 @@ def export(path: str, out: str, *, progress: Progress | None = None) -> ExportSu
     return ExportSummary(shown, counts["unpacked"], counts["stored"], counts["copies"], len(renamed))
 
 
-def _exported_ids(index: Index, shard: int) -> npt.NDArray[np.int64]:
-    ids = index.shard_ids(shard)
-    if isinstance(index, SetIndex):  # in whose places others stand
-        ids = np.delete(ids, [*index.shard_index(shard).taken_down()])
-    return ids
+def _exported_ids(index: SetIndex, shard: int) -> npt.NDArray[np.int64]:
+    # Others stand in the places of samples that were taken down.
+    return np.delete(index.shard_ids(shard), [*index.shard_index(shard).taken_down()])
 
 
-def _renamed(index: Index, ids: npt.NDArray[np.int64]) -> dict[int, str]:
+def _renamed(index: SetIndex, ids: npt.NDArray[np.int64]) -> dict[int, str]:
     """Returns the paths of those of the samples that can't have their own: an earlier one's, or that of a folder.
 
     Raises:
@@ -171,7 +168,7 @@ def _into_store(out: str) -> Callable[[str, bytes], None]:
     return write
 
 
-def _read(index: Index, i: int) -> bytes:
+def _read(index: SetIndex, i: int) -> bytes:
     """Returns the image of a sample as it is stored. All fields of a sample share one checksum.
 
     A packed image is left to its own SHA-256, whose error says more.
@@ -192,7 +189,7 @@ def _read(index: Index, i: int) -> bytes:
     return data
 
 
-def _relative(index: Index, i: int) -> str:
+def _relative(index: SetIndex, i: int) -> str:
     """Returns the path below the folder: the original one, or the key where that leads out of it or is not a file's.
 
     Raises:

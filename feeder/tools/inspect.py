@@ -15,7 +15,6 @@ from feeder.decoders.packed import codebook_id
 from feeder.order.batch_scores import BatchScores, batch_scores
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Shuffle, Window
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.set_index import SetIndex
@@ -81,7 +80,7 @@ class Report:
         return asdict(self)
 
 
-def open_set(path: str) -> Index:
+def open_set(path: str) -> SetIndex:
     """Opens the index of a shard set's folder, or an index file.
 
     Raises:
@@ -126,7 +125,7 @@ def inspect(place: str | SetCopy) -> Report:
         window_scores=_window_scores(index),
         batch_scores=_batch_scores(index),
         codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
-        taken_down=index.header.info.taken_down if isinstance(index, SetIndex) else 0,
+        taken_down=index.header.info.taken_down,
     )
 
 
@@ -246,7 +245,7 @@ class _Found:
     height: _Distribution = field(default_factory=_Distribution)
 
 
-def _read(index: Index) -> _Found:
+def _read(index: SetIndex) -> _Found:
     counts = len(index.targets)
     found = _Found(np.array([[np.inf] * counts, [-np.inf] * counts], np.float32))
     fields = ["field", "member_field"] if index.image_of is None else ["member_field"]
@@ -275,13 +274,13 @@ def _count(counts: collections.Counter[int], values: npt.NDArray[Any]) -> None:
         counts[value] += rows
 
 
-def _window_scores(index: Index) -> dict[int, float]:
+def _window_scores(index: SetIndex) -> dict[int, float]:
     sizes = index.shard_counts()
     windows = [window for window in _WINDOWS if window < len(index)]
     return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
 
 
-def _batch_scores(index: Index) -> dict[str, BatchScores]:
+def _batch_scores(index: SetIndex) -> dict[str, BatchScores]:
     """Returns the scores of each way to shuffle, if a step of all ranks is less than a part of the set."""
     counts = np.asarray(index.shard_counts())
     if len(index) <= _RANKS * _BATCH:

@@ -133,20 +133,17 @@ def refuse_without_images(state: Mapping[str, Any]) -> None:
         raise ArgumentError(f"{why}: {_BY_HAND}")
 
 
-def loader_of(
-    path: str, state: Mapping[str, Any], exif_orientation: str | None = None, *, images: bool = True
-) -> DataLoader[Any]:
+def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> DataLoader[Any]:
     """Returns a loader over a set, in the version that a state is of, which stands at the state, with its order and its
     recipe.
 
     Bad samples are replaced by others, as in a run with ``on_error="skip"``: one without had no such batch. Images of
     sizes of their own are padded, whether or not the run did that: :func:`batch_pixels` cuts it off. Targets are not
-    read. A state of an older version does not say if the run had a ``mix``, and is taken as without one.
+    read.
 
     Args:
         path: The set, or a folder of images.
         state: The state.
-        exif_orientation: As the dataset had it, for a state of an older version, which does not say it; None: "apply".
         images: False gives a loader with a recipe and a backend of no account, for ``samples_of``, also where
             :func:`why_without_images` has a reason.
 
@@ -155,8 +152,7 @@ def loader_of(
     """
     if "consumed" not in state or "spans" not in state:
         raise ArgumentError(
-            "this state was saved with an explicit sampler, or by an older version of feeder: it does not say how "
-            "batches were made"
+            "this state was saved with an explicit sampler, or is damaged: it does not say how batches were made"
         )
     if images:
         refuse_without_images(state)
@@ -164,18 +160,14 @@ def loader_of(
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
     recipe = recipe_from_json(state["recipe"] if images else _recipe_of_sizes(state))
-    recorded = state.get("exif_orientation")
-    if recorded is not None and exif_orientation not in (None, recorded):
-        raise ArgumentError(f"this run had exif_orientation={recorded!r}: leave --exif-orientation out")
-    exif = recorded or exif_orientation or "apply"
+    exif = state.get("exif_orientation", "apply")
     reader: Any = open_dataset(path, None, exif, set_version(state), targets=targets_of(state)).reader
     if state["fingerprint"] != reader.fingerprint() and isinstance(reader, ShardReader):
         without_labels(reader)  # as with labels=False
     if state["fingerprint"] != reader.fingerprint():
         raise ArgumentError(
-            "this state is of another set; or of a Subset, of several sets, of one opened with labels=, classes=, "
-            "target_transform= or image_field=, or of a folder with targets=, saved by an older version of feeder: "
-            f"{_BY_HAND}"
+            "this state is of another set; or of a Subset, of several sets, or of one opened with labels=, classes=, "
+            f"target_transform= or image_field=: {_BY_HAND}"
         )
     dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))

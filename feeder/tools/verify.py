@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.decoders.image_header import ImageInfo
 from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checked
@@ -18,9 +16,6 @@ from feeder.decoders.targets.mask import MASK_HEAD_BYTES, check_mask
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.block_sums import BLOCK_BYTES, file_sums
 from feeder.shard.format.chunks import CHUNK_ROWS
-from feeder.shard.format.column_index import ColumnIndex
-from feeder.shard.format.index import Index
-from feeder.shard.format.index_builder import row_data
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.shard.format.set_index import SetIndex
@@ -83,29 +78,15 @@ def verify(
         shards = count(len(names), "shard")
         damages.append(Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}"))
         return damages
-    if isinstance(index, ColumnIndex):
-        damages += _verify_columns(index)
-        if not index.has_checksums and not manifest:
-            progress.note(f"{index.path}: an older index, which has no checksums of its own; `feeder index` adds them")
-    # Rows are in the order of their shards, unless the index is damaged.
-    ids = np.arange(len(index))
-    if isinstance(index, ColumnIndex):
-        ids = np.argsort(index.shard, kind="stable")
-        starts = np.searchsorted(index.shard[ids], np.arange(index.shard_count + 1))
-    else:
-        starts = np.concatenate([[0], np.cumsum(np.asarray(index.shard_counts()))])
-
+    starts = np.concatenate([[0], np.cumsum(np.asarray(index.shard_counts()))]).tolist()
     masks: dict[str, list[Damage | None]] = {}
 
     def check(number: int) -> tuple[list[Damage], dict[str, list[Damage | None]]]:
         checksum = manifest.shards[number].sha256 if manifest else None
-        rows = ids[starts[number] : starts[number + 1]].tolist()
+        rows = range(starts[number], starts[number + 1])
         with copy.shard(names[number], may_be_missing=True):
             found = _verify_packed(index, number, rows) if deep else []
-            if isinstance(index, SetIndex):
-                found = _verify_indexed_shard(index, number, rows, checksum) + found
-            else:
-                found = _verify_shard(index, number, rows, checksum) + found
+            found = _verify_indexed_shard(index, number, rows, checksum) + found
             return found, {} if found else _verify_masks(index, number, rows)
 
     if deep:
@@ -115,7 +96,7 @@ def verify(
             damages += found_damages
             for field, of_shard in found_masks.items():
                 masks.setdefault(field, []).extend(of_shard)
-            progress.advance(int(starts[number + 1] - starts[number]), index.shard_entry(number).size_bytes)
+            progress.advance(starts[number + 1] - starts[number], index.shard_entry(number).size_bytes)
     for field, of_set in masks.items():
         bad = [damage for damage in of_set if damage is not None]
         if len(bad) < len(of_set):
@@ -128,7 +109,7 @@ def verify(
     return damages
 
 
-def _verify_packed(index: Index, number: int, rows: list[int]) -> list[Damage]:
+def _verify_packed(index: SetIndex, number: int, rows: range) -> list[Damage]:
     """Unpacks the packed images of a shard. Those that can't be read are left to the check of checksums."""
     packed = [i for i, name in enumerate(index.fields) if is_packed_field(name)]
     name, damages = index.shard_name(number), []
@@ -145,13 +126,13 @@ def _verify_packed(index: Index, number: int, rows: list[int]) -> list[Damage]:
     return damages
 
 
-def _verify_masks(index: Index, number: int, rows: list[int]) -> dict[str, list[Damage | None]]:
+def _verify_masks(index: SetIndex, number: int, rows: range) -> dict[str, list[Damage | None]]:
     """Compares the headers of a sound shard's masks with their images; None stands for a mask that fits."""
     masks: dict[str, list[Damage | None]] = {}
     if not any(map(is_mask_field, index.fields)):
         return masks
     name = index.shard_name(number)
-    # What is wrong with the index, _verify_columns has reported.
+    # What is wrong with the index, _verify_indexed_shard has reported.
     with contextlib.suppress(FormatError), open(index.shard_path(number), "rb", opener=open_regular) as file:
         for i in rows:
             row = index.row(i)
@@ -167,8 +148,8 @@ def _verify_masks(index: Index, number: int, rows: list[int]) -> dict[str, list[
     return masks
 
 
-def _verify_indexed_shard(index: SetIndex, number: int, rows: list[int], checksum: str | None) -> list[Damage]:
-    """Verifies a shard of a set of version 2, and its index."""
+def _verify_indexed_shard(index: SetIndex, number: int, rows: range, checksum: str | None) -> list[Damage]:
+    """Verifies a shard, and its index."""
     name = index.header.index_name(number)
     try:
         own = index.shard_index(number)
@@ -202,45 +183,7 @@ def _verify_indexed_shard(index: SetIndex, number: int, rows: list[int], checksu
     return damages
 
 
-def _verify_columns(index: ColumnIndex) -> list[Damage]:
-    """Compares an index of version 1 with its checksums; looks for invalid numbers and orientations, and texts that
-    overlap."""
-    name, last = os.path.basename(index.path), len(index) - 1
-    damages = [
-        Damage(name, None, f"the bytes of column {column!r} do not match their checksum")
-        for column in index.damaged_columns()
-    ]
-
-    def add(rows: npt.NDArray[np.int64], reason: Callable[[int], str]) -> None:
-        damages.extend(Damage(name, index.key(i), reason(i)) for i in rows.tolist())
-
-    add(
-        np.flatnonzero(index.shard >= len(index.shards)),
-        lambda i: f"names shard {index.shard[i]}, the index has {len(index.shards)}",
-    )
-    add(
-        np.flatnonzero(index.field >= len(index.fields)),
-        lambda i: f"names field {index.field[i]}, the index has {len(index.fields)}",
-    )
-    add(
-        np.flatnonzero((index.orientation < 1) | (index.orientation > 8)),
-        lambda i: f"has orientation {index.orientation[i]}, expected 1 to 8",
-    )
-    for column in ("key_start", "path_start", "member_start", "row_start"):
-        starts = index.column(column)
-        add(
-            np.flatnonzero(starts[1:] < starts[:-1]),
-            lambda i, column=column: f"ends before it starts in column {column}",  # type: ignore[misc]
-        )
-    numbers = index.column("member_field")
-    for row in np.flatnonzero(numbers >= len(index.fields)).tolist():
-        i = int(np.searchsorted(index.column("member_start"), row, side="right")) - 1
-        reason = f"names field {numbers[row]}, the index has {len(index.fields)}"
-        damages.append(Damage(name, index.key(min(max(i, 0), last)), reason))
-    return damages
-
-
-def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | None) -> list[Damage]:
+def _verify_shard(index: SetIndex, number: int, rows: range, checksum: str) -> list[Damage]:
     """Compares a shard with its SHA-256, or the first digits of it, and if they differ its samples with theirs."""
     name, expected_bytes = index.shard_entry(number)
     path = index.shard_path(number)
@@ -250,7 +193,7 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
             found_bytes = os.fstat(file.fileno()).st_size
         if found_bytes != expected_bytes:
             damages.append(Damage(name, None, f"has {found_bytes} bytes, expected {expected_bytes}"))
-        elif checksum is not None:
+        else:
             found = file_sha256(path)
             if found.startswith(checksum):
                 return []
@@ -260,9 +203,8 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                 try:
                     parts = index.parts(i)
                 except FormatError:
-                    continue  # _verify_index has reported it
+                    continue  # _verify_indexed_shard has reported it
                 crc = 0
-                stored_rows = index.row_data(i)
                 for _, offset, length in parts:
                     if length > MAX_FILE_BYTES:
                         reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
@@ -274,10 +216,6 @@ def _verify_shard(index: Index, number: int, rows: list[int], checksum: str | No
                         damages.append(Damage(name, index.key(i), reason))
                         break
                     crc = zlib.crc32(data, crc)
-                    if stored_rows and row_data(data) not in (stored_rows, b""):
-                        reason = "has wrong places for the rows of the image: rebuild it with `feeder index`"
-                        damages.append(Damage(os.path.basename(index.path), index.key(i), reason))
-                    stored_rows = b""  # of the image only, which comes first
                 else:
                     if crc != int(index.row(i).crc32[0]):
                         offset = index.place(i)[1]

@@ -34,49 +34,6 @@ using Sizes64 = nb::ndarray<const int64_t, nb::shape<-1, 2>, nb::c_contig, nb::d
 using Floats = nb::ndarray<const float, nb::shape<3>, nb::c_contig, nb::device::cpu>;
 using Pair = std::pair<double, double>;
 
-// The columns of an index of version 1, whose arrays stay while this object lives.
-class IndexColumns : public HeldIndex {
-  public:
-    IndexColumns(Column<const uint32_t> shard, Column<const uint64_t> offset, Column<const uint64_t> length,
-                 Column<const uint32_t> width, Column<const uint32_t> height, Column<const uint8_t> orientation,
-                 Column<const int64_t> label, Column<const uint64_t> row_start, Column<const uint32_t> row_data)
-        : columns_(held(shard, offset, length, width, height, orientation, label, row_start, row_data)),
-          keep_(shard, offset, length, width, height, orientation, label, row_start, row_data) {}
-
-    ImageIndex& index() override { return columns_; }
-
-  private:
-    template <typename T>
-    static std::span<const T> span(const Column<const T>& column) {
-        return {column.data(), column.shape(0)};
-    }
-
-    static ColumnIndex::Columns held(const Column<const uint32_t>& shard, const Column<const uint64_t>& offset,
-                                     const Column<const uint64_t>& length, const Column<const uint32_t>& width,
-                                     const Column<const uint32_t>& height, const Column<const uint8_t>& orientation,
-                                     const Column<const int64_t>& label, const Column<const uint64_t>& row_start,
-                                     const Column<const uint32_t>& row_data) {
-        ColumnIndex::Columns columns;
-        columns.shard = span(shard);
-        columns.width = span(width);
-        columns.height = span(height);
-        columns.offset = span(offset);
-        columns.length = span(length);
-        columns.row_start = span(row_start);
-        columns.label = span(label);
-        columns.orientation = span(orientation);
-        columns.row_data = span(row_data);
-        if (!columns.fit()) bad("the columns must be of one length, and row_start one longer");
-        return columns;
-    }
-
-    ColumnIndex columns_;
-    std::tuple<Column<const uint32_t>, Column<const uint64_t>, Column<const uint64_t>, Column<const uint32_t>,
-               Column<const uint32_t>, Column<const uint8_t>, Column<const int64_t>, Column<const uint64_t>,
-               Column<const uint32_t>>
-        keep_;
-};
-
 // The ops of a base path, added one by one in Python's terms.
 class BaseOps {
   public:
@@ -344,12 +301,6 @@ class Runner {
 }  // namespace
 
 void add_part(nb::module_& module) {
-    nb::class_<IndexColumns, HeldIndex>(module, "IndexColumns", "The columns of an index of version 1.")
-        .def(nb::init<Column<const uint32_t>, Column<const uint64_t>, Column<const uint64_t>, Column<const uint32_t>,
-                      Column<const uint32_t>, Column<const uint8_t>, Column<const int64_t>, Column<const uint64_t>,
-                      Column<const uint32_t>>(),
-             "shard"_a, "offset"_a, "length"_a, "width"_a, "height"_a, "orientation"_a, "label"_a, "row_start"_a,
-             "row_data"_a);
     nb::class_<BaseOps>(module, "BaseOps", "The ops of a recipe's base path, for their draws.")
         .def(nb::init<>())
         .def("add_random_resized_crop", &BaseOps::add_random_resized_crop, "stream"_a, "height"_a, "width"_a, "scale"_a,

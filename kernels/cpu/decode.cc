@@ -66,18 +66,6 @@ Outcome check_size(const ImageJob& job, int width, int height, const DecodeOptio
     return {};
 }
 
-// True if an end-of-image marker follows the header. Nearly always it is at the very end.
-bool has_end(ByteSpan file, size_t entropy_offset) {
-    for (size_t at = file.size(); at >= entropy_offset + 2;) {
-        if (file[at - 2] == 0xFF && file[at - 1] == 0xD9) return true;
-        const size_t length = at - 2 - entropy_offset;
-        const void* hit = length == 0 ? nullptr : memrchr(file.data() + entropy_offset, 0xFF, length);
-        if (hit == nullptr) return false;
-        at = static_cast<size_t>(static_cast<const uint8_t*>(hit) - file.data()) + 2;
-    }
-    return false;
-}
-
 // Buffers outlive a batch: decoders return to this list, and any thread takes them from it.
 class DecoderPool {
   public:
@@ -224,10 +212,10 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
         if (found.status > Status::damaged) break;
         for (const size_t view : group.views) store(job, planes, view, times);
     }
-    outcome.slow = options.fidelity != Fidelity::exact && !has_resizable_planes(header);
     // A truncated file is damaged wherever the box is, as an image's status must not depend on the crop. A file of which
     // only some rows were read was complete when it was indexed; later damage to its other rows is not seen.
-    if (outcome.ok() && !complete) return {Status::damaged, "JPEG: truncated: no end-of-image marker"};
+    if (outcome.ok() && !complete) outcome = read_with_libjpeg(job.file, header);
+    outcome.slow = options.fidelity != Fidelity::exact && !has_resizable_planes(header);
     return outcome;
 }
 

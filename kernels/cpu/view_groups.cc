@@ -38,8 +38,7 @@ class Cost {
                    (segments.last_column - segments.first_column + 1) * grid_.segment_mcus;
         }
         // The first scan ends with the box's last row; with further scans all of them are read.
-        const bool one_scan = header_.huffman_sequential() && header_.interleaved_scan;
-        const int bottom = one_scan ? window.bottom : header_.height;
+        const int bottom = header_.one_scan() ? window.bottom : header_.height;
         return static_cast<int64_t>(header_.width) * bottom / mcu_pixels();
     }
 

@@ -15,8 +15,7 @@ from torch.utils.data import Subset
 
 from feeder import DataLoader, FolderDataset, ShardDataset
 from feeder.errors import ArgumentError, FormatError, SourceError
-from feeder.shard.format.index_file import COLUMNS, INDEX_NAME, write_index
-from feeder.shard.format.open_index import open_index
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.labels import LabelColumn
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
@@ -28,7 +27,7 @@ from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.support.images import make_tree
 from tests.support.loader_data import encode
-from tests.support.shard_sets import shard_entries, to_version_1, write_tar
+from tests.support.shard_sets import change_columns, write_tar
 
 COUNT = 20
 
@@ -53,18 +52,13 @@ def expected(rows: Any, names: tuple[str, ...]) -> torch.Tensor:
 
 
 def unlabelled(folder: Path, texts: list[bytes], extra: dict[str, bytes] | None = None) -> Path:
-    """An index of one tar with these ``cls`` fields and the label -1 for each, as old ones of text labels are."""
+    """An index of one tar with these ``cls`` fields and the label -1 for each."""
     fields: dict[str, Callable[[int], bytes]] = {"png": encode, "cls": lambda i: texts[i]}
     fields |= {name: lambda i, data=data: data for name, data in (extra or {}).items()}  # type: ignore[misc]
     members = [(f"{i}.{name}", data(i)) for i in range(len(texts)) for name, data in fields.items()]
     folder.mkdir(parents=True, exist_ok=True)
     write_tar(folder / "t.tar", members)
-    path = index_tars(str(folder / "t.tar"), columns=ManifestColumns(has_labels=False)).path
-    index = open_index(path)
-    columns: dict[str, Any] = {name: [np.array(index.column(name))] for name in COLUMNS}
-    columns["label"] = [np.full(len(texts), -1, np.int64)]
-    counts = {name: len(column[0]) for name, column in columns.items()}
-    write_index(path, shard_entries(index), index.fields, columns, counts)
+    index_tars(str(folder / "t.tar"), columns=ManifestColumns(has_labels=False))
     return folder
 
 
@@ -142,18 +136,6 @@ def test_mixing_by_class_refuses_labels_that_are_no_classes(tmp_path: Path, op: 
     write_shards([{"png": encode(i)} for i in range(4)], tmp_path / "none")
     with pytest.raises(ArgumentError, match=r"no sample of .* has a label"):
         DataLoader(ShardDataset(tmp_path / "none", RandomResizedCrop(8)), 4, mix=op(num_classes=3))
-
-
-def test_an_index_with_targets_says_so_by_its_version(tmp_path: Path) -> None:
-    path = Path(to_version_1(target_set(tmp_path, ("x", "y")) / INDEX_NAME))
-    header = json.loads(path.read_bytes()[16:].split(b"}}}")[0] + b"}}}")
-    assert header["version"] == 2
-    assert open_index(path).column("target").shape == (COUNT, 2)
-    data = bytearray(path.read_bytes())
-    data[int(header["columns"]["target"]["offset"])] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="column 'target' do not match their checksum"):
-        ShardDataset(path.parent)
 
 
 def test_cls_fields_without_a_label_are_no_dataset_without_labels(tmp_path: Path) -> None:
@@ -287,7 +269,7 @@ def test_a_few_names_among_numbers_are_odd_and_many_are_classes() -> None:
 
 def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["a", "b", "c"])
-    to_version_1(tmp_path / INDEX_NAME)  # whose classes are in the manifest
+    change_columns(tmp_path / INDEX_NAME, classes=False)  # then they are in the manifest
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({"classes": manifest["classes"][:2]}))
     with pytest.raises(ArgumentError, match="has a label 2, but names of 2 classes only"):
@@ -296,7 +278,7 @@ def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_with_other_class_names_than_were_written_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["ant", "bee", "cat"])
-    to_version_1(tmp_path / INDEX_NAME)  # whose classes are in the manifest
+    change_columns(tmp_path / INDEX_NAME, classes=False)  # then they are in the manifest
     path = tmp_path / "manifest.json"
     written = path.read_bytes()
     path.write_bytes(written.replace(b'"bee"', b'"cow"'))
@@ -451,16 +433,6 @@ def test_the_commands_take_columns_for_labels(tmp_path: Path) -> None:
     tar = str(tmp_path / "set/shard-000000.tar")
     assert main(["index", tar, "--out", str(tmp_path / "set/y.bin"), "--label-column", "y", "-q"]) == 0
     assert ShardDataset(tmp_path / "set/y.bin").targets == [2, 4]
-
-
-def test_a_column_gives_no_sample_the_value_of_another_by_a_damaged_index(tmp_path: Path) -> None:
-    path = unlabelled(tmp_path, [b"1", b"2", b"3"])
-    index = open_index(path / INDEX_NAME)
-    columns: dict[str, Any] = {name: [np.array(index.column(name))] for name in COLUMNS}
-    columns["member_start"] = [np.full(4, 3, np.uint64)]
-    counts = {name: len(column[0]) for name, column in columns.items()}
-    write_index(str(path / INDEX_NAME), shard_entries(index), index.fields, columns, counts)
-    assert ShardDataset(path, labels=False).column("cls") == [None] * 3
 
 
 def test_a_dataset_says_what_it_is(tmp_path: Path) -> None:

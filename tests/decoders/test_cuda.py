@@ -51,9 +51,9 @@ def jpeg(kind: str = "4:2:0", seed: int = 0) -> bytes:
 
 
 def damaged(data: bytes) -> bytes:
-    """An image with bytes left over in its first segment, which only decoding shows."""
+    """An image without the last bytes of its first segment, which only decoding shows."""
     at = data.index(b"\xff\xd0", jpegs.entropy_offset(data))
-    return data[:at] + bytes(6) + data[at:]
+    return data[: at - 6] + data[at:]
 
 
 def draw(recipe: T.Recipe, count: int, epoch: int = 0) -> T.Draws:

@@ -17,7 +17,6 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
-from feeder.shard.write.upgrade import upgrade_index
 from feeder.tools import cli
 from feeder.tools.export import export
 from feeder.transforms import CenterCrop, Compose
@@ -84,7 +83,6 @@ _WRITERS: dict[str, Callable[[str, str], object]] = {
     "write_shards": lambda url, images: feeder.write_shards(iter(()), url),
     "append": lambda url, images: append(url, images, ShardOptions()),
     "takedown": lambda url, images: takedown(url, ["00000001"]),
-    "upgrade": lambda url, images: upgrade_index(url),
     "index": lambda url, images: index_tars(f"{url}/shard-00000{{0..3}}.tar"),
     "export": lambda url, images: export(str(Path(images).parent / "set"), url),
 }

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, UnidentifiedImageError
 
 from feeder.decoders.decoder import View
-from feeder.decoders.image_header import ImageInfo, check_complete, image_info
+from feeder.decoders.image_header import image_info
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import DecodeError
@@ -37,7 +37,6 @@ def decode(data: bytes) -> None:
 READERS: dict[str, Callable[[bytes], object]] = {
     "decoder": decode,
     "header": image_info,
-    "check": lambda data: check_complete(data, ImageInfo("png", 8, 8, 1)),
     "exif": exif_of,
     "mask": lambda data: decode_mask(PNG_HEAD + bytes([0, 0, 0, 8, 0, 0, 0, 8, 1, 3]) + data, "uint8"),
     "bench": lambda data: preprocess(data, BenchOptions()),

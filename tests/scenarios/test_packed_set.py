@@ -30,7 +30,6 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
-from feeder.shard.write.upgrade import upgrade_index
 from feeder.system.cores import Cores
 from feeder.system.progress import Progress
 from feeder.tools.cli import main
@@ -50,7 +49,7 @@ from feeder.transforms import (
 )
 from tests.support import jpegs
 from tests.support.images import encode
-from tests.support.shard_sets import contents, one_image_index, samples_of, to_version_1, write_tar
+from tests.support.shard_sets import contents, one_image_index, samples_of, write_tar
 
 PACKED = ShardOptions(shard_size_bytes=1 << 20, encode=EncodeOptions("packed"))
 KINDS = ("4:2:0", "4:2:2", "4:4:4", "gray", "4:4:0", "progressive", "rgb")
@@ -437,17 +436,6 @@ def test_a_damaged_codebook_in_a_tar_is_rejected_by_name(sets: tuple[Path, Path,
     (rejected,) = index_tars(str(tmp_path / "x.tar")).rejected
     assert rejected.path.startswith("x.tar/__codebook-")
     assert "damaged codebook of packed images: its bytes do not match its name" in rejected.reason
-
-
-def test_an_upgraded_index_keeps_the_codebook(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    _, packed, seekable = sets
-    for path in packed.iterdir():
-        if path.is_file():
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-    to_version_1(tmp_path / INDEX_NAME)
-    assert upgrade_index(str(tmp_path))
-    assert_equal(batches(tmp_path, CROP), batches(seekable, CROP))
-    assert verify(str(tmp_path), deep=True) == []
 
 
 def test_damage_is_found_and_named(sets: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import ArgumentError, FormatError, ShardError, SourceError
+from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
@@ -35,10 +35,10 @@ from feeder.tools.inspect import open_set
 from feeder.tools.verify import verify
 from feeder.transforms import Compose, Resize
 from tests.support.fault_proxy import FaultProxy
-from tests.support.images import encode, make_tree, pixels
+from tests.support.images import encode, pixels
 from tests.support.interrupted_runs import append_killed_at
 from tests.support.remote import Bucket
-from tests.support.shard_sets import contents, kept, one_image_index, samples_of, to_version_1, write_tar
+from tests.support.shard_sets import contents, kept, one_image_index, samples_of, write_tar
 
 RECIPE = Compose([Resize((8, 8))])
 
@@ -397,9 +397,6 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
     (tmp_path / "rows.csv").write_text(f"path,label\n{tmp_path}/images/b/0.jpg,7\n")
     with pytest.raises(SourceError, match="samples of a manifest and others do not go into one set"):
         append(str(folder), str(tmp_path / "rows.csv"), ShardOptions(columns=ManifestColumns(label="label")))
-    to_version_1(folder / "index.bin")
-    with pytest.raises(FormatError, match=r"feeder index --upgrade"):
-        append(str(folder), str(make_tree(tmp_path / "more", 1, 1)), ShardOptions())
 
 
 def rows(folder: Path, name: str, seed: int, values: list[Any]) -> str:

@@ -74,34 +74,40 @@ def test_jpegs_larger_than_feeder_decodes_are_shrunk_as_they_are_decoded(
         run(source, tmp_path / "large", mode="jpeg", max_side=200)
 
 
-@pytest.mark.parametrize("mode", ["seekable", "packed", "jpeg"])
-def test_padding_of_jpegs_is_removed_where_all_blocks_decode(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["seekable", "packed", "keep", "jpeg"])
+def test_jpegs_are_taken_if_all_their_blocks_decode(tmp_path: Path, mode: str) -> None:
     photo = pixels(1, 96, 80)
     plain, restarts = encode(photo), encode(photo, restart_marker_rows=1)
     markers = re.compile(rb"\xff[\xd0-\xd7]")
     half = plain[: len(plain) // 2]
-    files = {
+    good = {
+        "plain.jpg": plain,
         "zeros.jpg": plain[:-2] + bytes(64),
         "ones.jpg": restarts[:-2] + b"\xff" * 64,
         "restarts.jpg": markers.sub(lambda found: b"\0\0\0" + found[0], restarts),
+        "other-bytes.jpg": markers.sub(lambda found: b"\x12\x34\x56" + found[0], restarts),
         "both.jpg": markers.sub(lambda found: b"\0" + found[0], restarts)[:-2] + bytes(9),
+        "no-end.jpg": plain[:-2],
+    }
+    bad = {
         "cut-off.jpg": half + bytes(len(plain)),
         "cut-short.jpg": plain[:-6] + bytes(4),
-        "no-end.jpg": plain[:-2],
+        "half.jpg": half,
         "progressive.jpg": encode(photo, progressive=True)[:-2] + bytes(64),
-        "other-bytes.jpg": markers.sub(lambda found: b"\x12\x34\x56" + found[0], restarts),
     }
-    for name, data in files.items():
-        (tmp_path / "src").mkdir(exist_ok=True)
+    (tmp_path / "src").mkdir()
+    for name, data in (good | bad).items():
         (tmp_path / "src" / name).write_bytes(data)
-    (tmp_path / "src" / "plain.jpg").write_bytes(plain)
     summary = shard(str(tmp_path / "src"), str(tmp_path / "out"), ShardOptions(max_bad=1, encode=EncodeOptions(mode)))
     decoded = ShardDataset(tmp_path / "out", fields=("path",), labels=False)
     found = {sample[-1]: sample[0] for sample in map(decoded.__getitem__, range(len(decoded)))}
-    assert found.keys() == {"plain.jpg", *[*files][:4]}
+    assert found.keys() == good.keys()
     assert all(torch.equal(image, found["plain.jpg"]) for image in found.values())
-    if mode != "jpeg":
-        assert summary.encoded == {mode: 1, "seekable (padding removed)": 4}
+    assert rejected(tmp_path / "out").keys() == bad.keys()
+    if mode == "packed":
+        assert summary.encoded["packed"] == 1  # the others would not come back to the byte
+    else:
+        assert summary.encoded == {"kept" if mode == "keep" else mode: len(good)}
 
 
 def rows(out: Path) -> dict[str, tuple[str, int, int, int]]:
@@ -262,7 +268,7 @@ def test_what_is_sharded_can_be_loaded_and_the_rest_is_rejected(tmp_path: Path, 
         "nonsense.png": png(header(9, 9), (b"IDAT", b"nonsense"), (b"IEND", b"")),
         "12 bits.jpg": jpegs.patched(jpegs.jpeg("4:2:0"), jpegs.frame_offset(jpegs.jpeg("4:2:0")) + 4, 12),
         "thirds of halves.jpg": jpegs.flat_blocks((0x12, 0x13, 0x13), (64, 48)),
-        "no end.jpg": encode(pixels(4))[:-2],
+        "no end.jpg": encode(pixels(4), progressive=True)[:-2],
         "rgb.jpg": jpegs.with_segments(jpegs.flat_blocks((0x22, 0x11, 0x11), (64, 48)), adobe_rgb),
         "odd.jpg": jpegs.flat_blocks((0x11, 0x12, 0x12), (64, 48)),
         "cmyk.jpg": encode(pixels(5).convert("CMYK")),

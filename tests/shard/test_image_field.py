@@ -28,7 +28,7 @@ from feeder.tools.inspect import inspect
 from feeder.tools.verify import verify
 from feeder.transforms import Resize
 from tests.support.images import encode, pixels
-from tests.support.shard_sets import header_of, kept, write_tar
+from tests.support.shard_sets import kept, write_tar
 
 FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}
 
@@ -199,6 +199,15 @@ def test_a_dataset_takes_another_field_as_the_image(tmp_path: Path) -> None:
     assert ShardDataset(folder, image_field="image.jpg").reader.place == plain.reader.place
 
 
+def test_the_index_of_another_field_goes_with_the_set(tmp_path: Path) -> None:
+    source = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 3)
+    for force in (False, True):
+        shard(str(source), str(tmp_path / "out"), kept(image_field="left.jpg"), force=force)
+        assert not [*(tmp_path / "out").glob("*index.right.jpg*")]
+        assert len(ShardDataset(tmp_path / "out", image_field="right.jpg")) == 3
+        assert len([*(tmp_path / "out").glob("*index.right.jpg*")]) == 2
+
+
 def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = indexed(tmp_path / "set")
     read: list[int] = []
@@ -213,11 +222,11 @@ def test_the_headers_are_read_once_for_an_index(tmp_path: Path, monkeypatch: pyt
 
     first = opened()
     assert (first[0], opened()) == (4, (0, first[1]))
-    path = folder / "index.mask.png.bin"
-    data = bytearray(path.read_bytes())
-    data[header_of(data)["columns"]["width"]["offset"]] ^= 1  # damaged, it is made anew
-    path.write_bytes(data)
-    assert opened() == first
+    for path in (folder / "index.mask.png.bin", folder / "b.fidx-index.mask.png"):
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1  # damaged, it is made anew
+        path.write_bytes(data)
+        assert opened() == first
     tar(folder / "a.tar", *[("image.jpg", "mask.png", "txt.png")] * 3)  # and so it is for another index
     index_tars(str(folder))
     again = opened()

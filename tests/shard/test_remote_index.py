@@ -1,4 +1,4 @@
-"""Tars and sets in a store that are indexed, upgraded and exported where they lie: with the files of local ones."""
+"""Tars and sets in a store that are indexed and exported where they lie: with the files of local ones."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.store_lock import LOCK_NAME
-from feeder.shard.write.upgrade import upgrade_index
 from feeder.tools.cli import main
 from feeder.tools.export import export
 from tests.support.images import encode, pixels
 from tests.support.remote import Bucket
-from tests.support.shard_sets import kept, tar_members, to_version_1, write_tar
+from tests.support.shard_sets import kept, tar_members, write_tar
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -86,36 +85,6 @@ def test_tars_behind_a_web_server_are_not_indexed_there(tars: Path, bucket: Buck
         index_tars(f"{bucket.open_to_all()}/tars/t-{{0..1}}.tar")
 
 
-@pytest.mark.parametrize("is_feeders", [True, False])
-def test_a_set_in_a_store_is_upgraded_to_the_files_of_a_local_one(
-    tree: Path, tmp_path: Path, bucket: Bucket, is_feeders: bool
-) -> None:
-    folder = tmp_path / "set"
-    shard(str(tree), str(folder), kept(samples_per_shard=15))
-    to_version_1(folder / "index.bin")
-    if not is_feeders:
-        (folder / "manifest.json").unlink()
-    bucket.upload(folder, "set")
-    assert upgrade_index(f"{bucket.url}/set")
-    assert upgrade_index(str(folder))
-    assert _objects(bucket, "set") == _files(folder)
-    assert not upgrade_index(f"{bucket.url}/set")
-    assert main(["inspect", f"{bucket.url}/set", "--verify"]) == 0
-
-
-def test_a_set_with_another_shard_is_not_upgraded(tree: Path, tmp_path: Path, bucket: Bucket) -> None:
-    shard(str(tree), str(tmp_path / "set"), kept(samples_per_shard=15))
-    to_version_1(tmp_path / "set" / "index.bin")
-    bucket.upload(tmp_path / "set", "set")
-    before = bucket.get("set/index.bin")
-    bucket.put("set/shard-000001.tar", bucket.get("set/shard-000002.tar"))
-    with pytest.raises(FormatError, match=rf"{bucket.url}/set/shard-000001\.tar: does not match"):
-        upgrade_index(f"{bucket.url}/set")
-    assert bucket.get("set/index.bin") == before
-    with pytest.raises(FormatError, match=rf"{bucket.url}/none: no index\.bin in this folder"):
-        upgrade_index(f"{bucket.url}/none")
-
-
 def test_images_of_a_set_in_a_store_are_exported(tree: Path, tmp_path: Path, bucket: Bucket) -> None:
     shard(str(tree), str(tmp_path / "set"), kept(samples_per_shard=15))
     bucket.upload(tmp_path / "set", "set")
@@ -151,7 +120,5 @@ def test_the_codebooks_of_a_set_in_a_store_come_from_its_header(tree: Path, tmp_
 def test_the_commands_take_urls(tars: Path, bucket: Bucket, tmp_path: Path, capsys: Any) -> None:
     assert main(["index", f"{bucket.url}/tars", "--max-bad", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["path"] == f"{bucket.url}/tars/index.bin"
-    assert main(["index", "--upgrade", f"{bucket.url}/tars"]) == 0
-    assert "nothing to do" in capsys.readouterr().out
     assert main(["export", f"{bucket.url}/tars", "--out", str(tmp_path / "out"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["stored"] == 8

@@ -31,7 +31,7 @@ from feeder.transforms import Compose, Resize
 from tests.support.images import encode, pixels
 from tests.support.interrupted_runs import takedown_killed_at
 from tests.support.remote import Bucket
-from tests.support.shard_sets import contents, kept, to_version_1, write_tar
+from tests.support.shard_sets import contents, kept, write_tar
 
 RECIPE = Compose([Resize((8, 8))])
 
@@ -297,14 +297,6 @@ def test_nothing_is_changed_where_a_takedown_is_refused(folder: Path, tmp_path: 
     assert {name: digest for name, digest in contents(folder).items() if name != "takedown.json"} == before
     with pytest.raises(FormatError, match="is not a shard set"):
         takedown(str(tmp_path), [])
-
-
-def test_a_flat_index_has_to_be_converted_first(tmp_path: Path) -> None:
-    images(tmp_path / "images" / "a", 0, 3)
-    shard(str(tmp_path / "images"), str(tmp_path / "set"), kept())
-    to_version_1(tmp_path / "set" / "index.bin")
-    with pytest.raises(FormatError, match="convert it with `feeder index --upgrade`"):
-        takedown(str(tmp_path / "set"), ["000000"])
 
 
 def test_the_command_says_what_it_did_and_what_it_can_not_reach(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import DecodeError, SourceError
@@ -457,3 +458,14 @@ def test_tars_without_labels_are_noted_once(tmp_path: Path, extra: list[tuple[st
         write_tar(tmp_path / f"t-{i}.tar", [("a.jpg", encode(pixels(i))), *extra])
     pattern = str(tmp_path / "t-{0..1}.tar")
     assert shard(pattern, str(tmp_path / "out"), dry_run=True).notes == [f"{pattern}: {message}"]
+
+
+def test_jpegs_without_an_end_are_indexed_if_all_their_blocks_are_there(tmp_path: Path) -> None:
+    data = encode(pixels(1))
+    good = {"plain": data, "bare": data[:-2], "zeros": data[:-2] + bytes(64), "ones": data[:-2] + b"\xff" * 9}
+    bad = {"half": data[: len(data) // 2], "padded": data[: len(data) // 2] + bytes(len(data))}
+    write_tar(tmp_path / "t.tar", [(f"{name}.jpg", each) for name, each in (good | bad).items()])
+    summary = index_tars(str(tmp_path / "t.tar"))
+    assert [rejected.path for rejected in summary.rejected] == ["t.tar/half", "t.tar/padded"]
+    dataset = ShardDataset(summary.path)
+    assert all(torch.equal(dataset[i][0], dataset[0][0]) for i in range(len(good)))

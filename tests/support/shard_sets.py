@@ -16,20 +16,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder.shard.format.block_sums import BLOCK_BYTES
 from feeder.shard.format.header_file import HEADER_MAGIC
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import COLUMNS, ShardEntry, write_index
-from feeder.shard.format.manifest import Manifest
+from feeder.shard.format.index_file import COLUMNS, ShardEntry
+from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.set_header import ROW
 from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.shard_index import write_shard_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.shard.write.sharding import shard
-from feeder.system.files import file_sha256
 from feeder.system.progress import Progress
 from feeder.tools.verify import verify
 from tests.support.images import encode, pixels
@@ -37,10 +38,10 @@ from tests.support.images import encode, pixels
 __all__ = [
     "KEEP",
     "StopAtOnce",
+    "change_columns",
     "change_rows",
     "contents",
     "damage_row",
-    "header_of",
     "kept",
     "member",
     "one_image_index",
@@ -49,8 +50,6 @@ __all__ = [
     "shard_entries",
     "sharded",
     "tar_members",
-    "to_version_1",
-    "with_header",
     "write_rows",
     "write_tar",
 ]
@@ -75,7 +74,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def shard_entries(index: Index) -> list[ShardEntry]:
+def shard_entries(index: SetIndex) -> list[ShardEntry]:
     """Names and sizes of all shards."""
     return [index.shard_entry(number) for number in range(index.shard_count)]
 
@@ -91,38 +90,12 @@ def samples_of(folder: Path) -> list[tuple[str, bytes, int]]:
     return found
 
 
-def header_of(data: bytes | bytearray) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
-    return header
-
-
-def with_header(data: bytes, header: dict[str, Any], *, checksums: bool = True) -> bytes:
-    """An index file with another header of the same length, and checksums that match; or none, as old files have."""
-    length = int.from_bytes(data[8:16], "little")
-    columns = header["columns"].items() if isinstance(header["columns"], dict) else ()
-    for name, entry in columns:
-        column = header_of(data)["columns"][name]
-        start, size = column["offset"], column["count"] * np.dtype(column["dtype"]).itemsize
-        entry.pop("crc32", None)
-        if checksums:
-            entry["crc32"] = f"{zlib.crc32(data[start : start + size]):08x}"
-    header = {name: value for name, value in header.items() if name != "header_crc32"}
-    if checksums:
-        header = {"header_crc32": "00000000"} | header
-    text = json.dumps(header, separators=(",", ":")).encode().ljust(length)
-    assert len(text) == length
-    if checksums:
-        text = text.replace(b"00000000", b"%08x" % zlib.crc32(data[:16] + text), 1)
-    return data[:16] + text + data[16 + length :]
-
-
 def write_rows(builder: IndexBuilder, path: Path | str, shard: ShardEntry) -> str:
-    """Writes the rows of one shard as an index of version 1, and returns its path."""
-    columns = builder.columns()
-    columns["shard"] = np.zeros(len(builder), np.uint32)
-    counts = {name: column.size for name, column in columns.items()}
-    pieces = {name: [column] for name, column in columns.items()}
-    write_index(str(path), [shard], list(builder.fields), pieces, counts, targets=builder.targets)
+    """Writes an index of one shard, whose bytes are not looked at, and returns its path."""
+    suffix = own_suffix(str(path))
+    blocks = np.zeros(-(-shard.size_bytes // BLOCK_BYTES), np.uint32)
+    builder.write(index_path(os.path.dirname(path), shard.name, suffix), blocks, shard.size_bytes)
+    write_set(str(path), [ShardRecord(shard.name, len(builder), shard.size_bytes, "00" * 32)], None, suffix=suffix)
     return str(path)
 
 
@@ -139,41 +112,43 @@ def one_image_index(folder: Path, samples: list[tuple[str, str]]) -> str:
     return write_rows(builder, folder / "x.bin", ShardEntry("x.tar", tar.stat().st_size))
 
 
-def to_version_1(path: Path | str) -> str:
-    """Converts an index to version 1, as earlier feeders wrote it, if it is not that already; returns its path."""
+def change_columns(
+    path: Path | str,
+    change: Callable[[int, dict[str, npt.NDArray[Any]]], object] | None = None,
+    *,
+    classes: bool = True,
+) -> None:
+    """Changes the samples in the indexes of a set's shards, as someone would who knows their hashes.
+
+    Args:
+        path: The header.
+        change: Changes the columns of a shard in place, by the shard's number.
+        classes: False takes the names of classes out of the header.
+    """
     index = open_index(path)
-    if not isinstance(index, SetIndex):
-        return str(path)
-    names = [*COLUMNS, *(["target"] if index.targets else []), *(["source_row"] if index.has_source_rows else [])]
-    pieces = {name: [np.array(index.column(name))] for name in names}
-    counts = {name: column.size for name, (column,) in pieces.items()}
-    is_own = (Path(path).parent / "manifest.json").exists()  # which has the classes
-    labels: Any = {"targets": index.targets, "classes": None if is_own else index.classes}
-    write_index(str(path), shard_entries(index), index.fields, pieces, counts, codebooks=index.codebooks, **labels)
+    shards = []
     for number in range(index.shard_count):
-        (Path(path).parent / index.header.index_name(number)).unlink()
-    manifest = (Path(path).parent / "manifest.json").exists() and json.loads(
-        (Path(path).parent / "manifest.json").read_text()
-    )
-    if manifest and "index" in manifest:
-        found = Manifest.read(str(Path(path).parent))
-        assert found is not None
-        entry = {"size_bytes": os.stat(path).st_size, "sha256": file_sha256(str(path))}
-        found.with_index(entry).write(str(Path(path).parent))
-    return str(path)
+        own, shard = index.shard_index(number), index.header.shard(number)
+        if change is not None:
+            columns = {name: np.array(column) for name, column in own.columns().items()}
+            change(number, columns)
+            write_shard_index(own.path, columns, own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks())
+        shards.append(ShardRecord(shard.name, own.samples, shard.size_bytes, shard.shard_hash.hex()))
+    write_set(str(path), shards, index.classes if classes else None, suffix=index.header.info.index_suffix)
 
 
-def damage_row(path: str, column: str, row: int, value: int) -> None:
-    """Writes another value into a column of an index, which becomes one of version 1, as someone would who knows its
-    checksums."""
-    to_version_1(path)
-    data = bytearray(Path(path).read_bytes())
-    header = header_of(data)
-    entry = header["columns"][column]
-    size = np.dtype(entry["dtype"]).itemsize
-    start = entry["offset"] + row * size
-    data[start : start + size] = value.to_bytes(size, "little")
-    Path(path).write_bytes(with_header(bytes(data), header))
+def damage_row(path: Path | str, column: str, row: int, value: int) -> None:
+    """Writes another value into a row of a column of a set, as someone would who knows the hashes."""
+    start = 0
+
+    def change(_: int, columns: dict[str, npt.NDArray[Any]]) -> None:
+        nonlocal start
+        if start <= row < start + len(columns[column]):
+            wide = columns[column] = columns[column].astype(COLUMNS[column])
+            wide[row - start] = value
+        start += len(columns[column])
+
+    change_columns(path, change)
 
 
 def change_rows(path: Path | str, change: Callable[[npt.NDArray[Any]], None]) -> None:

@@ -13,13 +13,12 @@ from feeder.dataset.shards import ShardDataset
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
-from feeder.shard.write.upgrade import upgrade_index
 from feeder.system.progress import Progress
 from feeder.tools.export import export
 from feeder.tools.parity.parity import parity
 from feeder.tools.verify import verify
 from tests.support.images import encode, make_tree, pixels
-from tests.support.shard_sets import kept, to_version_1, write_tar
+from tests.support.shard_sets import kept, write_tar
 
 # IPython's own shell with the attribute by which a kernel's is known, and the messages that its front end would get.
 NOTEBOOK = """
@@ -114,17 +113,14 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "set")
 
 
-@pytest.mark.parametrize("call", ["shard", "index_tars", "upgrade_index", "takedown", "export", "verify", "parity"])
+@pytest.mark.parametrize("call", ["shard", "index_tars", "takedown", "export", "verify", "parity"])
 def test_a_run_that_is_interrupted_ends_its_progress(folder: str, tmp_path: Path, call: str) -> None:
     progress, images = Interrupted(), str(tmp_path / "images")
-    if call == "upgrade_index":
-        to_version_1(f"{folder}/index.bin")
     if call == "index_tars":
         write_tar(tmp_path / "a.tar", [("a.jpg", encode(pixels(0)))])
     calls = {
         "shard": lambda: shard(images, str(tmp_path / "again"), kept(workers=1), progress=progress),
         "index_tars": lambda: index_tars(str(tmp_path / "a.tar"), progress=progress),
-        "upgrade_index": lambda: upgrade_index(folder, progress),
         "takedown": lambda: takedown(folder, [ShardDataset(folder).column("key")[0]], progress=progress),
         "export": lambda: export(folder, str(tmp_path / "out"), progress=progress),
         "verify": lambda: verify(folder, progress=progress),

@@ -46,7 +46,7 @@ from feeder.transforms import (
 )
 from feeder.transforms.op import Op
 from tests.support.images import encode, make_tree, other_format, pixels
-from tests.support.shard_sets import to_version_1, write_tar
+from tests.support.shard_sets import write_tar
 from tests.support.target_data import TARGETS, write_target_folder
 
 TOKEN = "secret-of-the-test"
@@ -242,17 +242,15 @@ def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypa
 
 
 def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
-    """In the second shard, of indexes of both versions, and in a folder."""
+    """In the second shard, and in a folder."""
     texts = ["Ünïcode-ÄÖ", "plain", "a<b>&c", "\udcff-raw"]
     (tmp_path / "images/a").mkdir(parents=True)
     for seed, text in enumerate(texts):
         (tmp_path / f"images/a/{text}.jpg").write_bytes(encode(pixels(seed)))
     command = ["shard", str(tmp_path / "images"), "--no-shuffle", "--samples-per-shard", "2", "-q"]
     assert cli.main(command) == 0
-    shutil.copytree(tmp_path / "images-shards", tmp_path / "flat")
-    to_version_1(tmp_path / "flat/index.bin")
     wanted = {"ünïCODE": "Ünïcode-ÄÖ.jpg", "PLAIN": "plain.jpg", "<B>&": "a<b>&c.jpg", "-RAW": "\udcff-raw.jpg"}
-    for place in (tmp_path / "images", tmp_path / "images-shards", tmp_path / "flat"):
+    for place in (tmp_path / "images", tmp_path / "images-shards"):
         view = SetView(str(place), str(tmp_path / "scans"))
         for text, name in wanted.items():
             rows, following = view.rows(SampleChoice(text=text), 0, 60)

@@ -20,7 +20,7 @@ from feeder.tools.commands import common
 from feeder.tools.inspect import inspect
 from tests.support.commands import command_names
 from tests.support.images import encode, make_tree, pixels
-from tests.support.shard_sets import to_version_1, write_tar
+from tests.support.shard_sets import damage_row, write_tar
 
 
 def run(*arguments: object, code: int = 0, program: list[str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -121,11 +121,8 @@ def test_dali_indexes_can_be_added_to_a_finished_set(tree: Path, tmp_path: Path)
 
 def test_verify_names_the_damage_of_an_index_that_has_no_report(tree: Path) -> None:
     run("shard", tree, "-q")
-    path = Path(to_version_1(tree.parent / "images-shards" / "index.bin"))
-    data = bytearray(path.read_bytes())
-    header = json.loads(data[16 : 16 + int.from_bytes(data[8:16], "little")])
-    data[header["columns"]["field"]["offset"]] = 77
-    path.write_bytes(data)
+    path = tree.parent / "images-shards" / "index.bin"
+    damage_row(path, "field", 0, 77)
     done = run("inspect", path.parent, "--verify", code=1)
     assert "SHA-256 is" in done.stdout
     assert "field 77" in done.stdout + done.stderr

@@ -18,18 +18,16 @@ from feeder.tools.cli import main
 from tests.support.fault_proxy import FaultProxy
 from tests.support.images import make_tree
 from tests.support.remote import Bucket
-from tests.support.shard_sets import kept, to_version_1
+from tests.support.shard_sets import kept
 
 pytestmark = pytest.mark.usefixtures("few_objects")
 
 
-@pytest.fixture(params=["flat index", "index per shard"])
-def stored(request: pytest.FixtureRequest, bucket: Bucket, tmp_path: Path) -> tuple[str, Path]:
+@pytest.fixture
+def stored(bucket: Bucket, tmp_path: Path) -> tuple[str, Path]:
     """The URL of a set in a store, and the same set in a folder."""
     tree = make_tree(tmp_path / "images", classes=3, per_class=8)
     shard(str(tree), str(tmp_path / "set"), kept(samples_per_shard=6))
-    if request.param == "flat index":
-        to_version_1(tmp_path / "set" / "index.bin")
     for path in (tmp_path / "set").iterdir():
         bucket.put(f"sets/one/{path.name}", path.read_bytes())
     return f"{bucket.url}/sets/one", tmp_path / "set"
@@ -54,7 +52,7 @@ def test_indexes_come_in_ranges(
     monkeypatch.setattr("feeder.shard.write.set_copy.RANGE_BYTES", 100)
     assert _report(capsys, url)[1] == _report(capsys, str(folder))[1] | {"path": url}
     sizes = [request.size_bytes for request in fault_proxy.requests() if ".fidx" in request.target]
-    assert (max(sizes, default=0), len(sizes) > 0) == ((100, True) if list(folder.glob("*.fidx")) else (0, False))
+    assert max(sizes) == 100
 
 
 def _open_copies() -> set[str]:

@@ -57,7 +57,6 @@ from feeder.transforms.recipe_json import mix_to_json, recipe_to_json
 __all__ = ["FastPath"]
 
 _STATE_VERSION = 1
-_WITH_SKIP = 2  # of a run that leaves something out, which earlier versions of feeder would take in
 
 
 class FastPath:
@@ -331,12 +330,9 @@ class FastPath:
         place = progress.now() if progress is not None and goes_on else self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
-            spans = self._spans.state()
             if skip := self._options.skip:
                 state["skip"] = skip.state()
-            if "skip" in state or any("skip" in span for span in spans):
-                state["version"] = _WITH_SKIP
-            return state | place.consumed(self.order) | self._made_by() | {"spans": spans}
+            return state | place.consumed(self.order) | self._made_by() | {"spans": self._spans.state()}
         replay = progress.replay if progress is not None else None
         if replay is not None and replay.drawn and not self._has_warned:
             self._has_warned = True
@@ -375,8 +371,11 @@ class FastPath:
                 "this state is of torchdata's StatefulDataLoader, or of a loader on torch's path, and this one takes "
                 "the fast path: resume with the loader that saved it, or begin an epoch with loader.set_epoch(epoch)"
             )
-        if version not in (_STATE_VERSION, _WITH_SKIP):
-            raise ArgumentError(f"expected a state of version {_STATE_VERSION} of feeder's fast path, got {version!r}")
+        if version != _STATE_VERSION:
+            raise ArgumentError(
+                f"this state is of version {version!r}, and this feeder reads version {_STATE_VERSION}: resume with "
+                "the feeder that saved it, or begin an epoch with loader.set_epoch(epoch)"
+            )
         make = self._reordered if self._fixed.follows_state else None
         seed = self._seed.of_state(state)
         order = resumed_order(self.unseeded, self._fixed.shuffle, state, make).with_seed(seed)
@@ -397,13 +396,8 @@ class FastPath:
                 f"or is damaged (at {start!r} of {len(self.dataset)})"
             )
         sampler = None if self.own_order else state.get("sampler")
-        if sampler is not None:
+        if not self.own_order:
             check_replay_state(sampler)
-        elif start and not self.own_order:
-            warn(
-                "this state was saved by an older version of feeder, which saved no random state of samplers and no "
-                "digest of their samples: batches are counted off, and what they were is not checked",
-            )
         by_bucket = consumed_by_bucket(state, order, epoch, start)
         self._spans, skip = Spans.of_state(state), Skip.of_state(state.get("skip"))
         if self.skip is None and skip is not None:

@@ -63,7 +63,7 @@ class Spans:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any]) -> Spans:
-        """Returns the spans that a state has; none if an older version of feeder has saved it.
+        """Returns the spans that a state has.
 
         Raises:
             ArgumentError: if they are damaged.

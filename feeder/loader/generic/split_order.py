@@ -335,8 +335,8 @@ class SplitEpoch:
         epoch, consumed = (state.get(name) for name in ("epoch", "consumed"))
         if type(epoch) is not int or type(consumed) is not int:
             raise ArgumentError(
-                "this state does not fit: it has no place in feeder's order, so it was saved with an explicit sampler, "
-                "with another dataset, or by an older version of feeder"
+                "this state does not fit: it has no place in feeder's order, so it was saved with an explicit sampler "
+                "or with another dataset"
             )
         self._begin(epoch, consumed)
 

@@ -18,7 +18,6 @@ from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import IDENTITY_BYTES, RECORDS
-from feeder.shard.format.index_file import INDEX_MAGIC
 from feeder.shard.format.sealed_head import damaged, short_hash
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import IndexedShard, ShardIndex
@@ -94,7 +93,7 @@ class SetFiles:
         """See :meth:`SetContents.replaced`: after a takedown, for example."""
         try:
             header = self._opened()
-        except FormatError:  # an earlier format, without hashes
+        except FormatError:  # a damaged one, of which its reader says so
             return []
         if header.hash == self._compared:
             return []
@@ -306,9 +305,6 @@ def _is_header(name: str, index: str) -> bool:
 
 
 def _check_header(path: str) -> None:
-    with open(path, "rb") as file:
-        if file.read(len(INDEX_MAGIC)) == INDEX_MAGIC:
-            return  # an earlier format: its reader says so
     header = SetHeader(path)
     header.rows()
     for number in range(0, header.shards, header.page_shards):

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from feeder.errors import ChangedError, FormatError, NotFoundError
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.sealed_head import PREFIX_BYTES, damaged, head_bytes, read_head, short_hash
 from feeder.shard.store.mirror import Mirror
 from feeder.system.files import open_regular
@@ -109,6 +110,15 @@ class HeaderFile:
                     self._data = map_file(descriptor, size)
             finally:
                 os.close(descriptor)
+        except IsADirectoryError:
+            raise FormatError(f"{self.shown}: is a folder, expected an index file") from None
+        except (FileNotFoundError, NotADirectoryError):
+            folder = os.path.dirname(self.shown) if self._name == INDEX_NAME else ""
+            if folder and os.path.isdir(folder):
+                found = f"{folder}: no {INDEX_NAME} in this folder, so it is not a shard set; make one"
+            else:
+                found = f"{self.shown}: no such folder or index; make a shard set"
+            raise FormatError(f"{found} with `feeder shard`, or index tars with `feeder index`") from None
         except OSError as error:
             raise FormatError(f"{self.shown}: this index can't be read: {error.strerror}") from None
 

@@ -117,7 +117,7 @@ class Manifest:
 
 
 def matches_checksum(text: bytes) -> bool:
-    """Returns whether the bytes of a manifest match its checksum; True for older manifests, which have none."""
+    """Returns whether the bytes of a manifest match its checksum; True for one without."""
     found = _CRC32.search(text)
     return found is None or found[2] == b"%08x" % zlib.crc32(_CRC32.sub(b"\\g<1>00000000", text, count=1))
 

@@ -1,4 +1,4 @@
-"""The first bytes of a file of format version 2: a JSON head with its own hash.
+"""The first bytes of an index: a JSON head with its own hash.
 
 Note [Sealed head]
     byte 0   8 bytes   magic
@@ -74,8 +74,8 @@ def head_bytes(path: str, magic: bytes, start: bytes | memoryview, *, most_bytes
                 "URL is wrong, or a proxy or a login has answered for the server; open the URL in a browser"
             )
         raise FormatError(
-            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; "
-            "restore it, rebuild it with `feeder index`, or shard the dataset again"
+            f"{path}: expected a file that starts with {magic!r}, found {found[:8]!r}, or one that was cut off; give "
+            "the shards' folder, restore the file, rebuild it with `feeder index`, or shard the dataset again"
         )
     if length > most_bytes:
         raise damaged(path, f"its head would have {length:,} bytes, expected at most {most_bytes:,}")

@@ -1,4 +1,4 @@
-"""The header of a shard set, ``index.bin`` of version 2: its layout, its writer and its reader.
+"""The header of a shard set, ``index.bin``: its layout, its writer and its reader.
 
 Note [Set header]
 The file has a sealed head with the magic ``FEEDERST``, see Note [Sealed head], and then, little-endian and each at an
@@ -12,13 +12,16 @@ The size of a shard's index does not count optional groups, which come last. The
     format        2
     version       number of this version of the set, from 1; `versions` has [samples, shards] of the earlier ones
     samples, shards, size_bytes (of all shards), page (shards in a page), fields, classes (names by label, or null),
-    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), is_numbered, fingerprint,
-    is_converted (the fingerprint is that of an index of version 1)
+    targets (names), index_suffix (of the shards' indexes, in place of the shards' own), is_numbered, fingerprint
     equal         samples in each shard, if all but the last one have as many, else 0
     labelled, max_label   number of samples with a label, and the largest label
     pattern       [prefix, digits, suffix] of shard names, or null: the number of a shard, padded with zeros
     codebooks     those of packed JPEGs, in base64; absent without any
     taken_down    number of samples that were taken down, see Note [Tombstones]; absent without any
+    image_of      [identity, left_out], only where the image is another field than in the set that this header was made
+                  from: the hash of the head of that set's header, in hexadecimal digits, and the number of its samples
+                  that are left out, as they have no readable image in that field. The members of a sample are then all
+                  of its fields, the image included, and its crc32 covers these
     table, pages, names   [offset, size in bytes, hash or null]
 A version of the set that is not the newest is kept as ``index-000001.bin``, by its number.
 """
@@ -31,7 +34,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +48,7 @@ from feeder.shard.format.shard_index import IndexedShard
 from feeder.shard.store.mirror import Mirror
 from feeder.system.files import atomic_file
 
-__all__ = ["INDEX_SUFFIX", "ROW", "SetHeader", "SetInfo", "write_header"]
+__all__ = ["INDEX_SUFFIX", "ROW", "ImageOf", "SetHeader", "SetInfo", "write_header"]
 
 INDEX_SUFFIX = ".fidx"
 PAGE_SHARDS = 1024
@@ -67,6 +70,18 @@ _KEPT_PAGES = 1024  # 56 MB; reading one again takes 0.1 ms
 _Page: TypeAlias = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]  # rows, and the number of each shard's first sample
 
 
+class ImageOf(NamedTuple):
+    """Origin of a set in which another field is the image.
+
+    Attributes:
+        identity: Identity of the index that it was made from, hexadecimal.
+        left_out: Number of samples of that index that have no readable image in that field.
+    """
+
+    identity: str
+    left_out: int
+
+
 @dataclass(frozen=True)
 class SetInfo:
     """Properties of a shard set that its header keeps beside the shards.
@@ -79,12 +94,12 @@ class SetInfo:
         max_label: The largest label; -1 without any.
         is_numbered: True if the samples come from rows of a table, whose numbers are kept.
         fingerprint: Hash of the samples and their order, hexadecimal.
-        is_converted: True if the set had an index of version 1, and keeps its fingerprint.
         index_suffix: Suffix of the shards' indexes, in place of the shards' own.
         version: Number of this version of the set, from 1.
         versions: (samples, shards) of the earlier ones.
         codebooks: Codebooks of packed JPEGs.
         taken_down: Number of samples that were taken down.
+        image_of: Origin of a set in which another field is the image; None for any other.
     """
 
     fields: tuple[str, ...]
@@ -94,12 +109,12 @@ class SetInfo:
     max_label: int
     is_numbered: bool
     fingerprint: str
-    is_converted: bool = False
     index_suffix: str = INDEX_SUFFIX
     version: int = 1
     versions: tuple[tuple[int, int], ...] = ()
     codebooks: tuple[bytes, ...] = ()
     taken_down: int = 0
+    image_of: ImageOf | None = None
 
 
 def write_header(
@@ -160,7 +175,6 @@ def write_header(
         "is_numbered": info.is_numbered,
         "index_suffix": info.index_suffix,
         "fingerprint": info.fingerprint,
-        "is_converted": info.is_converted,
         "pattern": pattern,
         "table": [0, table.nbytes, short_hash(table.tobytes()).hex()],
         "pages": [at_pages, rows.nbytes, None],
@@ -171,6 +185,8 @@ def write_header(
         head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
     if info.taken_down:
         head["taken_down"] = info.taken_down
+    if info.image_of is not None:
+        head["image_of"] = info.image_of
 
     with atomic_file(path) as file:
         file.write(sealed(HEADER_MAGIC, head, most_bytes=HEADER_BYTES))
@@ -223,7 +239,7 @@ class SetHeader:
         if head["format"] != _FORMAT:
             raise FormatError(f"{self._shown}: format {head['format']}, this feeder reads {_FORMAT}; update feeder")
 
-        classes = head["classes"]
+        classes, origin = head["classes"], head.get("image_of")
         self.info = SetInfo(
             fields=tuple(str(name) for name in head["fields"]),
             classes=None if classes is None else tuple(str(name) for name in classes),
@@ -232,12 +248,12 @@ class SetHeader:
             max_label=int(head["max_label"]),
             is_numbered=bool(head["is_numbered"]),
             fingerprint=str(head["fingerprint"]),
-            is_converted=bool(head["is_converted"]),
             index_suffix=str(head["index_suffix"]),
             codebooks=read_codebooks(head.get("codebooks", ())),
             version=int(head["version"]),
             versions=tuple((int(samples), int(shards)) for samples, shards in head["versions"]),
             taken_down=int(head.get("taken_down", 0)),
+            image_of=None if origin is None else ImageOf(bytes.fromhex(origin[0]).hex(), int(origin[1])),
         )
 
         self.samples, self.shards, self.size_bytes = (int(head[name]) for name in ("samples", "shards", "size_bytes"))

@@ -1,4 +1,4 @@
-"""Version 2 of the index: a header for the set, and an index beside each shard, opened when a sample of it is used."""
+"""The index of a set: a header, and an index beside each shard, opened when a sample of it is used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,15 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index import FieldPlaces, Index, Located, SetSize
-from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS, ShardEntry
+from feeder.shard.format.index_file import (
+    COLUMNS,
+    OPTIONAL_COLUMNS,
+    STARTS,
+    FieldPlaces,
+    Located,
+    SetSize,
+    ShardEntry,
+)
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
 from feeder.shard.store.mirror import Mirror, group_file
@@ -35,8 +42,8 @@ MIRRORED_BYTES, _BUDGET_DIVISOR = 128 << 20, 100
 _DTYPES = COLUMNS | OPTIONAL_COLUMNS
 
 
-class SetIndex(Index):
-    """The index of a set of version 2.
+class SetIndex:
+    """The index of a set.
 
     Args:
         path: The set's header.
@@ -44,7 +51,15 @@ class SetIndex(Index):
         most_open: Number of shards whose indexes are kept open.
 
     Attributes:
+        path: The index file.
         header: The set's header.
+        fields: Names of the fields, by number.
+        classes: Class names by label; None if the index has none.
+        codebooks: Codebooks of packed JPEGs.
+        targets: Names of the numbers that each sample has in place of a label; empty if there are none.
+        identity: Hash that differs if another index has replaced this one.
+        image_of: Origin of an index in which another field is the image; None for any other.
+        version: Number of this version of the set, from 1.
 
     Raises:
         FormatError: if the header can't be read, or is damaged.
@@ -58,7 +73,7 @@ class SetIndex(Index):
         info = self.header.info
         self.fields, self.targets, self.version = info.fields, info.targets, info.version
         self.classes = None if info.classes is None else list(info.classes)
-        self.codebooks = info.codebooks
+        self.codebooks, self.image_of = info.codebooks, info.image_of
         self.identity = self.header.hash
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
@@ -76,70 +91,89 @@ class SetIndex(Index):
 
     @property
     def shard_count(self) -> int:
-        """See :class:`Index`."""
+        """Number of shards."""
         return self.header.shards
 
     @property
     def size_bytes(self) -> int:
-        """See :class:`Index`."""
+        """Size of all shards."""
         return self.header.size_bytes
 
     @property
     def has_source_rows(self) -> bool:
-        """See :class:`Index`."""
+        """True if the samples come from rows of a table, whose numbers are kept."""
         return self.header.info.is_numbered
 
     @property
     def max_label(self) -> int:
-        """See :class:`Index`."""
+        """The largest label; -1 without any."""
         return self.header.info.max_label
 
     def shard_entry(self, shard: int) -> ShardEntry:
-        """See :meth:`Index.shard_entry`."""
+        """Name and size of a shard, by its number.
+
+        Raises:
+            FormatError: if there is no such shard.
+        """
         found = self.header.shard(shard)
         return ShardEntry(found.name, found.size_bytes)
 
-    def index_entry(self, shard: int) -> ShardEntry:
-        """See :meth:`Index.index_entry`."""
+    def index_entry(self, shard: int) -> ShardEntry | None:
+        """Name and size, without the optional groups, of the index of a shard; None if the
+        image is another field: such indexes are local, also of a set in a store."""
+        if self.image_of is not None:
+            return None
         return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
 
     def steps_bytes(self, shard: int) -> int:
-        """See :meth:`Index.steps_bytes`."""
+        """Size of the places of rows of a shard, where a mirror has them as a file of their own; else 0."""
         index = self.shard_index(shard)
         begin, end, _ = index.place("steps") if "steps" in index.groups() else (0, 0, "")
         return end - begin if end > self.header.shard(shard).index_bytes else 0
 
     def extent(self) -> SetSize:
-        """See :meth:`Index.extent`."""
+        """Sizes of the set's files besides the shards; reads all of its header."""
         indexes_bytes, largest_bytes = self.header.extent()
         return SetSize(indexes_bytes, self.header.file_bytes, largest_bytes)
 
     def file_sizes(self, shards: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """See :meth:`Index.file_sizes`."""
+        """Sizes of some shards, and of their own indexes as :meth:`index_entry` has them, each int64 [N], bytes."""
         return self.header.file_sizes(shards)
 
     def shard_name(self, shard: int) -> str:
-        """See :meth:`Index.shard_name`."""
+        """File name of a shard, by its number.
+
+        Raises:
+            FormatError: if there is no such shard.
+        """
         return self.header.shard_name(shard)
 
     def shard_hash(self, shard: int) -> bytes:
-        """See :meth:`Index.shard_hash`."""
+        """Hash of a shard, 16 bytes, by its number; empty if the index has none."""
         return self.header.shard(shard).shard_hash
 
     def shard_ids(self, shard: int) -> npt.NDArray[np.int64]:
-        """See :meth:`Index.shard_ids`."""
+        """The samples of a shard, by its number, int64 [N]."""
         return np.arange(*self.header.sample_range(shard))
 
     def shard_counts(self) -> ShardSizes:
-        """See :meth:`Index.shard_counts`."""
+        """Number of samples in each shard.
+
+        Raises:
+            FormatError: if a sample is in a shard that does not exist.
+        """
         return self.header.shard_sizes()
 
     def shards_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """See :meth:`Index.shards_of`."""
+        """Numbers of the shards of some samples, int64 [N]."""
         return self.header.locate(ids)[0]
 
     def rows(self, ids: npt.NDArray[np.int64]) -> RecordRows:
-        """See :meth:`Index.rows`."""
+        """Properties of some samples, int64 [N].
+
+        Raises:
+            FormatError: if the index of a shard is missing or damaged.
+        """
         shards, rows = self.header.locate(ids)
         records = None if self._table is None else self._table.gather(shards, rows)
         if records is None:
@@ -158,7 +192,7 @@ class SetIndex(Index):
     def extents(
         self, shards: npt.NDArray[np.int64], records: npt.NDArray[Any], rows: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.int64] | None:
-        """Returns the bytes of images that some of their rows need, see :meth:`feeder.shard.format.index.Rows.extents`.
+        """Returns the bytes of images that some of their rows need, see :meth:`RecordRows.extents`.
 
         Args:
             shards: int64 [N], their shards.
@@ -180,15 +214,23 @@ class SetIndex(Index):
 
     @property
     def native(self) -> HeldIndex | None:
-        """See :attr:`Index.native`."""
+        """The same index as the kernels read it; None without them."""
         return self._table
 
     def located(self, ids: npt.NDArray[np.int64]) -> Located:
-        """See :meth:`Index.located`."""
+        """Returns some samples as :attr:`native` finds them."""
         return Located(None, ids, self.header.equal) if self.header.equal else Located(*self.header.locate(ids), 0)
 
     def hold(self, shards: Iterable[int], *, by_rows: bool = True) -> None:
-        """See :meth:`Index.hold`."""
+        """Has :attr:`native` hold the samples of some shards, where it holds them by shards.
+
+        Args:
+            shards: Their numbers.
+            by_rows: False leaves out the places of rows.
+
+        Raises:
+            FormatError: if the index of a shard is missing or damaged.
+        """
         found = self._opened(set(shards))
         if not by_rows:
             return
@@ -203,7 +245,11 @@ class SetIndex(Index):
                 self._table.add_steps(number, steps[number])
 
     def missing_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
-        """See :meth:`Index.missing_steps`."""
+        """Returns what :meth:`hold` will ask the mirror for, so that it can be asked for together with the images.
+
+        Raises:
+            FormatError: if the index of a shard is missing or damaged.
+        """
         return [] if self._mirror is None else self._missing(self._opened(set(shards)), "steps")
 
     def _missing(self, indexes: Mapping[int, ShardIndex], group: str) -> list[tuple[str, int, int]]:
@@ -212,47 +258,47 @@ class SetIndex(Index):
         return [(group_file(self.header.index_name(n), group), 0, size) for n, size in sizes.items() if size]
 
     def labels(self) -> npt.NDArray[Any]:
-        """See :meth:`Index.labels`; reads the index of every shard."""
+        """Labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
         if not self.targets:
             return self.column("label")
         target = self.column("target")
         return target[:, 0] if target.shape[1] == 1 else target
 
     def key(self, i: int) -> str:
-        """See :meth:`Index.key`."""
+        """The sample's WebDataset key."""
         index, row = self._one(i)
         return index.key(row).decode("utf-8", "surrogateescape")
 
     def source_path(self, i: int) -> str:
-        """See :meth:`Index.source_path`."""
+        """The sample's original path; undecodable bytes as surrogates, as in :func:`os.fsdecode`."""
         index, row = self._one(i)
         return os.fsdecode(index.source_path(row))
 
     def source_rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """See :meth:`Index.source_rows`."""
+        """Row numbers of samples in their table, int64 [N]."""
         if len(ids) == len(self):  # all of them, in order
             return self.column("source_row").astype(np.int64)[ids]
         found = (self._one(i) for i in ids.tolist())
         return np.array([index.source_row(row) for index, row in found], np.int64)
 
     def row_data(self, i: int) -> bytes:
-        """See :meth:`Index.row_data`."""
+        """The sample's ``row_data``, see Note [Index file]; empty if it is not a seekable JPEG."""
         index, row = self._one(i)
         return np.array(index.row_data(row), "<u4").tobytes()
 
     def members(self, i: int) -> list[tuple[str, int, int]]:
-        """See :meth:`Index.members`."""
+        """The sample's fields besides the image: (field, offset, length) in its shard, bytes."""
         index, row = self._one(i)
         return [(self.named(index, field), offset, length) for field, offset, length in index.members(row)]
 
     def place(self, i: int) -> tuple[int, int, int]:
-        """See :meth:`Index.place`."""
+        """The place of the sample's image: shard, offset and length, bytes."""
         shard, row = self._located(i)
         record = self.shard_index(shard).rows()[row]
         return shard, int(record["offset"]), int(record["length"])
 
     def member_place(self, i: int, name: str) -> tuple[int, int, int] | None:
-        """See :meth:`Index.member_place`."""
+        """The place of one of the sample's fields, as :meth:`place` has that of its image; None if it lacks it."""
         shard, row = self._located(i)
         index = self.shard_index(shard)
         record = index.rows()[row]
@@ -263,12 +309,16 @@ class SetIndex(Index):
         return (shard, int(record["offset"]), int(record["length"])) if is_image else None
 
     def image_field(self, i: int) -> str:
-        """See :meth:`Index.image_field`."""
+        """Name of the sample's image field, such as "jpg".
+
+        Raises:
+            FormatError: if the index has no such field.
+        """
         index, row = self._one(i)
         return self.named(index, int(index.rows()["field"][row]))
 
     def field_places(self, name: str) -> FieldPlaces:
-        """See :meth:`Index.field_places`; reads the index of every shard that has the field."""
+        """The places of one field of all samples that have it."""
         found: list[tuple[npt.NDArray[Any], ...]] = []
         start = 0
         for number, index in self._each():
@@ -292,7 +342,10 @@ class SetIndex(Index):
         return FieldPlaces(*columns)
 
     def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
-        """See :meth:`Index.fingerprint`: the header has it. Other labels are hashed with it."""
+        """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
+
+        From the set's second version on its number follows, after a point.
+        """
         found = self._fingerprint(labels)
         return found if self.version == 1 else f"{found}.{self.version}"
 
@@ -300,12 +353,10 @@ class SetIndex(Index):
         own = self.header.info.fingerprint
         if labels is None:
             return own
-        if self.header.info.is_converted:
-            return self.columns_fingerprint(labels)
         return hashlib.blake2b(own.encode() + np.ascontiguousarray(labels).data, digest_size=16).hexdigest()
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """See :meth:`Index.column`; reads the index of every shard."""
+        """Column of all samples, by its name in Note [Index file]; "target" as [N, K]."""
         pieces: list[npt.NDArray[Any]] = []
         base = 0
         for number, index in self._each():
@@ -318,7 +369,14 @@ class SetIndex(Index):
         return np.concatenate([np.zeros(shape, _DTYPES[name]), *pieces]).astype(_DTYPES[name], copy=False)
 
     def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
-        """See :meth:`Index.checked_parts`; a part is a shard."""
+        """Yields the columns of some samples at a time, of all in order, compared with their checksums.
+
+        Args:
+            names: Their names in Note [Index file], but for "shard" and starts.
+
+        Raises:
+            FormatError: if one does not match.
+        """
         for _, index in self._each():
             index.check(optional=False)
             yield {name: self._column_of(index, name) for name in names}
@@ -328,17 +386,21 @@ class SetIndex(Index):
         column = index.column(name)
         return self._renumbered(index)[column] if name in ("field", "member_field") and column.size else column
 
-    def check(self, names: Iterable[str] | None = None) -> None:
-        """See :meth:`Index.check`; all groups are compared with their hashes, whatever the columns, but for optional
-        ones, which are when they are used."""
+    def check(self) -> None:
+        """Compares the groups of all shards' indexes with their hashes; optional ones are when they are used.
+
+        Raises:
+            FormatError: if one does not match.
+        """
         for _, index in self._each():
             index.check(optional=False)
 
-    def check_fields(self, fields: Iterable[str]) -> None:
-        """See :meth:`Index.check_fields`; nothing to do, as all is compared with its hash when it is read."""
-
     def field_name(self, field: int) -> str:
-        """See :meth:`Index.field_name`."""
+        """Name of a field, by its number.
+
+        Raises:
+            FormatError: if there is no such field.
+        """
         if not 0 <= field < len(self.fields):
             raise FormatError(
                 f"{self.path}: names field {field}, but has {len(self.fields)} of them; it is damaged: rebuild it with "
@@ -353,6 +415,28 @@ class SetIndex(Index):
             FormatError: if it is missing or damaged.
         """
         return self._open.get(shard) or self._opened({shard})[shard]
+
+    @property
+    def label_dtype(self) -> np.dtype[Any]:
+        """The dtype of one label: int64, float32, or a subarray of K float32."""
+        if not self.targets:
+            return np.dtype(np.int64)
+        return np.dtype(np.float32) if len(self.targets) == 1 else np.dtype((np.float32, (len(self.targets),)))
+
+    def shard_path(self, shard: int) -> str:
+        """Full path of a shard, by its number."""
+        return os.path.join(os.path.dirname(self.path), self.shard_name(shard))
+
+    def row(self, i: int) -> RecordRows:
+        """Properties of one sample."""
+        return self.rows(np.array([i]))
+
+    def parts(self, i: int) -> list[tuple[str, int, int]]:
+        """All fields of the sample, in the order of its checksum: (field, offset, length) in its shard, bytes."""
+        members = self.members(i)
+        if self.image_of is not None:
+            return members
+        return [(self.image_field(i), *self.place(i)[1:]), *members]
 
     def _each(self) -> Iterator[tuple[int, ShardIndex]]:
         """Opens the index of each shard in turn, with its number, and keeps none."""
@@ -455,13 +539,22 @@ class SetIndex(Index):
 
 
 class RecordRows:
-    """Some records, see :class:`feeder.shard.format.index.Rows`.
+    """Properties of N samples; each attribute is an array [N], as Note [Index file] describes it.
 
     Args:
         index: The set's index.
         shards: int64 [N].
         rows: int64 [N], numbers of the records in these.
         records: The records.
+
+    Attributes:
+        shard: Numbers of the shards.
+        offset, length: Places of the images in them, bytes.
+        width, height: As stored, pixels.
+        orientation: uint8.
+        field: Numbers of the images' fields.
+        crc32: Checksums of the samples.
+        labels: int64 [N], -1 for none; or the targets, float32 [N] or [N, K].
     """
 
     __slots__ = ("_index", "_records", "_rows", "shard")
@@ -517,7 +610,14 @@ class RecordRows:
         return found if targets == 1 else found.reshape(-1, targets)
 
     def extents(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
-        """See :meth:`feeder.shard.format.index.Rows.extents`."""
+        """Returns the bytes of the images that some of their rows need.
+
+        Args:
+            rows: int32 [N, 2], first and end row, in pixels as stored.
+
+        Returns:
+            int64 [N, 4], see :func:`feeder._native.row_extents`; None if all bytes of all images are needed.
+        """
         return self._index.extents(self.shard, self._records, rows)
 
 

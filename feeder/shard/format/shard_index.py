@@ -17,7 +17,7 @@ Optional groups come last: only who needs one reads it, and of a set in a store 
     steps    u16: for a seekable or packed JPEG the height of a band in pixels, the offset of the first band, and the
              difference of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or
              more, 65535 and the number in the next two, its low half first
-A group of any other name is optional, too, and for readers that know it. Earlier writers have put `steps` second.
+A group of any other name is optional, too, and for readers that know it.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from feeder.errors import FormatError
 from feeder.shard.format import chunks
 from feeder.shard.format.block_sums import BLOCK_BYTES
 from feeder.shard.format.chunks import CHUNK_ROWS, MemberRows
+from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS
 from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["NARROW", "NO_STEPS", "TAKEN_DOWN", "WIDE", "IndexedShard", "ShardIndex", "write_shard_index"]
+__all__ = ["NARROW", "NO_STEPS", "TAKEN_DOWN", "WIDE", "IndexedShard", "ShardIndex", "take_rows", "write_shard_index"]
 
 NO_STEPS = (1 << 32) - 1
 TAKEN_DOWN = "taken_down"
@@ -163,6 +164,21 @@ def write_shard_index(
     with atomic_file(path) as file:
         file.write(sealed(_MAGIC, head | {"targets": [*targets], "is_wide": is_wide, "groups": places}))
         file.writelines(groups.values())
+
+
+def take_rows(columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+    """Returns the columns of some rows of a shard, int64 [N], in their order."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    values = {start: [data] for start, data in STARTS.items()}
+    values["member_start"] = ["member_field", "member_offset", "member_length"]
+    for start, own in values.items():
+        starts = columns[start].astype(np.int64)
+        counts = (starts[1:] - starts[:-1])[rows]
+        ends = np.cumsum(counts)
+        places = np.repeat(starts[:-1][rows] - (ends - counts), counts) + np.arange(int(counts.sum()))
+        found[start] = _starts(counts)
+        found |= {name: columns[name][places] for name in own}
+    return found | {name: column[rows] for name, column in columns.items() if name not in found}
 
 
 def _fits(column: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
@@ -456,6 +472,11 @@ class ShardIndex:
             "member_length": found_members.lengths,
         }
         return values_of[name]
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """All columns, as :func:`write_shard_index` takes them."""
+        optional = [name for name in OPTIONAL_COLUMNS if name in self.groups()]
+        return {name: self.column(name) for name in (*COLUMNS, *optional) if name != "shard"}
 
     def _checked(self, name: str, groups: dict[str, tuple[int, int, str]]) -> memoryview:
         if name not in groups:

@@ -71,7 +71,7 @@ def choose_image(source: Source, where: str, asked: str | None) -> None:
     counts: collections.Counter[str] = collections.Counter()
     for fields, number in samples.items():
         counts.update({field: number for field in fields if is_image_field(field) or field in chosen})
-    others = tuple(field for field in sorted(counts) if field not in chosen)
+    others = [field for field in sorted(counts) if field not in chosen]
     if others:
         shown = others[:_MOST_LISTED]
         listed = ", ".join(f"{field!r} ({count(counts[field], 'sample')})" for field in shown)

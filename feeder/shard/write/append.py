@@ -60,7 +60,7 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
         SourceError: if the source can't be read as a whole, or its labels or the types of its columns do not fit those
             of the set.
         ShardError: if the folder has no finished set, or can't be written.
-        FormatError: if the set is damaged, or its index is of version 1.
+        FormatError: if the set is damaged.
     """
     started_s = time.monotonic()
     path, more = local_path(path), local_path(more)
@@ -171,7 +171,7 @@ def _join_classes(source: Source, index: SetIndex) -> list[str] | None:
 
 
 def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
-    """Opens the set in a folder, which must be finished and of version 2."""
+    """Opens the set in a folder, which must be finished."""
     if os.path.exists(folder.file(TAKEDOWN_NAME)):
         raise ShardError(
             f"{folder.shown}: samples of it are being taken down, and that was interrupted; run `feeder takedown "
@@ -182,8 +182,6 @@ def _opened(folder: OutputFolder) -> tuple[Manifest, SetIndex]:
     if manifest is None:
         raise ShardError(f"{folder.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
     index = open_index(folder.file(INDEX_NAME))
-    if not isinstance(index, SetIndex):
-        raise FormatError(f"{folder.shown}: has a flat index; convert it with `feeder index --upgrade`")
     if file_sha256(folder.file(INDEX_NAME)) != manifest.index["sha256"]:
         raise ShardError(
             f"{folder.shown}: its {INDEX_NAME} is not the one that its {MANIFEST_NAME} names; restore them (`feeder "

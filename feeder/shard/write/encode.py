@@ -18,7 +18,6 @@ from feeder.decoders.image_header import (
     is_one_scan,
     jpeg_orientation,
     quiet_pillow,
-    without_padding,
 )
 from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.decoders.registry import get_decoder
@@ -159,22 +158,7 @@ class Encoder:
         if info.width_px * info.height_px > MAX_PIXELS:
             _check_shrinks(data, info, options)
             return _reencode(data, info, options)
-        try:
-            return self._checked(data, info)
-        except ValueError:
-            plain = without_padding(data) if info.extension == "jpg" and is_one_scan(data) else data
-            if plain == data or options.mode == "keep":
-                raise
-            try:
-                if options.mode in ("seekable", "packed"):  # a packed one would come back without its padding
-                    return _seekable(plain, info, options, "seekable (padding removed)")
-                return self._checked(plain, info)
-            except ValueError:
-                pass
-            raise
-
-    def _checked(self, data: bytes, info: ImageInfo) -> EncodedImage:
-        options, outcome = self._options, "kept"
+        outcome = "kept"
         if options.mode in ("seekable", "packed"):
             outcome = f"kept ({info.extension})"
             if info.extension == "jpg":
@@ -268,7 +252,9 @@ def _opened(data: bytes, info: ImageInfo, options: EncodeOptions) -> Image.Image
     from PIL.JpegImagePlugin import JpegImageFile
 
     if info.width_px * info.height_px <= MAX_PIXELS:
-        return Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
+        # Pillow reads that far ahead of the last block, which may be all that there is.
+        ahead = bytes(8) if info.extension == "jpg" else b""
+        return Image.open(io.BytesIO(data + ahead), formats=PILLOW_FORMATS)
     opened = JpegImageFile(io.BytesIO(data))  # Image.open refuses the size that it has before it is drafted
     opened.draft(None, _target_size(opened.size, options))
     return opened

@@ -9,14 +9,13 @@ import tempfile
 import zlib
 from dataclasses import dataclass
 
-from feeder.decoders.image_header import check_complete, image_info
+from feeder.decoders.image_header import image_info, is_whole
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.index_builder import IndexBuilder, row_data
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, ShardRecord
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_header import INDEX_SUFFIX
 from feeder.shard.source.open import source_kind
 from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
 from feeder.shard.source.source import Rejection, Source
@@ -24,8 +23,9 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.tars import TAR_SUFFIXES, open_stored_tars, open_tars
 from feeder.shard.store.store import refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
+from feeder.shard.write.encode import EncodeOptions, Encoder
 from feeder.shard.write.set_copy import SetCopy
-from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.set_writer import index_path, own_suffix, write_set
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
@@ -136,13 +136,14 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
         own[source.table.parts(i)[0].container].append(i)
     builders = [IndexBuilder(source.table.targets) for _ in names]
     sums = []
+    encoder = Encoder(EncodeOptions("keep"))
     size_bytes = sum(map(source.table.size, range(len(source.table))))
     with contextlib.closing(source), progress.running(len(source.table), size_bytes):
         for number, ids in enumerate(own):
             name = os.path.relpath(source.containers[number].path, source.root)
             with source.copied(number) as tar:
                 for i in ids:
-                    reason = _add(source, i, name, builders[number])
+                    reason = _add(source, i, name, builders[number], encoder)
                     if reason:
                         rejected.append(Rejection(os.fsdecode(source.table.path(i)), reason, True))
                     progress.advance(1, source.table.size(i))
@@ -151,10 +152,7 @@ def _index(source: Source, names: list[str], path: str, copy: SetCopy, progress:
     if not samples:
         first = f", the first {rejected[0].path}: {rejected[0].reason}" if rejected else ""
         raise SourceError(f"{source.root}: no sample found, {count(len(rejected), 'input')} rejected{first}")
-    # Several indexes of the same tars, for other labels or images, each have their own beside each tar.
-    stem = os.path.splitext(os.path.basename(path))[0]
-    suffix = INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
-    shards = []
+    suffix, shards = own_suffix(path), []
     try:
         for name, builder, container, (sha256, blocks) in zip(names, builders, source.containers, sums, strict=True):
             own_path = index_path(folder, name, suffix)
@@ -175,14 +173,15 @@ def _shard_names(path: str) -> list[str]:
     return [index.shard_name(number) for number in range(index.shard_count)]
 
 
-def _add(source: Source, i: int, tar: str, builder: IndexBuilder) -> str | None:
+def _add(source: Source, i: int, tar: str, builder: IndexBuilder, encoder: Encoder) -> str | None:
     """Adds a sample to its tar's rows; returns the reason if it must be rejected."""
     parts = {part.field: part for part in source.table.parts(i)}
     image = parts.pop(next(name for name in source.image_fields if name in parts))
     try:
         data = {name: value for name, value in source.read(i) if name is not None}
         info = image_info(data[image.field])
-        check_complete(data[image.field], info)
+        if not is_whole(data[image.field], info):
+            encoder.encode(data[image.field], info)
     except ValueError as error:
         return str(error)
     checksum = zlib.crc32(data[image.field])

@@ -28,7 +28,6 @@ from feeder.errors import ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_shard_set
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.store.store import Store
 from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
@@ -44,8 +43,9 @@ __all__ = ["OutputFolder", "is_ours"]
 _LOCK = ".lock"
 _ATTEMPTS = "attempts-"
 _WORK = os.path.dirname(PLAN_NAME)
-_SHARD = re.compile(r"shard-(\d+)\.(tar|idx|fidx)")
-_OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")  # an earlier version, or one for another image field
+_SHARD = re.compile(r"shard-(\d+)\.(tar|idx|fidx(-index.+)?)")
+# An earlier version, or one for another image field, which has indexes of its own beside the shards.
+_OTHER_INDEX = re.compile(r"index(-\d+)?(\..+)?\.bin")
 _RESULTS = (INDEX_NAME, MANIFEST_NAME, REJECTED_NAME, TAKEDOWN_NAME)
 
 
@@ -126,7 +126,8 @@ class OutputFolder(SetCopy):
         self._compare_settings("holds a shard set made with", manifest.settings, settings)
         files = {record.name: record.size_bytes for record in manifest.shards}
         indexes: dict[str, int] = {}
-        if os.path.isfile(self.file(INDEX_NAME)) and isinstance(index := open_index(self.file(INDEX_NAME)), SetIndex):
+        if os.path.isfile(self.file(INDEX_NAME)):
+            index = open_index(self.file(INDEX_NAME))
             shards = range(index.shard_count)
             indexes = {index.header.index_name(n): index.header.shard(n).index_bytes for n in shards}
         for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files, **indexes}.items():

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from feeder.errors import ChangedError, FormatError, NotFoundError
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
@@ -111,7 +110,7 @@ class SetCopy:
             with copy._shown_in_errors():
                 yield copy
 
-    def index(self) -> Index:
+    def index(self) -> SetIndex:
         """Opens the set's index. That of a set in a store asks for the indexes of shards when they are read, and keeps
         few of them.
 
@@ -121,10 +120,7 @@ class SetCopy:
         path = self.path
         if os.path.isdir(path) or not os.path.exists(path):
             path = os.path.join(path, INDEX_NAME)
-        index = open_index(path)
-        if self._mirror is None or not isinstance(index, SetIndex):
-            return index
-        return SetIndex(path, self._mirror, most_open=ASKED_INDEXES)
+        return open_index(path) if self._mirror is None else SetIndex(path, self._mirror, most_open=ASKED_INDEXES)
 
     @property
     def is_copy(self) -> bool:

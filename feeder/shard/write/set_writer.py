@@ -12,17 +12,24 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import FormatError, ShardError
+from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.sealed_head import HASH_BYTES
-from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, SetHeader, SetInfo, write_header
+from feeder.shard.format.set_header import INDEX_SUFFIX, ROW, ImageOf, SetHeader, SetInfo, write_header
 from feeder.shard.format.shard_index import ShardIndex
 
-__all__ = ["header_row", "index_path", "write_set"]
+__all__ = ["header_row", "index_path", "own_suffix", "write_set"]
 
 
 def index_path(folder: str, shard: str, suffix: str = INDEX_SUFFIX) -> str:
     """Path of the index of a shard, by the shard's name."""
     return os.path.join(folder, os.path.splitext(shard)[0] + suffix)
+
+
+def own_suffix(path: str) -> str:
+    """Suffix of the shards' indexes of the set with this header: several sets of the same shards have their own."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    return INDEX_SUFFIX if os.path.basename(path) == INDEX_NAME else f"{INDEX_SUFFIX}-{stem}"
 
 
 def header_row(index: ShardIndex, size_bytes: int, sha256: str) -> npt.NDArray[Any]:
@@ -45,7 +52,7 @@ def write_set(
     before: SetHeader | None = None,
     folder: str | None = None,
     suffix: str = INDEX_SUFFIX,
-    fingerprint: str | None = None,
+    image_of: ImageOf | None = None,
 ) -> None:
     """Writes the header of a set whose shards all have their indexes beside them.
 
@@ -56,7 +63,7 @@ def write_set(
         before: The present header of the set, to which the shards are added as its next version; None for a new set.
         folder: The set's folder; None for that of the header.
         suffix: Suffix of the shards' indexes in a new set.
-        fingerprint: The set's fingerprint, if it is known; None to make it of the shards' hashes.
+        image_of: Origin of a new set in which another field is the image.
 
     Raises:
         FormatError: if an index is missing or damaged, or the shards' targets differ.
@@ -104,10 +111,10 @@ def write_set(
         labelled=labelled,
         max_label=max_label,
         is_numbered=is_numbered,
-        fingerprint=fingerprint or digest.hexdigest(),
-        is_converted=fingerprint is not None,
+        fingerprint=digest.hexdigest(),
         codebooks=tuple(codebooks),
         version=info.version + 1,
         versions=info.versions if before is None else (*info.versions, (before.samples, before.shards)),
+        image_of=image_of,
     )
     write_header(path, info, np.concatenate(rows), names)

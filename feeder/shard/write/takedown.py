@@ -25,9 +25,7 @@ from feeder.shard.format.block_sums import file_sums
 from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
-from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import SetHeader, write_header
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
@@ -85,7 +83,7 @@ def takedown(place: str, keys: Collection[str] = (), *, progress: Progress | Non
     Raises:
         ArgumentError: if a key is not in the set, or there are neither keys nor an interrupted call; nothing is changed
             then.
-        FormatError: if the set is damaged, or its index is of version 1.
+        FormatError: if the set is damaged.
         LockedError: if another process is writing the set.
         ShardError: if a shard is damaged, would have no sample left, or can't be written.
         StoreError: if the store can't be read or written.
@@ -119,10 +117,7 @@ class _Takedown:
                 f"{copy.shown}: samples are being added to it, and that was interrupted; run the same `feeder append` "
                 "again, and take samples down then"
             )
-        index = open_index(self._path)
-        if not isinstance(index, SetIndex):
-            raise FormatError(f"{copy.shown}: has a flat index; convert it with `feeder index --upgrade`")
-        self._header = index.header
+        self._header = SetHeader(self._path)
         at_once(copy.fetch, map(self._header.index_name, range(self._header.shards)))
 
         done: dict[int, dict[int, str]] = {}

@@ -19,7 +19,7 @@ import json
 import os
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,8 @@ import numpy.typing as npt
 from feeder.errors import ShardError
 from feeder.order.sample_order import substitute
 from feeder.shard.format.block_sums import BLOCK_BYTES, BlockSums
-from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS
 from feeder.shard.format.sealed_head import short_hash
-from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, write_shard_index
+from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, take_rows, write_shard_index
 from feeder.shard.format.tar import BLOCK_BYTES as TAR_BLOCK
 from feeder.shard.format.tar import Member, members_of
 from feeder.system.files import atomic_file, open_regular
@@ -163,7 +162,7 @@ def write_tombstones(index: ShardIndex, number: int, rows: Mapping[int, str], er
     group = json.dumps({"rows": [*gone], "keys": [*gone.values()]}, separators=(",", ":")).encode()
     write_shard_index(
         index.path,
-        _columns(index, source),
+        take_rows(index.columns(), source),
         index.fields,
         index.targets,
         erased.blocks,
@@ -179,21 +178,3 @@ def _substitute(row: int, number: int, samples: int, gone: Mapping[int, str]) ->
         if found not in gone:
             return found
     return next(other % samples for other in range(row + 1, row + samples) if other % samples not in gone)
-
-
-def _columns(index: ShardIndex, source: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the columns of a shard's index, with the rows of other samples."""
-    names = [name for name in COLUMNS if name != "shard"]
-    names += [name for name in OPTIONAL_COLUMNS if (name if name == "source_row" else "target") in index.groups()]
-    columns: dict[str, npt.NDArray[Any]] = {}
-    values = {start: [data] for start, data in STARTS.items()}
-    values["member_start"] = ["member_field", "member_offset", "member_length"]
-    for start, own in values.items():
-        starts = index.column(start).astype(np.int64)
-        counts = (starts[1:] - starts[:-1])[source]
-        ends = np.cumsum(counts)
-        places = np.repeat(starts[:-1][source] - (ends - counts), counts) + np.arange(int(counts.sum()))
-        columns[start] = np.concatenate([[0], ends]).astype(np.uint64)
-        columns |= {name: index.column(name)[places] for name in own}
-    columns |= {name: index.column(name)[source] for name in names if name not in columns}
-    return columns

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from feeder.dataset.shard_reader import ShardReader
 from feeder.decoders.image_header import PILLOW_FORMATS
 from feeder.decoders.packed import add_codebooks, is_packed, unpack
-from feeder.shard.format.index import Index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.url import is_remote
 from feeder.tools.bench.images import listed, remote_reader
 from feeder.tools.bench.options import BenchOptions
@@ -56,7 +56,7 @@ class PillowDataset(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self, path: str, options: BenchOptions) -> None:
         self._options = options
-        self._index: Index | None = None
+        self._index: SetIndex | None = None
         self._files: list[tuple[str, int]] = []
         self._remote: ShardReader | None = None
         if is_shards(path):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from feeder.errors import FeederError
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import SetIndex
 from feeder.tools.presets import is_shards, open_dataset
 
 __all__ = ["Version", "versions_of"]
@@ -42,8 +41,6 @@ def versions_of(place: str) -> list[Version]:
         return []
     reader = open_dataset(place, None).reader
     index, mirror = reader.index, reader.mirror  # type: ignore[attr-defined]
-    if not isinstance(index, SetIndex):
-        return [Version(1, len(index), index.shard_count)]
     found = []
     for number in range(index.version, 0, -1):
         try:
@@ -51,6 +48,5 @@ def versions_of(place: str) -> list[Version]:
         except FeederError as error:
             found.append(Version(number, problem=str(error)))
         else:
-            assert isinstance(each, SetIndex)
             found.append(Version(number, len(each), each.shard_count, each.header.info.taken_down))
     return found

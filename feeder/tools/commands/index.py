@@ -8,7 +8,6 @@ import json
 import sys
 from typing import Any
 
-from feeder.errors import ArgumentError
 from feeder.system.text import count, printable, say
 from feeder.tools.commands.common import EXIT_TOO_MANY_BAD, IMAGE_FIELD_HELP, add_labels, add_output, share
 
@@ -25,18 +24,12 @@ def add(commands: Any) -> None:
         ),
         help="make WebDataset tars from elsewhere loadable",
         description="Builds index.bin, and an index beside each tar, for existing WebDataset tars, so that they load "
-        "without being rewritten. With --upgrade, converts the index of a shard set to the present format.",
+        "without being rewritten.",
     )
     command.add_argument(
         "src",
         metavar="TARS",
-        help="folder of tars, a tar, or a pattern ('train-{000..009}.tar'); with --upgrade, folder of a shard set; all "
-        "also as URLs of a store",
-    )
-    command.add_argument(
-        "--upgrade",
-        action="store_true",
-        help="convert the set's index to an index for each shard; reads the shards once, and saved states still fit",
+        help="folder of tars, a tar, or a pattern ('train-{000..009}.tar'); all also as URLs of a store",
     )
     command.add_argument("--out", metavar="FILE", help="index file (default: index.bin in the tars' folder)")
     command.add_argument(
@@ -49,8 +42,6 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.upgrade:
-        return _upgrade(arguments)
     from feeder.shard.source.table_file import ManifestColumns
     from feeder.shard.write.index_tars import index_tars
     from feeder.system.progress import terminal_progress
@@ -78,18 +69,3 @@ def run(arguments: argparse.Namespace) -> int:
     if bad and arguments.quiet and not arguments.json:
         say(f"feeder: {bad:,} of {count(summary.samples + bad, 'sample')} left out of the index", file=sys.stderr)
     return EXIT_TOO_MANY_BAD if bad > arguments.max_bad * (summary.samples + bad) else 0
-
-
-def _upgrade(arguments: argparse.Namespace) -> int:
-    from feeder.shard.write.upgrade import upgrade_index
-    from feeder.system.progress import terminal_progress
-
-    others = (arguments.out, arguments.image_field, arguments.label_column, arguments.target_column)
-    if any(others) or arguments.no_labels:
-        raise ArgumentError("--upgrade takes the index as it is: leave out --out, --image-field and those of labels")
-    is_new = upgrade_index(arguments.src, terminal_progress(arguments.quiet))
-    if arguments.json:
-        say(json.dumps({"path": arguments.src, "converted": is_new}))
-    elif not arguments.quiet:
-        say(printable(f"{arguments.src}: " + ("converted" if is_new else "nothing to do: has the present format")))
-    return 0

@@ -34,11 +34,6 @@ def add(commands: Any) -> None:
     )
     command.add_argument("--rank", type=int, metavar="R", default=0, help="rank whose batch it is (default: 0)")
     command.add_argument("--out", metavar="DIR", help="write the images as PNG files to a new folder")
-    command.add_argument(
-        "--exif-orientation",
-        choices=("apply", "ignore"),
-        help="as the dataset had it, for a state of an older version, which does not say it (default: apply)",
-    )
     add_output(command)
     command.set_defaults(run=run)
 
@@ -57,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     state = read_state(arguments.state, arguments.key)
     with naming(arguments.state):
         why = why_without_images(state)
-        loader = loader_of(arguments.set, state, arguments.exif_orientation, images=not why)
+        loader = loader_of(arguments.set, state, images=not why)
     epoch = state["epoch"] if arguments.epoch is None else arguments.epoch
     substitutions: list[dict[str, Any]] | None = None  # not known
     if not why:

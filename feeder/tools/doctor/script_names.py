@@ -17,9 +17,6 @@ _CANONICAL = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "torch.nn.parallel.DistributedDataParallel",
     "torchdata.stateful_dataloader.stateful_dataloader.StatefulDataLoader": "torchdata.stateful_dataloader."
     "StatefulDataLoader",
-    "feeder.loader.DataLoader": "feeder.DataLoader",
-    "feeder.dataset.ShardDataset": "feeder.ShardDataset",
-    "feeder.dataset.FolderDataset": "feeder.FolderDataset",
 }
 _STARRED = {
     "torch.utils.data": ("DataLoader", "TensorDataset", "DistributedSampler", "Dataset"),

@@ -21,9 +21,9 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError, SourceError
 from feeder.order.permutation import permute
-from feeder.shard.format.index import Index
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.open import open_source
 from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
@@ -299,7 +299,7 @@ class _Images(Protocol):
 class _IndexedImages:
     """The images of shards, by their index."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: SetIndex) -> None:
         self._index = index
         if index.codebooks:
             with contextlib.suppress(ImportError):  # an image that needs the kernels says so

@@ -46,6 +46,7 @@ struct JpegHeader {
     size_t entropy_offset = 0;  // of the first scan's data
 
     bool huffman_sequential() const { return sof == 0xC0 || sof == 0xC1; }
+    bool one_scan() const { return huffman_sequential() && interleaved_scan; }
 };
 
 // One marker segment: `offset` is its payload's, after the two length bytes.

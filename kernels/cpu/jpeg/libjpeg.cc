@@ -44,7 +44,7 @@ void format_message(j_common_ptr cinfo, char* buffer) {
 }
 
 // True for warnings that mean wrong pixels. Unknown JFIF versions and Adobe transforms do not, nor do stray bytes before
-// a marker other than RSTn, which many encoders write, nor a spectral selection in the scan header of a sequential JPEG,
+// a marker, which many encoders and webcams write, nor a spectral selection in the scan header of a sequential JPEG,
 // which some phones write and no decoder uses.
 bool means_damage(const jpeg_error_mgr& base) {
     switch (base.msg_code) {
@@ -54,8 +54,6 @@ bool means_damage(const jpeg_error_mgr& base) {
         case JWRN_MUST_RESYNC:
         case JWRN_BOGUS_PROGRESSION:
             return true;
-        case JWRN_EXTRANEOUS_DATA:
-            return base.msg_parm.i[1] >= 0xD0 && base.msg_parm.i[1] <= 0xD7;
         default:
             return false;
     }

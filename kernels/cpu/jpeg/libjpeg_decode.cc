@@ -124,7 +124,7 @@ class Decompressor {
         // A sequential file may lack its end-of-image marker and nothing else; one with many scans lacks refinement.
         if (errors_.damaged)
             return {Status::damaged, std::string(source_.ran_out ? "JPEG: truncated: " : "JPEG: ") + errors_.reason};
-        if (source_.ran_out && !(header.huffman_sequential() && header.interleaved_scan)) {
+        if (source_.ran_out && !header.one_scan()) {
             return {Status::damaged, "JPEG: truncated: the data ends before its last scan"};
         }
         return {};
@@ -134,7 +134,7 @@ class Decompressor {
     bool open(ByteSpan file, const JpegHeader& header) {
         cinfo_.err = &errors_.base;
         jpeg_create_decompress(&cinfo_);
-        reset_source(source_, file);
+        reset_source(source_, without_padding(file, header.entropy_offset));
         cinfo_.src = &source_.base;
         reset_scan_limit(limit_);
         cinfo_.progress = &limit_.base;

@@ -143,4 +143,23 @@ MarkerScan find_segments(ByteSpan file, size_t entropy_offset, size_t first, siz
     return MarkerScan::complete;
 }
 
+bool has_end(ByteSpan file, size_t entropy_offset) {
+    for (size_t at = file.size(); at >= entropy_offset + 2;) {
+        if (file[at - 2] == 0xFF && file[at - 1] == 0xD9) return true;
+        const size_t length = at - 2 - entropy_offset;
+        const void* hit = length == 0 ? nullptr : memrchr(file.data() + entropy_offset, 0xFF, length);
+        if (hit == nullptr) return false;
+        at = static_cast<size_t>(static_cast<const uint8_t*>(hit) - file.data()) + 2;
+    }
+    return false;
+}
+
+ByteSpan without_padding(ByteSpan file, size_t entropy_offset) {
+    if (has_end(file, entropy_offset)) return file;
+    size_t end = file.size();
+    while (end > entropy_offset && (file[end - 1] == 0x00 || file[end - 1] == 0xFF)) --end;
+    while (end + 2 <= file.size() && file[end] == 0xFF && file[end + 1] == 0x00) end += 2;  // stuffed: data
+    return file.first(end);
+}
+
 }  // namespace feeder

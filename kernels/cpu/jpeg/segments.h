@@ -78,4 +78,10 @@ size_t find_marker(ByteSpan file, size_t from);
 // The same, byte by byte: the reference, which also runs without SSE2.
 size_t find_marker_portable(ByteSpan file, size_t from);
 
+// True if an end-of-image marker follows the header. Nearly always it is at the very end.
+bool has_end(ByteSpan file, size_t entropy_offset);
+
+// The file; without the zeros or ones behind its data if it has no end-of-image marker, as they are no blocks.
+ByteSpan without_padding(ByteSpan file, size_t entropy_offset);
+
 }  // namespace feeder

@@ -116,33 +116,6 @@ BandExtent RecordIndex::extent(const IndexedImage& image, int64_t top, int64_t b
     return extent(image.shard, image.places, image.length, image.height, top, bottom);
 }
 
-bool ColumnIndex::Columns::fit() const {
-    const size_t count = shard.size();
-    return width.size() == count && height.size() == count && offset.size() == count && length.size() == count &&
-           label.size() == count && orientation.size() == count && (row_start.empty() || row_start.size() == count + 1);
-}
-
-bool ColumnIndex::find(int64_t, int64_t row, bool, IndexedImage& image) {
-    const size_t i = static_cast<size_t>(row);
-    if (row < 0 || i >= columns_.shard.size()) return false;
-    image.shard = columns_.shard[i];
-    image.offset = columns_.offset[i];
-    image.length = columns_.length[i];
-    image.width = columns_.width[i];
-    image.height = columns_.height[i];
-    image.label = columns_.label[i];
-    image.orientation = columns_.orientation[i];
-    image.places = columns_.row_start.empty() ? 0 : columns_.row_start[i];
-    image.places_end = columns_.row_start.empty() ? 0 : columns_.row_start[i + 1];
-    return true;
-}
-
-BandExtent ColumnIndex::extent(const IndexedImage& image, int64_t top, int64_t bottom) {
-    const std::span<const uint32_t> places =
-        places_between(columns_.row_data, image.places, image.places_end, image.height);
-    return band_extent(places, static_cast<int64_t>(image.length), top, bottom, worth_bytes);
-}
-
 std::span<const uint32_t> places_between(std::span<const uint32_t> all, uint64_t begin, uint64_t end, uint64_t height) {
     if (begin >= end || end > all.size()) return {};
     const std::span<const uint32_t> places = all.subspan(begin, end - begin);

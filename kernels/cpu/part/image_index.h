@@ -1,5 +1,4 @@
-// A set's index: where each image is, its properties, and the places of its rows. Either version of the index file; nothing
-// in it is trusted.
+// A set's index: where each image is, its properties, and the places of its rows. Nothing in it is trusted.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +20,6 @@ struct IndexedImage {
     uint32_t height = 0;
     int64_t label = 0;
     uint64_t places = 0;  // number of its first value among the places of rows
-    uint64_t places_end = 0;
     uint8_t orientation = 0;
 };
 
@@ -29,8 +27,8 @@ class ImageIndex {
   public:
     virtual ~ImageIndex() = default;
 
-    // Finds a sample by its shard and its row there; by its row in the set where the index is not split by shards. False:
-    // the shard is not held, with the places of its rows if they are needed, or has no such row.
+    // Finds a sample by its shard and its row there. False: the shard is not held, with the places of its rows if they are
+    // needed, or has no such row.
     virtual bool find(int64_t shard, int64_t row, bool needs_places, IndexedImage& image) = 0;
 
     // The bytes needed for some rows of pixels, see band_extent().
@@ -39,7 +37,7 @@ class ImageIndex {
     int64_t worth_bytes = 8192;  // gaps of fewer bytes are read, too; as in band_extent()
 };
 
-// Version 2: records of one size for each shard, and the differences of the places of rows.
+// Records of one size for each shard, and the differences of the places of rows.
 class RecordIndex : public ImageIndex {
   public:
     // Offsets of numbers in a record: length, steps, offset uint32, label int32, height, width uint16, orientation uint8.
@@ -92,29 +90,6 @@ class RecordIndex : public ImageIndex {
     std::vector<Slot> slots_ = std::vector<Slot>(kSlots);
     std::vector<uint32_t> places_;
     const Shard none_;
-};
-
-// Version 1: columns of the whole set.
-class ColumnIndex : public ImageIndex {
-  public:
-    struct Columns {
-        std::span<const uint32_t> shard, width, height;
-        std::span<const uint64_t> offset, length;
-        std::span<const uint64_t> row_start;  // one more than samples, or empty
-        std::span<const int64_t> label;
-        std::span<const uint8_t> orientation;
-        std::span<const uint32_t> row_data;
-
-        bool fit() const;
-    };
-
-    explicit ColumnIndex(const Columns& columns) : columns_(columns) {}
-
-    bool find(int64_t shard, int64_t row, bool needs_places, IndexedImage& image) override;
-    BandExtent extent(const IndexedImage& image, int64_t top, int64_t bottom) override;
-
-  private:
-    Columns columns_;
 };
 
 // The values of row_places() that begin and end there, if there are as many as an image of this height has; else none.

@@ -7,6 +7,7 @@
 
 #include "cpu/jpeg/header.h"
 #include "cpu/jpeg/libjpeg.h"
+#include "cpu/jpeg/segments.h"
 #include "cpu/transcode/rewrite.h"
 
 namespace feeder {
@@ -69,13 +70,13 @@ class Transcoder {
     }
 
     // False on a fatal error. `out` is complete only if the file is neither truncated, damaged nor incomplete.
-    bool run(ByteSpan file, Bytes& out) {
+    bool run(ByteSpan file, const JpegHeader& header, Bytes& out) {
         source_.err = reset_errors(errors_);
         destination_.err = &errors_.base;
         if (setjmp(errors_.jump) != 0) return false;
         jpeg_create_decompress(&source_);
         jpeg_create_compress(&destination_);
-        reset_source(memory_, file);
+        reset_source(memory_, without_padding(file, header.entropy_offset));
         source_.src = &memory_.base;
         reset_scan_limit(limit_);
         source_.progress = &limit_.base;
@@ -85,7 +86,9 @@ class Transcoder {
         errors_.damaged = false;  // stray bytes before the scan, which do not harm the image
         jvirt_barray_ptr* coefficients = jpeg_read_coefficients(&source_);
         incomplete_ = lacks_scans();
-        if (incomplete_ || memory_.ran_out || errors_.damaged) return true;
+        // All blocks of a single scan may be there without an end-of-image marker.
+        truncated_ = memory_.ran_out && (errors_.damaged || !header.one_scan());
+        if (incomplete_ || truncated_ || errors_.damaged) return true;
 
         jpeg_copy_critical_parameters(&source_, &destination_);
         // rewrite_jpeg chooses the codes, but without this libjpeg-turbo's SIMD coder would not refuse coefficients
@@ -106,7 +109,7 @@ class Transcoder {
     }
 
     const JpegErrors& errors() const { return errors_; }
-    bool truncated() const { return memory_.ran_out; }
+    bool truncated() const { return truncated_; }
     bool incomplete() const { return incomplete_; }
 
   private:
@@ -131,6 +134,7 @@ class Transcoder {
     JpegScanLimit limit_;
     BytesDestination bytes_;
     bool incomplete_ = false;
+    bool truncated_ = false;
 };
 
 Outcome refuse(const char* reason) { return {Status::unsupported, std::string("JPEG: ") + reason}; }
@@ -162,9 +166,9 @@ Outcome transcode_jpeg(ByteSpan file, const TranscodeOptions& options, Bytes& ou
     Bytes sequential;
     if (!sequential.reserve(2 * file.size() + 4096)) return {Status::corrupt, "JPEG: out of memory"};
     Transcoder transcoder;
-    if (!transcoder.run(file, sequential)) return fatal_outcome(transcoder.errors());
+    if (!transcoder.run(file, header, sequential)) return fatal_outcome(transcoder.errors());
     if (transcoder.truncated()) {
-        return {Status::damaged, "JPEG: truncated: the data ends before its end-of-image marker"};
+        return {Status::damaged, "JPEG: truncated: the data ends before its last block or scan"};
     }
     if (transcoder.errors().damaged) return {Status::damaged, std::string("JPEG: ") + transcoder.errors().reason};
     if (transcoder.incomplete()) return refuse("progressive, and its last scans are missing");

@@ -30,7 +30,6 @@ from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.presence import Presence, record_path
 from feeder.shard.format.set_header import SetHeader, write_header
-from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.folder_store import folder_mirror
@@ -180,8 +179,8 @@ def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
         with pytest.raises(StoreError, match=r"are too few for .*\. Give cache_bytes=") as refused:
             iter(loader)
         (amount,) = re.findall(r"cache_bytes=([\d,]+) or more", str(refused.value))
-        needed, index = int(amount.replace(",", "")), cast(SetIndex, reader.index)
-        sizes = [index.index_entry(number).size_bytes for number in range(40)]
+        needed, index = int(amount.replace(",", "")), reader.index
+        sizes = [index.header.shard(number).index_bytes for number in range(40)]
         shards, further = divmod(needed - sum(sizes), tar_bytes)  # all are planned
         assert shards >= 3
         assert further == 2 * max(sizes) + sum(path.stat().st_size for path in small_images.glob("*.bin"))
@@ -265,7 +264,7 @@ def test_the_places_of_rows_count_in_what_an_order_needs(bucket: Bucket, tmp_pat
                 iter(feeder.DataLoader(data, batch_size=4, num_workers=2))
             (amount,) = re.findall(r"cache_bytes=([\d,]+) or more", str(refused.value))
             needed[name] = int(amount.replace(",", ""))
-        index = cast(SetIndex, cast(ShardReader, data.reader).index)
+        index = cast(ShardReader, data.reader).index
         steps = [index.steps_bytes(number) for number in range(24)]
     assert min(steps) > 0
     assert 24 * min(steps) <= needed["crop"] - needed["resize"] <= 28 * max(steps)  # all are planned
