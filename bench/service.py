@@ -90,7 +90,7 @@ def service_run(
     way = () if same_host else ("--tcp-only",)
     server = ServiceServer(folder, Path(options.shards).parent, "--window", "0", *way, cores=_CORES)
     try:
-        one = loader(options, heavy=heavy, service=server.service, service_only=True)
+        one = loader(options, heavy=heavy, service=feeder.Service(server.service, only=True))
         must_be(run(one, options.epochs)[2], expected, "the service")
         before = _cpu_s(server)
         images, seconds, _ = run(one, options.epochs)
@@ -154,7 +154,7 @@ def trials(options: Any, folder: Path, count: int, *way: str, late_s: float = 0.
 
 def _trial(options: Any, service: str, together: Barrier, late_s: float) -> None:
     """Reads the epochs, after one in which the server opens the set."""
-    with contextlib.closing(loader(options, service=service, service_only=True)) as one:
+    with contextlib.closing(loader(options, service=feeder.Service(service, only=True))) as one:
         run(one, 1)
         for _ in range(2):  # in between, the CPU times are taken
             together.wait(_TRIAL_S)

@@ -16,7 +16,7 @@ combined helper, node           both are killed in one epoch
 head killed                     with a worker; epochs go on for --head-seconds. 0: nothing of Ray
 combined head, servers          all nodes are killed after the head: epochs go on by the local worker alone
 
-After the last of them a loader with service_only=True must end in the error that names the service. In the fuzz test a
+After the last of them a loader with only=True must end in the error that names the service. In the fuzz test a
 server takes --messages messages of clients that gave the token, over TCP and its Unix socket; most of their connections
 end with a malformed one.
 
@@ -165,8 +165,8 @@ def ray_pauses(options: Any, expected: list[str]) -> tuple[dict[str, float], flo
             cluster.add_node()
         _serve(cluster, "--root", str(Path(options.shards).parent), "--cpus", "1")
         service = f"feeder@{cluster.address}"
-        alone = loader(options, 0, service=service, service_only=True, timeout=_ALONE_S)
-        with contextlib.closing(loader(options, 0, service=service, service_only=True)) as one:
+        alone = loader(options, 0, service=feeder.Service(service, only=True), timeout=_ALONE_S)
+        with contextlib.closing(loader(options, 0, service=feeder.Service(service, only=True))) as one:
             _run_until_served(one, cluster, 2)
 
             def kill_helper() -> None:
@@ -217,7 +217,7 @@ def _named_error_s(alone: Any) -> float:
         if f"was there for {_ALONE_S:g} s" not in str(error):
             raise
         return time.monotonic() - began_s
-    raise SystemExit("an epoch ended that no server has made, with service_only=True")
+    raise SystemExit("an epoch ended that no server has made, with only=True")
 
 
 def _serve(cluster: RayCluster, *options: str) -> str:

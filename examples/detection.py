@@ -96,7 +96,7 @@ def loader(args: argparse.Namespace) -> Any:
     )
     dataset = feeder.ShardDataset(args.dir, transform, labels=False, targets={"boxes.json": T.BoundingBoxes("xyxy")})
     pad = feeder.PadToBatch(multiple=32)
-    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, pad=pad, device=DEVICE)
+    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, num_workers=args.workers, sizes=pad, device=DEVICE)
 
 
 class Detector(nn.Module):

@@ -92,7 +92,7 @@ def loader(args: argparse.Namespace, buckets: feeder.Buckets) -> Any:
     )
     dataset = feeder.ShardDataset(args.dir, recipe, fields=["original_size", "crop_box"])
     options = {"num_workers": args.workers, "device": DEVICE}
-    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, buckets=buckets, **options)
+    return feeder.DataLoader(dataset, args.batch_size, shuffle=True, sizes=buckets, **options)
 
 
 class Denoiser(nn.Module):

@@ -25,7 +25,7 @@ import torch
 from ray import tune
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
-from feeder import DataLoader, ShardDataset, transforms
+from feeder import DataLoader, Service, ShardDataset, transforms
 
 COLUMNS = {"config/lr": "lr", "config/weight_decay": "weight_decay", "config/width": "width"}
 COLUMNS |= {"epoch": "epochs", "loss": "loss", "accuracy": "accuracy"}
@@ -69,10 +69,9 @@ def make_loader(args: dict[str, Any], training: bool) -> DataLoader[Any]:
         num_workers=args["loader_workers"],
         persistent_workers=args["loader_workers"] > 0,
         seed=args["order"],
-        rank=0,  # each trial has all samples
+        rank=0,
         world_size=1,
-        service=args["service"],
-        service_only=args["service_only"],
+        service=None if args["service"] is None else Service(args["service"], only=args["service_only"]),
     )
 
 

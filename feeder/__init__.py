@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from feeder.loader.dataloader import DataLoader
+    from feeder.loader.options import Dali, Metrics, Service, ToDevice, WorkerOptions
     from feeder.order.buckets import Buckets
     from feeder.order.lanes import Lanes
     from feeder.order.sample_order import Window
@@ -46,6 +47,7 @@ __all__ = [
     "BackendError",
     "Buckets",
     "CsvWriter",
+    "Dali",
     "DataLoader",
     "DecodeError",
     "DeviceLog",
@@ -54,14 +56,18 @@ __all__ = [
     "FormatError",
     "Lanes",
     "LockedError",
+    "Metrics",
     "PadToBatch",
+    "Service",
     "ServiceError",
     "ShardDataset",
     "ShardError",
     "Skip",
     "SourceError",
+    "ToDevice",
     "Window",
     "WorkerError",
+    "WorkerOptions",
     "decode",
     "decode_packed",
     "fields",
@@ -78,14 +84,19 @@ __all__ = [
 _HOMES = {
     "Buckets": "feeder.order.buckets",
     "CsvWriter": "feeder.tools.training.device_log",
+    "Dali": "feeder.loader.options",
     "DataLoader": "feeder.loader.dataloader",
     "DeviceLog": "feeder.tools.training.device_log",
     "FolderDataset": "feeder.dataset.folders",
     "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",
     "Lanes": "feeder.order.lanes",
+    "Metrics": "feeder.loader.options",
+    "Service": "feeder.loader.options",
+    "ToDevice": "feeder.loader.options",
     "Skip": "feeder.order.skip",
     "Window": "feeder.order.sample_order",
+    "WorkerOptions": "feeder.loader.options",
     "decode": "feeder.decoders.decode",
     "decode_packed": "feeder.decoders.packed",
     "find_batch_size": "feeder.tools.training.batch_size",

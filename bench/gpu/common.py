@@ -287,7 +287,7 @@ def endless(loader: Any) -> Generator[Any, None, None]:
 
 
 def loader_feed(
-    shards: str, backend: str, workers: int, batch_size: int, **options: Any
+    shards: str, backend: str | feeder.Dali, workers: int, batch_size: int, **options: Any
 ) -> Generator[torch.Tensor, None, None]:
     """Yields endless batches of a feeder.DataLoader on the GPU, float16 and channels_last.
 
@@ -306,7 +306,7 @@ def loader_feed(
         persistent_workers=True,
         backend=backend,
         device="cuda",
-        channels_last=True,
+        memory_format=torch.channels_last,
         **options,
     )
     try:

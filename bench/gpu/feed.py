@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+import feeder
 from bench.gpu.common import (
     MEAN,
     STD,
@@ -204,7 +205,7 @@ def best_load(name: str, shards: str, workers: int, seconds: float, result: Resu
     rates: dict[float, float] = {}
     for load in LOADS:
         try:
-            feed = loader_feed(shards, "dali", workers, BATCH, hw_decoder_load=load, fidelity="draft")
+            feed = loader_feed(shards, feeder.Dali(hw_decoder_load=load), workers, BATCH, fidelity="draft")
             rates[load] = rate(feed, seconds, workers)["images_per_s"]
         except Exception as error:
             result.failed(f"{name}, hw_decoder_load {load}", error)
@@ -233,7 +234,7 @@ def measure(options: Any, result: Result) -> None:
             result.failed(name, error)
             continue
         feeds[name] = lambda shards=shards, load=loads[name]: loader_feed(  # type: ignore[misc]
-            shards, "dali", workers, BATCH, hw_decoder_load=load, fidelity="draft"
+            shards, feeder.Dali(hw_decoder_load=load), workers, BATCH, fidelity="draft"
         )
     result.add(feeder_hw_decoder_load=loads)
     plain: dict[str, Settings] = {}

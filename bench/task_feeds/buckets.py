@@ -33,7 +33,7 @@ def dali_feeds(setting: Setting) -> dict[str, Feed]:
     def padded() -> Generator[int]:
         recipe = T.Compose([T.RandomShortestSize([side], max_size=2 * side), *values])
         dataset = setting.dataset(setting.shards(), recipe)
-        for images, *_ in epochs(dataset, setting, backend="dali", pad=feeder.PadToBatch(multiple=8)):
+        for images, *_ in epochs(dataset, setting, backend="dali", sizes=feeder.PadToBatch(multiple=8)):
             yield len(images)
 
     return _feeds(setting, "dali") | {"sizes by epoch": by_epoch, "padded, shorter side of that size": padded}
@@ -50,7 +50,7 @@ def _feeds(setting: Setting, backend: str) -> dict[str, Feed]:
 
     def buckets() -> Generator[int]:
         dataset = setting.dataset(setting.shards(), recipe(T.BUCKET))
-        for images, _ in epochs(dataset, setting, backend=backend, buckets=feeder.Buckets(sizes=sizes)):
+        for images, _ in epochs(dataset, setting, backend=backend, sizes=feeder.Buckets(sizes=sizes)):
             height, width = images.shape[2:]
             if (height, width) not in sizes:
                 raise SystemExit(f"a batch of buckets is {list(images.shape)}")

@@ -106,6 +106,7 @@ class SampleDecoder:
                 problem = self._decode(i, encoded.buffers[one], encoded.orientations[one], views)
                 made = [view.out[0] for view in views]
                 images.append(made if isinstance(recipe, Views) else made[0])
+
             if problem is not None:
                 raise reader.at(problem, i)
             for extra, found in zip(self._extras, values, strict=True):

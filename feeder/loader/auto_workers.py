@@ -1,4 +1,4 @@
-"""``num_workers="auto"`` and ``worker_threads="auto"``: a few seconds of measurement when a loader is made, or a rule.
+"""Numbers "auto" of workers and their threads: a few seconds of measurement when a loader is made, or a rule.
 
 Note [Threads for processes]
     A process takes memory, and the trainer's time at every message; a thread of a worker takes neither, but those steps
@@ -39,6 +39,7 @@ from torch.utils.data import IterableDataset
 
 from feeder.decoders.registry import dali_is_installed
 from feeder.loader.group_store import group_store, is_initialized, within
+from feeder.loader.options import Dali, WorkerOptions
 from feeder.loader.stateful import method_of
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
@@ -135,10 +136,11 @@ def choose_workers(
             work["generator"] = torch.Generator()
 
         def probe(workers: int, threads: int, left_s: float) -> float:
-            options = {"worker_threads": threads} if fast else {}
+            given = arguments.get("worker_options") or WorkerOptions()
+            options = {"worker_options": dataclasses.replace(given, threads=threads)} if fast else {}
             with warnings.catch_warnings():  # the caller's own loader warns
                 warnings.simplefilter("ignore")
-                loader = make(dataset, **work, **options, num_workers=workers, timeout=left_s)
+                loader = make(dataset, **{**work, **options}, num_workers=workers, timeout=left_s)
             return run(loader, RUN_S).images_per_s
 
         def measure() -> WorkersChoice:
@@ -155,7 +157,7 @@ def choose_workers(
     _log.info(
         "num_workers is %d%s: %s",
         choice.num_workers,
-        f", worker_threads {choice.worker_threads}" if threads is None and choice.worker_threads > 1 else "",
+        f", {choice.worker_threads} threads each" if threads is None and choice.worker_threads > 1 else "",
         choice.reason,
     )
     return choice
@@ -284,9 +286,10 @@ def _unmeasurable(dataset: Any, fast: bool) -> str | None:
 def _decoded_elsewhere(fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
     """Returns, in words, what decodes in place of workers; None if they do."""
     on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
-    if arguments.get("backend") == "cuda":
+    backend = arguments.get("backend")
+    if backend == "cuda":
         return "workers only read, the GPU decodes"
-    if arguments.get("backend") == "dali" or (fast and on_gpu and arguments.get("backend") == "auto"):
+    if backend == "dali" or isinstance(backend, Dali) or (fast and on_gpu and backend == "auto"):
         return "workers only read, decoding is DALI's"
     return None
 

@@ -31,16 +31,20 @@ from feeder.loader.generic.split_order import SplitOrder, order_of
 from feeder.loader.generic.torchdata_state import SKIP_KEY
 from feeder.loader.left_out import Kept, check_torchs_skip, skipped_indices
 from feeder.loader.observe.live_view import LiveView
-from feeder.loader.observe.prometheus import Metrics
+from feeder.loader.observe.prometheus import MetricsPage
 from feeder.loader.observe.remote_counts import remote_counts
 from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,
     CopyStream,
+    Dali,
     DeviceOptions,
     EpochOptions,
     FixedOptions,
-    checked_device,
+    Metrics,
+    Service,
+    ToDevice,
+    WorkerOptions,
 )
 from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
@@ -67,17 +71,15 @@ _FIXED = frozenset(
     {
         "backend",
         "batch_sampler",
-        "buckets",
-        "channels_last",
         "collate_fn",
         "fidelity",
+        "memory_format",
         "mix",
         "on_error",
-        "pad",
         "sampler",
         "seed",
         "service",
-        "service_only",
+        "sizes",
     }
 )
 
@@ -85,13 +87,13 @@ _FIXED = frozenset(
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """A drop-in replacement for torch's DataLoader.
 
-    Feeder datasets take the fast path, if their recipe has a fixed output size or there are a ``collate_fn``,
-    ``buckets`` or ``pad``, and samples come in batches. It yields ``(images, labels, *targets, *fields)``, or
+    Feeder datasets take the fast path, if their recipe has a fixed output size or there are a ``collate_fn`` or
+    ``sizes``, and samples come in batches. It yields ``(images, labels, *targets, *fields)``, or
     what ``collate_fn`` returns:
 
     - images: uint8 [N, 3, H, W], 0-255, or of the dtype that the recipe's ToDtype or Normalize asks for; with
       :class:`feeder.transforms.Views` a list of these, one for each view;
-    - labels: int64 [N], or float32 [N] or [N, K] for numeric targets; with ``pad`` the images' sizes follow;
+    - labels: int64 [N], or float32 [N] or [N, K] for numeric targets; with padding the images' sizes follow;
     - targets: masks [N, H, W], lists of N dicts of boxes or keypoints, further images; with views a list for each;
     - fields: lists of N values; int64 [N] for "index" and other numbers; for kinds of :mod:`feeder.fields` as they say.
 
@@ -114,7 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         collate_fn: On the fast path called once for each batch, in the worker that makes the whole batch, with the
             list of its samples as ``dataset[i]`` gives them. For each call the generators of Python, numpy and torch
             are seeded from seed, epoch and the batch's place in the epoch, and restored afterwards. Not together with
-            ``mix`` or ``channels_last``, or with a backend that decodes in this process.
+            ``mix`` or ``memory_format``, or with a backend that decodes in this process.
         multiprocessing_context: The way to start workers. Without one, workers of the fast path come from a small
             server without torch and CUDA, so that they can be replaced at any time; with a ``worker_init_fn``, a
             ``collate_fn`` or a recipe that can't be pickled (a lambda in it) they start as torch's do, by fork if
@@ -138,20 +140,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``sampler`` or ``batch_sampler`` replaces order and rank split. Samples that it repeats are augmented anew
             each time, and with ``seed=rank`` also those that it repeats on other ranks.
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
-            this process, on ``device`` if that is a GPU; workers read, check and cut for it. "cuda" decodes seekable
-            and packed JPEGs on the GPU ``device``, by feeder's own kernels; "auto" never takes it.
+            this process, on ``device`` if that is a GPU; workers read, check and cut for it. :class:`feeder.Dali` is
+            "dali" with options. "cuda" decodes seekable and packed JPEGs on the GPU ``device``, by feeder's own
+            kernels; "auto" never takes it.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
             less work where a crop is at least 2 or 4 times as large as its output: JPEGs are decoded at half or quarter
             size, and fine details differ (``feeder parity --fidelity draft`` measures it). The backend "cpu" has such a
             decoding; "dali" on a GPU repeats chroma, which is faster where a JPEG engine decodes; the others take
             "draft" as "fast".
-        device: Device that batches go to: "cuda", "cuda:N" or "cpu"; None leaves them where they are made. Copies to a
-            GPU start from page-locked memory, on a separate stream; the caller may use a batch at once.
-        prefetch_to_device: Number of batches that are copied to the device before the caller asks for them, 0 or more.
-        channels_last: True for images in torch's channels_last memory format.
-        static_buffers: True puts every batch on ``device`` at the same addresses, as CUDA graphs need it, and so
-            **overwrites the batch before**. Where "dali" decodes on the GPU, its threads use CUDA during a capture:
-            pass torch.cuda.graph ``capture_error_mode="thread_local"``.
+        device: Device that batches go to: "cuda", "cuda:N" or "cpu", or a :class:`feeder.ToDevice` with options; None
+            leaves them where they are made. Copies to a GPU start from page-locked memory, on a separate stream; the
+            caller may use a batch at once.
+        memory_format: That of images: ``torch.contiguous_format`` or ``torch.channels_last``.
         skip: Ids of samples that no epoch has, or a :class:`feeder.Skip` of ids and of spans of single epochs. The rest
             keeps its order and its augmentation and moves up, so batches and their number change. States have it, and
             it may change from run to run, and with ``loader.skip = ...`` from epoch to epoch, in the middle of an epoch
@@ -160,55 +160,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         mix: A :class:`feeder.transforms.MixUp` or ``CutMix``, or a list of these, of which each batch gets one with
             equal probability. Labels are then float32 [N, num_classes] or, without ``num_classes``, ``(labels, labels
             of the partners, weight of the first)``. A function of seed, epoch and the batch's place in the epoch.
-        buckets: A :class:`feeder.Buckets`: the images of a batch have the size of one bucket, all ranks the same one,
-            and ``T.BUCKET`` in the recipe stands for it. Each sample comes in the bucket that is nearest to its aspect
-            ratio; what the buckets have left over at the end of an epoch shares the last batches with its neighbours.
-        pad: A :class:`feeder.PadToBatch`: images of different sizes are padded to one for each batch, and their own
-            sizes, int64 [N, 2], follow the labels. It takes the place of a recipe of fixed output size.
+        sizes: In place of a recipe of fixed output size. With :class:`feeder.Buckets` the images of a batch have the
+            size of one bucket, all ranks the same one, and ``T.BUCKET`` in the recipe stands for it. Each sample comes
+            in the bucket that is nearest to its aspect ratio; what the buckets have left over at the end of an epoch
+            shares the last batches with its neighbours. With :class:`feeder.PadToBatch` images of different sizes are
+            padded to one for each batch, and their own sizes, int64 [N, 2], follow the labels.
         prefetch_factor: Batches that each worker makes ahead, at most. On the fast path without one as many batches
             are made ahead as keep the workers busy, and up to 2 for each worker while all of them take no more than a
-            GiB; with one, as many as it says, as far as ``memory_limit_bytes`` allows. An input service counts as four
+            GiB; with one, as many as it says, as far as the memory allows. An input service counts as four
             workers, and without one gets as many batches as take no more than a GiB, so that many cores have parts.
-        memory_limit_bytes: Upper limit of the shared memory for batches, which are then 2 for each worker unless
-            ``prefetch_factor`` says otherwise; None: half of the available memory.
-        gpu_memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU, for backend
-            "dali" there. Larger batches are decoded in parts, and a batch is decoded ahead only where both fit.
-            Finished batches and the decoder's own memory are not counted. None: no limit.
-        hw_decoder_load: Share of a batch's JPEGs that "dali" leaves to the hardware JPEG engine of a GPU, 0 to 1. Try
-            which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's
-            default, 0.65.
-        worker_threads: Number of threads that the backend may use in each worker. They read and decode the samples of
-            one part together, are kept from part to part, and end with their worker: if one of them hangs or crashes,
-            the worker is replaced. More than about 8 gain nothing. "auto" is as many as keep the cores of this rank
-            busy, 8 at most. Together with ``num_workers="auto"``, which counts threads as cores, it is 1 up to 8
-            cores, and with more the least of 2, 4 and 8 with which 8 workers have all cores busy, if one worker of so
-            many threads is measured to be about as fast as so many workers. None: "auto" with ``num_workers="auto"``,
-            else 1.
-        numa_node: Number of the NUMA node that the fast path's workers stay on, and that the memory of their batches is
-            on. "auto" is the node of the GPU ``device``, on a host of several nodes where NVML (extra ``nvml``) or
-            the kernel tells it; else nothing is bound, and pages are on the node of the thread that allocates them.
-            What this process is bound to already is kept to. None binds nothing.
-        hang_timeout_s: A worker that has work and stays silent for longer is replaced, like one that died. None: 300
-            on the fast path; never on torch's, where a batch may take any time.
+        worker_options: A :class:`feeder.WorkerOptions`: threads, NUMA node, patience and memory of the workers.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
             puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
         snapshot_every_n_steps: Number of batches between two snapshots of the state of datasets that have one
             (``state_dict()``) or are not feeder's. A resume makes the batches since the last snapshot again and drops
             them. 0: no snapshots.
-        metrics_port: Serves :meth:`stats` to Prometheus on this TCP port, at ``/metrics``, until :meth:`close`; 0 takes
-            a free one, see :attr:`metrics_url`. Loaders of one process may share a port: the label ``loader`` tells
-            them apart. None: no server. Needs the extra ``metrics``.
-        metrics_address: The address to listen on; "0.0.0.0" is open to other machines.
-        progress: True shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, the caller's waits,
-            full slots, the workers' load and, once CUDA is in use and with the extra ``nvml``, the GPU's. A bar on a
-            terminal, else a line every 5 s.
-        service: Name of an input service, whose servers on other nodes make parts of batches, too: see
-            :mod:`feeder.service`. ``NAME@HOST:PORT`` names another Ray cluster than the one that Ray finds by itself;
-            ``file:PATH`` takes the servers from the file that ``feeder serve --file`` keeps. Batches, order, states and
-            counts stay the same. Local workers go first; what no server answers they make, too. For feeder's datasets
-            without a ``collate_fn``; functions in recipes and fields must be of modules that the servers allow.
-        service_only: True leaves all work to the service. ``timeout`` is then the longest wait for a server, by default
-            120 s, after which a :class:`feeder.ServiceError` follows.
+        service: Name of an input service, whose servers on other nodes make parts of batches, too, or a
+            :class:`feeder.Service`. Batches, order, states and counts stay the same. Local workers go first; what no
+            server answers they make, too. For feeder's datasets without a ``collate_fn``; functions in recipes and
+            fields must be of modules that the servers allow.
+        metrics: A TCP port that serves :meth:`stats` to Prometheus, or a :class:`feeder.Metrics`, which also shows the
+            progress of an epoch. None: neither.
 
     Raises:
         ArgumentError: for a bad argument of feeder's own; torch's arguments raise what torch raises.
@@ -241,29 +213,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seed: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
-        backend: str = "auto",
-        fidelity: Literal["fast", "exact", "draft"] = "fast",
-        device: str | torch.device | None = None,
-        prefetch_to_device: int = 2,
-        channels_last: bool = False,
-        static_buffers: bool = False,
         skip: Skip | Sequence[int] | npt.NDArray[Any] | None = None,
         mix: BatchOp | Sequence[BatchOp] | None = None,
-        buckets: Buckets | None = None,
-        pad: PadToBatch | None = None,
-        memory_limit_bytes: int | None = None,
-        gpu_memory_limit_bytes: int | None = None,
-        hw_decoder_load: float | None = None,
-        worker_threads: int | Literal["auto"] | None = None,
-        numa_node: int | Literal["auto"] | None = "auto",
-        hang_timeout_s: float | None = None,
+        sizes: Buckets | PadToBatch | None = None,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        device: str | torch.device | ToDevice | None = None,
+        backend: str | Dali = "auto",
+        fidelity: Literal["fast", "exact", "draft"] = "fast",
+        worker_options: WorkerOptions | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         snapshot_every_n_steps: int | None = 1,
-        metrics_port: int | None = None,
-        metrics_address: str = "127.0.0.1",
-        progress: bool = False,
-        service: str | None = None,
-        service_only: bool = False,
+        service: str | Service | None = None,
+        metrics: int | Metrics | None = None,
     ) -> None:
         arguments = locals()
         self._given = {name: value for name in _DEFAULTS if _is_given(name, value := arguments[name])}
@@ -273,7 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         chosen = choose_shuffle(
             dataset,
             shuffle,
-            by_size=buckets is not None or getattr(pad, "group_by_aspect", False),
+            by_size=isinstance(sizes, Buckets) or getattr(sizes, "group_by_aspect", False),
             ranks=ranks,
         )
         path = self._path_choice = choose_path(
@@ -282,7 +243,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_batches=batch_size is not None or batch_sampler is not None,
             own_order=sampler is None and batch_sampler is None,
             collates=collate_fn not in DEFAULT_COLLATES,
-            sizes=buckets is not None or pad is not None,
+            sizes=sizes is not None,
         )
         fixed = FixedOptions(
             shuffle=chosen,
@@ -291,19 +252,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             backend=backend,
             fidelity=fidelity,
             on_error=on_error,
-            channels_last=channels_last,
+            memory_format=memory_format,
             mix=mix,
-            buckets=buckets,
-            pad=pad,
-            gpu_memory_limit_bytes=gpu_memory_limit_bytes,
-            hw_decoder_load=hw_decoder_load,
+            sizes=sizes,
             collate_fn=collate_fn,
             worker_init_fn=worker_init_fn,
-            service=service,
-            service_only=service_only,
+            service=Service(service) if isinstance(service, str) else service,
         )
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
-        self.rank, self.world_size, self.backend = rank, world_size, backend
+        self.rank = rank
+        self.world_size = world_size
+        self.skip = skip
+        self.mix = mix
+        self.sizes = sizes
+        self.memory_format = memory_format
+        self.device = device
+        self._to_device = device if isinstance(device, (ToDevice, type(None))) else ToDevice(device)
+        self._target_device = None if self._to_device is None else self._to_device.target()
+        self.backend = backend
+        self.fidelity = fidelity
+        self.worker_options = worker_options
+        self.on_error = on_error
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.service = service
+        self.metrics = metrics
+        _metrics(metrics)
         self._seed = RunSeed(fixed.seed, generator, ranks) if path.is_fast or path.is_split_generic else None
         # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
         vars(self)["seed"] = None if self._seed is None else self._seed.known
@@ -312,29 +285,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 "this loader draws its seed, and trials with different seeds share no parts of an input service: give "
                 "all trials the same seed="
             )
-        self.device, self.prefetch_to_device, self._target_device = device, prefetch_to_device, checked_device(device)
-        self.memory_limit_bytes, self.numa_node = memory_limit_bytes, numa_node
-        self.hang_timeout_s = _HANG_TIMEOUT_S if hang_timeout_s is None and path.is_fast else hang_timeout_s
-        self.on_error, self.fidelity, self.snapshot_every_n_steps = on_error, fidelity, snapshot_every_n_steps
-        self.channels_last, self.static_buffers, self.mix, self.skip = channels_last, static_buffers, mix, skip
-        self.buckets, self.pad = buckets, pad
-        self.gpu_memory_limit_bytes, self.hw_decoder_load = gpu_memory_limit_bytes, hw_decoder_load
-        self.metrics_port, self.metrics_address, self.progress = metrics_port, metrics_address, progress
-        self.service, self.service_only = service, service_only
         self._keeps_order = False
         self._told: tuple[int, int] | None = _NOTHING_TOLD
         self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
-        if isinstance(worker_threads, str) and worker_threads != "auto":
-            raise ArgumentError(f"worker_threads must be 'auto', or 1 or more, got {worker_threads!r}")
+        threads = self._workers.threads
         if isinstance(num_workers, str):
-            threads = worker_threads if isinstance(worker_threads, int) else None
             work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
-            self._workers_choice = self._choose_workers(num_workers, threads, *work)
-            num_workers, worker_threads = self._workers_choice.num_workers, self._workers_choice.worker_threads
-        elif isinstance(worker_threads, str):
-            worker_threads = threads_for(num_workers) if path.is_fast else 1
-        self.worker_threads = 1 if worker_threads is None else worker_threads
+            self._workers_choice = self._choose_workers(
+                num_workers, threads if isinstance(threads, int) else None, *work
+            )
+            num_workers, threads = self._workers_choice.num_workers, self._workers_choice.worker_threads
+        elif threads == "auto":
+            threads = threads_for(num_workers) if path.is_fast else 1
+        if threads != self._workers.threads:
+            self.worker_options = dataclasses.replace(self._workers, threads=threads)
         has_service_alone = service is not None and not num_workers and prefetch_factor is not None
         if has_service_alone and prefetch_factor is not None and prefetch_factor < 1:
             raise ArgumentError(f"prefetch_factor must be 1 or more, got {prefetch_factor}")
@@ -362,7 +327,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._shown_collate = ShownCollate(vars(self)["collate_fn"])
         self._fast_path: FastPath | None = None
         self._generic_path = GenericPath(self.num_workers)
-        self._metrics: Metrics | None = None
+        self._metrics_page: MetricsPage | None = None
         if path.is_fast:
             self._fast_path = self._make_fast_path()
         else:
@@ -374,7 +339,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._check_skip(self.skip)
         self._serve_metrics()
 
+    @property
+    def _workers(self) -> WorkerOptions:
+        return WorkerOptions() if self.worker_options is None else self.worker_options
+
     def _epoch_options(self) -> EpochOptions:
+        workers = self._workers
+        hang_timeout_s = workers.hang_timeout_s
+        if hang_timeout_s is None and self._path_choice.is_fast:
+            hang_timeout_s = _HANG_TIMEOUT_S
         return EpochOptions(
             batch_size=self.batch_size,
             num_workers=self.num_workers,
@@ -383,17 +356,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             prefetch_is_given=self._prefetch_is_given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
             persistent_workers=self.persistent_workers,
             timeout_s=self.timeout,
-            hang_timeout_s=self.hang_timeout_s,
+            hang_timeout_s=hang_timeout_s,
             multiprocessing_context=self.multiprocessing_context,
-            memory_limit_bytes=self.memory_limit_bytes,
-            worker_threads=self.worker_threads,
-            numa_node=self.numa_node,
+            memory_limit_bytes=workers.memory_limit_bytes,
+            worker_threads=workers.threads if isinstance(workers.threads, int) else 1,
+            numa_node=workers.numa_node,
             snapshot_every_n_steps=self.snapshot_every_n_steps,
             rank=self.rank,
             world_size=self.world_size,
             device=DeviceOptions(
                 target=self._target_device,
-                ahead=self.prefetch_to_device,
+                ahead=0 if self._to_device is None else self._to_device.prefetch,
                 stream=self._stream,
                 put=None if self._static is None else self._static.put,
                 pin_memory=self.pin_memory,
@@ -402,8 +375,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         )
 
     def _serve_metrics(self) -> None:
-        if self.metrics_port is not None and self._metrics is None:
-            self._metrics = Metrics(self, DataLoader._stage_words, self.metrics_port, self.metrics_address)
+        wanted = _metrics(self.metrics)
+        if wanted.port is not None and self._metrics_page is None:
+            self._metrics_page = MetricsPage(self, DataLoader._stage_words, wanted.port, wanted.address)
 
     def __repr__(self) -> str:
         if not hasattr(self, "_fixed"):
@@ -419,7 +393,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             order,
             f"num_workers={self.num_workers}",
             *([] if self._seed is None or self._seed.known is None else [f"seed={self._seed.known}"]),
-            *([] if self.device is None else [f"device={str(self.device)!r}"]),
+            *([] if self._to_device is None else [f"device={str(self._to_device.device)!r}"]),
             f"path={self.path!r}",
         ]
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -492,7 +466,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def metrics_url(self) -> str | None:
         """URL of the metrics; None if they are not served."""
-        return None if self._metrics is None else self._metrics.url
+        return None if self._metrics_page is None else self._metrics_page.url
 
     def _choose_workers(
         self,
@@ -510,7 +484,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
         arguments, is_fast = {"worker_init_fn": init, "multiprocessing_context": context}, self._path_choice.is_fast
         if is_fast:
-            names = ("backend", "buckets", "fidelity", "memory_limit_bytes", "pad")
+            names = ("backend", "fidelity", "sizes", "worker_options")
             arguments |= {name: getattr(self, name) for name in names}
         if not is_fast or collate_fn not in DEFAULT_COLLATES:
             arguments["collate_fn"] = collate_fn
@@ -607,8 +581,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @functools.cached_property
     def _static(self) -> StaticBuffers | None:
-        """The places of ``static_buffers``; the same for all iterators."""
-        return StaticBuffers(self.batch_size) if self.static_buffers else None
+        """The addresses of ``ToDevice(static_buffers=True)``; the same for all iterators."""
+        is_static = self._to_device is not None and self._to_device.static_buffers
+        return StaticBuffers(self.batch_size) if is_static else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and "_fixed" in self.__dict__ and self._is_fixed(name):
@@ -635,7 +610,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
-        own |= {"_iterator": None, "_metrics": None, "_seed": copy.copy(self._seed)}
+        own |= {"_iterator": None, "_metrics_page": None, "_seed": copy.copy(self._seed)}
         return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -678,7 +653,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _show_progress(self, iterator: Any) -> None:
         """Gives an iterator that begins an epoch a view, if progress is to be seen here."""
-        if not self.progress or current_ranks(self._epoch_options().ranks)[0] != 0:
+        if not _metrics(self.metrics).progress or current_ranks(self._epoch_options().ranks)[0] != 0:
             return
         if iterator.view is not None:
             iterator.view.end()
@@ -906,9 +881,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self._generic_path.order.close()
         finally:
             self._generic_path.close(self)
-            metrics, self._metrics = self._metrics, None
-            if metrics is not None:
-                metrics.close()
+            page, self._metrics_page = self._metrics_page, None
+            if page is not None:
+                page.close()
 
     def _stage_words(self) -> npt.NDArray[np.int64]:
         """The meters behind :meth:`stats`: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`."""
@@ -924,6 +899,11 @@ _TORCHS = frozenset(inspect.signature(torch.utils.data.DataLoader.__init__).para
 def _is_given(name: str, value: Any) -> bool:
     """Returns True for a value other than the argument's default."""
     return type(value) is not type(_DEFAULTS[name]) or bool(value != _DEFAULTS[name])
+
+
+def _metrics(given: int | Metrics | None) -> Metrics:
+    """Returns the options of a loader's argument ``metrics``."""
+    return given if isinstance(given, Metrics) else Metrics(given)
 
 
 def _length(iterator: Any) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,10 +24,14 @@ __all__ = [
     "DEFAULT_PREFETCH",
     "SAMPLER_OF_A_FRAMEWORK",
     "CopyStream",
+    "Dali",
     "DeviceOptions",
     "EpochOptions",
     "FixedOptions",
-    "checked_device",
+    "Metrics",
+    "Service",
+    "ToDevice",
+    "WorkerOptions",
 ]
 
 DEFAULT_PREFETCH = 2  # torch's
@@ -38,6 +42,166 @@ SAMPLER_OF_A_FRAMEWORK = (
 )
 DEFAULT_COLLATES = (None, torch.utils.data.default_collate)
 _ON_BOTH_PATHS = ("shuffle", "follows_state", "batch_sampler", "collate_fn", "worker_init_fn")
+_MEMORY_FORMATS = (torch.contiguous_format, torch.channels_last)
+
+
+@dataclass(frozen=True)
+class ToDevice:
+    """A device that batches go to, and the way there.
+
+    Args:
+        device: "cuda", "cuda:N" or "cpu".
+        prefetch: Number of batches that are copied to the device before the caller asks for them, 0 or more.
+        static_buffers: True puts every batch at the same addresses, as CUDA graphs need it, and so **overwrites the
+            batch before**. Where "dali" decodes on the GPU, its threads use CUDA during a capture: pass
+            torch.cuda.graph ``capture_error_mode="thread_local"``.
+
+    Raises:
+        ArgumentError: for an argument out of its range. The loader raises it for a device that is not there.
+    """
+
+    device: str | torch.device
+    prefetch: int = 2
+    static_buffers: bool = False
+
+    def __post_init__(self) -> None:
+        if self.prefetch < 0:
+            raise ArgumentError(f"ToDevice(prefetch=...) must be 0 or more, got {self.prefetch}")
+
+    def target(self) -> torch.device:
+        """Returns the device; a GPU with its number.
+
+        Raises:
+            ArgumentError: if there is no such device here.
+        """
+        given = self.device
+        try:
+            found = torch.device(given)
+        except (RuntimeError, TypeError) as error:
+            raise ArgumentError(
+                f"device must be a torch device such as 'cuda' or 'cpu', or a feeder.ToDevice, got {given!r}: {error}"
+            ) from None
+        if found.type == "cpu":
+            return found
+        if found.type != "cuda":
+            raise ArgumentError(f"device must be 'cuda', 'cuda:N' or 'cpu', got {given!r}")
+        if not torch.cuda.is_available():
+            raise ArgumentError(f"device={given!r}, but torch finds no CUDA device here; use device=None")
+        return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
+
+
+@dataclass(frozen=True)
+class Dali:
+    """The decode backend "dali", with options for a GPU.
+
+    Args:
+        hw_decoder_load: Share of a batch's JPEGs that are left to the hardware JPEG engine of the GPU, 0 to 1. Try
+            which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's
+            default, 0.65.
+        memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU. Larger batches are
+            decoded in parts, and a batch is decoded ahead only where both fit. Finished batches and the decoder's own
+            memory are not counted. None: no limit.
+
+    Raises:
+        ArgumentError: for an argument out of its range.
+    """
+
+    hw_decoder_load: float | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hw_decoder_load is not None and not 0.0 <= self.hw_decoder_load <= 1.0:
+            raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {self.hw_decoder_load}")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise ArgumentError(f"Dali(memory_limit_bytes=...) must be at least 1, got {self.memory_limit_bytes}")
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Options of a loader's workers.
+
+    Args:
+        threads: Number of threads that the backend may use in each worker. They read and decode the samples of one part
+            together, are kept from part to part, and end with their worker: if one of them hangs or crashes, the worker
+            is replaced. More than about 8 gain nothing. "auto" is as many as keep the cores of this rank busy, 8 at
+            most. Together with ``num_workers="auto"``, which counts threads as cores, it is 1 up to 8 cores, and with
+            more the least of 2, 4 and 8 with which 8 workers have all cores busy, if one worker of so many threads is
+            measured to be about as fast as so many workers. None: "auto" with ``num_workers="auto"``, else 1.
+        numa_node: Number of the NUMA node that the fast path's workers stay on, and that the memory of their batches is
+            on. "auto" is the node of the GPU ``device``, on a host of several nodes where NVML (extra ``nvml``) or
+            the kernel tells it; else nothing is bound, and pages are on the node of the thread that allocates them.
+            What this process is bound to already is kept to. None binds nothing.
+        hang_timeout_s: A worker that has work and stays silent for longer is replaced, like one that died. None: 300
+            on the fast path; never on torch's, where a batch may take any time.
+        memory_limit_bytes: Upper limit of the shared memory for batches, which are then 2 for each worker unless
+            ``prefetch_factor`` says otherwise; None: half of the available memory.
+
+    Raises:
+        ArgumentError: for an argument out of its range.
+    """
+
+    threads: int | Literal["auto"] | None = None
+    numa_node: int | Literal["auto"] | None = "auto"
+    hang_timeout_s: float | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if (isinstance(self.threads, str) and self.threads != "auto") or (
+            isinstance(self.threads, int) and self.threads < 1
+        ):
+            raise ArgumentError(f"WorkerOptions(threads=...) must be 'auto', or 1 or more, got {self.threads!r}")
+        if isinstance(self.numa_node, str) and self.numa_node != "auto":
+            raise ArgumentError(f"numa_node must be 'auto', None or the number of a node, got {self.numa_node!r}")
+        if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
+            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
+
+
+@dataclass(frozen=True)
+class Service:
+    """An input service, whose servers on other nodes make parts of batches: see :mod:`feeder.service`.
+
+    Args:
+        name: Its name. ``NAME@HOST:PORT`` names another Ray cluster than the one that Ray finds by itself;
+            ``file:PATH`` takes the servers from the file that ``feeder serve --file`` keeps.
+        only: True leaves all work to the service. The loader's ``timeout`` is then the longest wait for a server, by
+            default 120 s, after which a :class:`feeder.ServiceError` follows.
+
+    Raises:
+        ArgumentError: for a name that is none.
+    """
+
+    name: str
+    only: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or self.name in ("", "file:"):
+            raise ArgumentError(f"service must be the name of an input service or a feeder.Service, got {self.name!r}")
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The ways to watch a loader.
+
+    Args:
+        port: Serves :meth:`feeder.DataLoader.stats` to Prometheus on this TCP port, at ``/metrics``, until the loader
+            is closed; 0 takes a free one, see :attr:`feeder.DataLoader.metrics_url`. Loaders of one process may share a
+            port: the label ``loader`` tells them apart. None: no server. Needs the extra ``metrics``.
+        address: The address to listen on; "0.0.0.0" is open to other machines.
+        progress: True shows the pace on standard error, on rank 0 only: images/s, MB/s, time left, the caller's waits,
+            full slots, the workers' load and, once CUDA is in use and with the extra ``nvml``, the GPU's. A bar on a
+            terminal, else a line every 5 s.
+
+    Raises:
+        ArgumentError: for a port that is none.
+    """
+
+    port: int | None = None
+    address: str = "127.0.0.1"
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.port is not None and not 0 <= self.port < 1 << 16:
+            raise ArgumentError(f"metrics must be a port of 0 to 65535 or a feeder.Metrics, got {self.port!r}")
 
 
 @dataclass(frozen=True)
@@ -48,9 +212,8 @@ class FixedOptions:
         shuffle: The way to shuffle, in feeder's own order.
         follows_state: True if a state decides between a full shuffle and lanes, as ``shuffle=True`` leaves it open.
         seed: Seed of order and augmentation, 0 to 2**64-1; None: not given.
-        backend, fidelity, on_error, channels_last, mix, gpu_memory_limit_bytes, hw_decoder_load, worker_init_fn: See
-            :class:`feeder.DataLoader`.
-        buckets, pad, service, service_only: See :class:`feeder.DataLoader`.
+        backend, fidelity, on_error, memory_format, mix, sizes, worker_init_fn: See :class:`feeder.DataLoader`.
+        service: The input service; None: there is none.
         batch_sampler: The explicit sampler's batches; None: feeder's own order.
         collate_fn: The user's function; None, also in place of torch's: batches are ``(images, labels, *fields)``.
 
@@ -61,20 +224,16 @@ class FixedOptions:
     shuffle: Shuffle = False
     follows_state: bool = False
     seed: int | None = None
-    backend: str = "auto"
+    backend: str | Dali = "auto"
     fidelity: str = "fast"
     on_error: str = "raise"
-    channels_last: bool = False
+    memory_format: torch.memory_format = torch.contiguous_format
     mix: BatchOp | Sequence[BatchOp] | None = None
-    gpu_memory_limit_bytes: int | None = None
-    hw_decoder_load: float | None = None
-    buckets: Buckets | None = None
-    pad: PadToBatch | None = None
+    sizes: Buckets | PadToBatch | None = None
     batch_sampler: Any = None
     collate_fn: Callable[[list[Any]], Any] | None = None
     worker_init_fn: Callable[[int], None] | None = None
-    service: str | None = None
-    service_only: bool = False
+    service: Service | None = None
 
     def __post_init__(self) -> None:
         if self.on_error not in ("raise", "skip"):
@@ -86,10 +245,27 @@ class FixedOptions:
         if self.collate_fn in DEFAULT_COLLATES:
             object.__setattr__(self, "collate_fn", None)
         check_mix(self.mix)
-        for name, kind in (("buckets", Buckets), ("pad", PadToBatch)):
-            value = getattr(self, name)
-            if value is not None and not isinstance(value, kind):
-                raise ArgumentError(f"{name} must be a feeder.{kind.__name__}, got {value!r}")
+        if self.memory_format not in _MEMORY_FORMATS:
+            raise ArgumentError(
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
+            )
+        if not isinstance(self.sizes, (Buckets, PadToBatch, type(None))):
+            raise ArgumentError(f"sizes must be a feeder.Buckets or a feeder.PadToBatch, got {self.sizes!r}")
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """The buckets; None without."""
+        return self.sizes if isinstance(self.sizes, Buckets) else None
+
+    @property
+    def pad(self) -> PadToBatch | None:
+        """The padding; None without."""
+        return self.sizes if isinstance(self.sizes, PadToBatch) else None
+
+    @property
+    def channels_last(self) -> bool:
+        """True for images in torch's channels_last memory format."""
+        return self.memory_format == torch.channels_last
 
     def for_the_fast_path(self) -> list[str]:
         """Returns the names of the given options that torch's path does not have."""
@@ -104,8 +280,9 @@ class EpochOptions:
 
     Attributes:
         batch_size: Samples of a batch; None: a batch sampler decides, or there are no batches.
-        num_workers, drop_last, prefetch_factor, persistent_workers, multiprocessing_context, memory_limit_bytes,
-            worker_threads, numa_node, snapshot_every_n_steps: See :class:`feeder.DataLoader`.
+        num_workers, drop_last, prefetch_factor, persistent_workers, multiprocessing_context, snapshot_every_n_steps:
+            See :class:`feeder.DataLoader`.
+        memory_limit_bytes, worker_threads, numa_node: See :class:`WorkerOptions`.
         prefetch_is_given: True if the caller gave ``prefetch_factor``; False if it is torch's default.
         timeout_s: Longest wait for a batch; 0: no limit.
         hang_timeout_s: Longest silence of a worker that has work; None: no limit.
@@ -136,12 +313,6 @@ class EpochOptions:
     skip: Skip | None = None
 
     def __post_init__(self) -> None:
-        if self.worker_threads < 1:
-            raise ArgumentError(f"worker_threads must be 1 or more, got {self.worker_threads}")
-        if isinstance(self.numa_node, str) and self.numa_node != "auto":
-            raise ArgumentError(f"numa_node must be 'auto', None or the number of a node, got {self.numa_node!r}")
-        if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
-            raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
         if (self.rank is None) != (self.world_size is None):
             given = f"rank={self.rank}, world_size={self.world_size}"
             raise ArgumentError(f"give rank and world_size together, got {given}")
@@ -178,12 +349,6 @@ class DeviceOptions:
     put: Callable[[Any], Any] | None = None
     pin_memory: bool = False
 
-    def __post_init__(self) -> None:
-        if self.ahead < 0:
-            raise ArgumentError(f"prefetch_to_device must be 0 or more, got {self.ahead}")
-        if self.put is not None and self.target is None:
-            raise ArgumentError("static_buffers=True is for batches on a device; set device='cuda'")
-
 
 class CopyStream:
     """A CUDA stream that is made when it is first used: that takes hundreds of MiB of the GPU.
@@ -201,24 +366,3 @@ class CopyStream:
         if self._stream is None and self._device is not None and self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return self._stream
-
-
-def checked_device(device: str | torch.device | None) -> torch.device | None:
-    """The device that batches are to be on; a GPU with its number.
-
-    Raises:
-        ArgumentError: if there is no such device here.
-    """
-    if device is None:
-        return None
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ArgumentError(f"device must be a torch device such as 'cuda' or 'cpu', got {device!r}: {error}") from None
-    if found.type == "cpu":
-        return found
-    if found.type != "cuda":
-        raise ArgumentError(f"device must be 'cuda', 'cuda:N' or 'cpu', got {device!r}")
-    if not torch.cuda.is_available():
-        raise ArgumentError(f"device={device!r}, but torch finds no CUDA device here; use device=None")
-    return torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)

@@ -152,7 +152,7 @@ def choose_path(
     if held is not None and reason is not None and _is_variable(held):
         raise ArgumentError(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
-            + ("give buckets=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))
+            + ("give sizes=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))
         )
     return PathChoice(source, own_order, is_feeders(dataset), reason)
 

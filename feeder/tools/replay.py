@@ -171,7 +171,9 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
         )
     dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
-    has_own_sizes = buckets is None and any(view.output_size is None for view in recipe.views)
+    sizes: Buckets | PadToBatch | None = None if buckets is None else Buckets(sizes=buckets)
+    if is_grouped or (buckets is None and any(view.output_size is None for view in recipe.views)):
+        sizes = PadToBatch(group_by_aspect=is_grouped)
     decoding: dict[str, Any] = {"backend": "pillow", "fidelity": "fast"}
     if not images:
         state = {**state, **decoding}
@@ -181,8 +183,7 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
         decoding |= {"mix": mix, "on_error": "skip"}
     loader: DataLoader[Any] = DataLoader(
         dataset,
-        buckets=None if buckets is None else Buckets(sizes=buckets),
-        pad=PadToBatch(group_by_aspect=is_grouped) if is_grouped or has_own_sizes else None,
+        sizes=sizes,
         shuffle="full" if shuffle is True else shuffle,
         seed=state["seed"],
         **decoding,
@@ -219,7 +220,7 @@ def save_images(views: Sequence[Sequence[npt.NDArray[np.uint8]]], folder: str) -
 def batch_pixels(loader: DataLoader[Any], batch: Sequence[Any]) -> list[list[npt.NDArray[np.uint8]]]:
     """Returns the images of a loader's batch as :func:`as_pixels` does, without padding: of each view N, [H, W, 3]."""
     views = [list(images) for images in as_pixels(batch[0], loader.dataset.recipe)]
-    if loader.pad is None:
+    if not isinstance(loader.sizes, PadToBatch):
         return views
     sizes = batch[2].tolist()
     return [[image[:height, :width] for image, (height, width) in zip(images, sizes, strict=True)] for images in views]

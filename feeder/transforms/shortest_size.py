@@ -20,7 +20,8 @@ __all__ = ["RandomShortestSize"]
 class RandomShortestSize(Op):
     """Resizes the image so that its shorter side gets one of several lengths, and keeps the aspect ratio.
 
-    The output's size depends on the image and the draw: ``DataLoader(pad=feeder.PadToBatch(...))`` makes batches of it.
+    The output's size depends on the image and the draw: ``DataLoader(sizes=feeder.PadToBatch(...))`` makes batches of
+    it.
 
     Args:
         min_size: Length of the shorter side in pixels; of a sequence one is drawn for each image. Either may also be

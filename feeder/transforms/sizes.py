@@ -38,14 +38,14 @@ class BucketSize(VariableSize):
         if bucket is None:
             raise ArgumentError(
                 "the recipe has T.BUCKET, the size of a batch's bucket, and there are no buckets: give "
-                "feeder.DataLoader buckets=feeder.Buckets(...), and iterate over it, not over one of torch's that a "
+                "feeder.DataLoader sizes=feeder.Buckets(...), and iterate over it, not over one of torch's that a "
                 "framework made of it"
             )
         return bucket
 
 
 BUCKET: Any = BucketSize()
-"""The (height, width) of a batch's bucket, as the size of an op; needs ``DataLoader(buckets=...)``."""
+"""The (height, width) of a batch's bucket, as the size of an op; needs ``DataLoader(sizes=feeder.Buckets(...))``."""
 
 
 @dataclass(frozen=True, init=False, repr=False)

@@ -52,7 +52,8 @@ class Mask(Target):
     batch has it as a tensor [N, H, W], of the size of its images.
 
     Args:
-        fill: Class number of area that an op brings in from outside the image, and of the padding of ``pad=``.
+        fill: Class number of area that an op brings in from outside the image, and of the padding of
+            :class:`feeder.PadToBatch`.
         dtype: uint8 or int32, as a torch or numpy dtype or by name.
         canvas: See :class:`Target`.
 

@@ -231,7 +231,7 @@ def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
     result = common.Result("x", str(tmp_path / "x.json"))
     monkeypatch.setattr(feed, "survives", lambda what, *_: "random_resized" in what)
     monkeypatch.setattr(feed, "plain_dali", lambda _, *settings: feed.Settings(*settings).hw_decoder_load)
-    monkeypatch.setattr(feed, "loader_feed", lambda *_, hw_decoder_load, fidelity: hw_decoder_load)
+    monkeypatch.setattr(feed, "loader_feed", lambda _, dali, *rest, fidelity: dali.hw_decoder_load)
     monkeypatch.setattr(feed, "rate", lambda load, *_: run(load))
     (plain,) = feed.best_plain("shards", 4, 1.0, result).values()
     assert plain.hw_decoder_load == feed.best_load("feeder dali, keep", "shards", 4, 1.0, result) == 1.0
@@ -352,7 +352,7 @@ def test_a_script_that_is_stopped_sums_up_what_there_is(tmp_path: Path, how: sig
 def test_an_installed_feeder_is_measured_with_the_checkouts_files_and_commit(tmp_path: Path, state: str) -> None:
     checkout, installed, out = (tmp_path / name for name in ("checkout", "site/feeder", "out"))
     files = dict.fromkeys(("feeder/a.py", "tests/t.py", "examples/e.py", "kernels/fuzz/make_corpus.py"), "as committed")
-    built = {"kernels/k.fatbin": "", "feeder/decoders/gpu/__pycache__/a.pyc": "", "kernels/n.so": ""}
+    built = {"kernels/k.fatbin": "", "kernels/fuzz/__pycache__/a.pyc": "", "kernels/n.so": ""}
     files |= {"pyproject.toml": "", "bench/gpu.sh": (ROOT / "bench/gpu.sh").read_text(), **built}
     for name, text in files.items():
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)

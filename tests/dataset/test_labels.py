@@ -70,7 +70,7 @@ def unlabelled(folder: Path, texts: list[bytes], extra: dict[str, bytes] | None 
     [
         {},
         {"device": "cpu"},
-        {"on_error": "skip", "channels_last": True},
+        {"on_error": "skip", "memory_format": torch.channels_last},
         {"backend": "dali"},
     ],
 )

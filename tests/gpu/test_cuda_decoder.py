@@ -183,7 +183,9 @@ def test_a_loader_gives_the_cpus_batches_and_waits_for_no_copy(
     shard(str(tmp_path / "images"), str(tmp_path / "set"), ShardOptions())
     dataset = ShardDataset(tmp_path / "set", HALF)
     options: dict[str, Any] = {"batch_size": 16, "shuffle": True}
-    loader = DataLoader(dataset, backend="cuda", device="cuda", num_workers=2, channels_last=True, **options)
+    loader = DataLoader(
+        dataset, backend="cuda", device="cuda", num_workers=2, memory_format=torch.channels_last, **options
+    )
     host = DataLoader(dataset, backend="cpu", **options)
     held = []
     try:

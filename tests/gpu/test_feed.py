@@ -15,6 +15,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders import gpu
 from feeder.decoders.registry import available_decoders
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import ToDevice
 from feeder.order.buckets import Buckets
 from feeder.transforms import (
     BUCKET,
@@ -100,8 +101,9 @@ def _has(backend: str) -> Iterator[None]:
 
 
 def _loader(shards: Path, backend: str, recipe: Compose | Views = RECIPE, **options: Any) -> DataLoader[Any]:
-    options = {"num_workers": 2, "persistent_workers": True, "shuffle": True, "channels_last": True} | options
-    return DataLoader(ShardDataset(shards, recipe), 16, backend=backend, device="cuda", **options)
+    given: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "shuffle": True, "device": "cuda"}
+    given |= {"memory_format": torch.channels_last, **options}
+    return DataLoader(ShardDataset(shards, recipe), 16, backend=backend, **given)
 
 
 def _views(images: Any) -> list[torch.Tensor]:
@@ -151,7 +153,8 @@ def test_few_slots_are_enough_for_a_loop_that_keeps_nothing(shards: Path, backen
 
 
 def test_a_cuda_graph_reads_static_buffers(shards: Path, backend: str) -> None:
-    loader, plain = _loader(shards, backend, static_buffers=True, drop_last=True), _loader(shards, backend)
+    to_device = ToDevice("cuda", static_buffers=True)
+    loader, plain = _loader(shards, backend, drop_last=True, device=to_device), _loader(shards, backend)
     graph, found = torch.cuda.CUDAGraph(), torch.empty(16, device="cuda")
     expected = [images.float().mean((1, 2, 3)) for images, _ in plain]
     for step, (images, _) in enumerate(loader):
@@ -231,8 +234,8 @@ def test_targets_are_those_of_the_host(tmp_path: Path, backend: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "sized"),
     [
-        ([RandomResizedCrop(BUCKET), *RECIPE.transforms[3:5]], {"buckets": Buckets(sizes=[(16, 24), (24, 16)])}),
-        ([RandomShortestSize([12, 18]), *RECIPE.transforms[3:5]], {"pad": PadToBatch(multiple=8)}),
+        ([RandomResizedCrop(BUCKET), *RECIPE.transforms[3:5]], {"sizes": Buckets(sizes=[(16, 24), (24, 16)])}),
+        ([RandomShortestSize([12, 18]), *RECIPE.transforms[3:5]], {"sizes": PadToBatch(multiple=8)}),
     ],
     ids=["buckets", "padded"],
 )

@@ -13,6 +13,7 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import Dali, Metrics, Service, ToDevice, WorkerOptions
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
@@ -23,6 +24,7 @@ from feeder.transforms import (
     RandomResizedCrop,
     Resize,
 )
+from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support import images
 from tests.support.batches import copied_epoch, same_batches
 from tests.support.loader_data import CROP_AND_FLIP, write_shards
@@ -100,14 +102,34 @@ def test_it_is_torchs_loader_with_its_attributes(shards: Path) -> None:
         {"rank": 0},
         {"rank": 2, "world_size": 2},
         {"on_error": "ignore"},
-        {"worker_threads": 0},
-        {"hang_timeout_s": 0},
         {"backend": "magic"},
+        {"memory_format": torch.preserve_format},
+        {"sizes": (8, 8)},
+        {"metrics": -1},
     ],
 )
 def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         DataLoader(ShardDataset(shards, CROP_AND_FLIP), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (ToDevice, {"device": "cpu", "prefetch": -1}),
+        (WorkerOptions, {"threads": 0}),
+        (WorkerOptions, {"hang_timeout_s": 0}),
+        (WorkerOptions, {"numa_node": "here"}),
+        (Dali, {"hw_decoder_load": 1.5}),
+        (Dali, {"memory_limit_bytes": 0}),
+        (Service, {"name": ""}),
+        (Service, {"name": "file:"}),
+        (Metrics, {"port": 1 << 16}),
+    ],
+)
+def test_bad_options_are_refused(kind: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        kind(**arguments)
 
 
 def test_other_datasets_take_torchs_path() -> None:
@@ -137,9 +159,11 @@ def test_what_would_have_no_effect_any_more_is_not_assigned(shards: Path) -> Non
     [
         {"shuffle": True, "mix": MixUp(num_classes=7), "skip": range(20), "on_error": "skip"},
         {"shuffle": Window(16), "generator": torch.Generator().manual_seed(4), "rank": 1, "world_size": 2},
-        {"sampler": [3, 1, 2], "channels_last": True, "drop_last": True, "num_workers": "auto"},
+        {"sampler": [3, 1, 2], "memory_format": torch.channels_last, "drop_last": True, "num_workers": "auto"},
         {"fidelity": "exact", "seed": 3, "collate_fn": None, "batch_size": 16},
         {"shuffle": True, "skip": [4], "collate_fn": len},
+        {"device": ToDevice("cpu", prefetch=1), "worker_options": WorkerOptions(threads=2), "backend": "cpu"},
+        {"sizes": PadToBatch(8), "metrics": Metrics(), "memory_format": torch.channels_last},
     ],
 )
 def test_options_make_another_loader_like_it(shards: Path, arguments: dict[str, Any]) -> None:
@@ -175,11 +199,11 @@ def _torchs(loader: Any) -> list[Any]:
         ("mix=", {"mix": MixUp()}),
         ("skip=, and would bring back what skip= leaves out", {"skip": [3]}),
         ("skip=, and", {"skip": [3], "collate_fn": len}),
-        ("channels_last=, on_error=", {"channels_last": True, "on_error": "skip"}),
-        ("fidelity=, hang_timeout_s=", {"fidelity": "exact", "hang_timeout_s": 9}),
+        ("memory_format=, on_error=", {"memory_format": torch.channels_last, "on_error": "skip"}),
+        ("fidelity=, worker_options=", {"fidelity": "exact", "worker_options": WorkerOptions(hang_timeout_s=9)}),
         ("rank=, world_size=, device=", {"rank": 0, "world_size": 1, "device": "cpu"}),
         ("seed=, shuffle=", {"seed": 3, "shuffle": Lanes()}),
-        ("progress=", {"progress": True}),
+        ("metrics=", {"metrics": Metrics(progress=True)}),
     ],
 )
 def test_a_loader_of_torchs_in_its_place_is_refused(shards: Path, named: str, arguments: dict[str, Any]) -> None:
@@ -189,9 +213,9 @@ def test_a_loader_of_torchs_in_its_place_is_refused(shards: Path, named: str, ar
 
 
 def test_a_loader_of_torchs_in_place_of_one_with_buckets_is_refused(shards: Path) -> None:
-    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(BUCKET)), 8, buckets=Buckets([(8, 8), (8, 16)]))
+    loader = DataLoader(ShardDataset(shards, RandomResizedCrop(BUCKET)), 8, sizes=Buckets([(8, 8), (8, 16)]))
     with pytest.raises(
-        ArgumentError, match=r"buckets=feeder.Buckets\(...\), and iterate over it, not over one of torch's"
+        ArgumentError, match=r"sizes=feeder.Buckets\(...\), and iterate over it, not over one of torch's"
     ):
         _torchs(loader)
 

@@ -222,7 +222,9 @@ def test_ranks_of_a_host_divide_its_cores(four_cores: None, monkeypatch: pytest.
 
 def test_threads_of_a_worker_count_as_cores(four_cores: None, shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, T.RandomResizedCrop(8))
-    loader = feeder.DataLoader(dataset, batch_size=4, num_workers="auto", worker_threads=4)
+    loader = feeder.DataLoader(
+        dataset, batch_size=4, num_workers="auto", worker_options=feeder.WorkerOptions(threads=4)
+    )
     assert loader.num_workers == 1
     assert loader.stats()["auto"]["reason"] == "4 cores, 4 threads a worker"
 
@@ -233,13 +235,15 @@ def auto_on(
     """Returns (num_workers, worker_threads) on a host of so many cores, where workers of so many threads have that
     rate."""
     monkeypatch.setattr(auto, "cores", lambda: Cores(cores, cores))
-    monkeypatch.setattr(
-        auto, "run", lambda loader, s: SimpleNamespace(images_per_s=rate(loader.num_workers, loader.worker_threads))
-    )
+
+    def run(loader: Any, seconds: float) -> Any:
+        return SimpleNamespace(images_per_s=rate(loader.num_workers, loader.worker_options.threads))
+
+    monkeypatch.setattr(auto, "run", run)
     dataset = feeder.ShardDataset(shards, T.RandomResizedCrop(8))
-    loader = feeder.DataLoader(dataset, batch_size=4, num_workers="auto", **options)
-    assert loader.stats()["auto"]["worker_threads"] == loader.worker_threads
-    return loader.num_workers, loader.worker_threads
+    loader: Any = feeder.DataLoader(dataset, batch_size=4, num_workers="auto", **options)
+    assert loader.stats()["auto"]["worker_threads"] == loader.worker_options.threads
+    return loader.num_workers, loader.worker_options.threads
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,13 @@ def test_threads_that_wait_for_each_other_are_not_taken(
 
 
 def test_a_given_number_of_threads_is_kept(four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert auto_on(shards, monkeypatch, 64, lambda workers, threads: 100.0 * workers, worker_threads=4) == (16, 4)
+    assert auto_on(
+        shards,
+        monkeypatch,
+        64,
+        lambda workers, threads: 100.0 * workers,
+        worker_options=feeder.WorkerOptions(threads=4),
+    ) == (16, 4)
 
 
 def test_a_collate_fn_gets_processes_alone(four_cores: None, shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,18 +281,20 @@ def test_threads_for_a_given_number_of_workers_keep_the_cores_busy(
     monkeypatch.setattr(auto, "cores", lambda: Cores(64, 64))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     dataset = feeder.ShardDataset(shards, T.RandomResizedCrop(8))
+    threads_auto = feeder.WorkerOptions(threads="auto")
     for workers, threads in ((0, 8), (2, 8), (8, 4), (20, 1), (100, 1)):
-        loader = feeder.DataLoader(dataset, batch_size=4, num_workers=workers, worker_threads="auto")
-        assert (loader.num_workers, loader.worker_threads) == (workers, threads)
-    assert feeder.DataLoader(dataset, num_workers=2).worker_threads == 1
-    assert feeder.DataLoader(Items(), num_workers=2, worker_threads="auto").worker_threads == 1
+        loader: Any = feeder.DataLoader(dataset, batch_size=4, num_workers=workers, worker_options=threads_auto)
+        assert (loader.num_workers, loader.worker_options.threads) == (workers, threads)
+    assert feeder.DataLoader(dataset, num_workers=2).worker_options is None
+    others: Any = feeder.DataLoader(Items(), num_workers=2, worker_options=threads_auto)
+    assert others.worker_options.threads == 1
 
 
 def test_another_word_is_refused() -> None:
     with pytest.raises(ArgumentError, match="num_workers must be 'auto', or 0 or more, got 'all'"):
         feeder.DataLoader(Items(), num_workers="all")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="worker_threads must be 'auto', or 1 or more, got 'all'"):
-        feeder.DataLoader(Items(), worker_threads="all")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"WorkerOptions\(threads=...\) must be 'auto', or 1 or more, got 'all'"):
+        feeder.WorkerOptions(threads="all")  # type: ignore[arg-type]
 
 
 def test_the_first_rank_measures_and_the_others_take_its_result() -> None:

@@ -23,6 +23,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.batch_sizes import BatchSizes
+from feeder.loader.options import ToDevice, WorkerOptions
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
@@ -43,7 +44,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader_of(shards: Path, recipe: Any = RECIPE, fields: Any = ("index",), **options: Any) -> DataLoader:
-    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "buckets": BUCKETS, **options}
+    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "sizes": BUCKETS, **options}
     return DataLoader(ShardDataset(shards, recipe, fields=fields), **given)
 
 
@@ -63,10 +64,10 @@ def size_of(i: int) -> tuple[int, int]:
     [
         {},
         {"num_workers": 2},
-        {"num_workers": 2, "device": "cpu", "channels_last": True},
+        {"num_workers": 2, "device": "cpu", "memory_format": torch.channels_last},
         {"backend": "pillow", "device": "cpu"},
         {"backend": "dali"},
-        {"backend": "dali", "num_workers": 2, "channels_last": True},
+        {"backend": "dali", "num_workers": 2, "memory_format": torch.channels_last},
     ],
     ids=str,
 )
@@ -82,7 +83,7 @@ def test_batches_have_the_size_of_their_images_bucket(shards: Path, options: dic
         for images, _, index in batches[:full]:
             assert {size_of(i) for i in index.tolist()} == {tuple(images.shape[2:])}
         assert {tuple(images.shape[2:]) for images, _, _ in batches[:full]} == set(BUCKETS.sizes)
-    if options.get("channels_last"):
+    if "memory_format" in options:
         assert batches[0][0].is_contiguous(memory_format=torch.channels_last)
 
 
@@ -103,7 +104,7 @@ def test_pixels_are_those_of_a_loader_with_that_fixed_size(shards: Path, rest: A
     needs_dali(options)
     expected: dict[Any, torch.Tensor] = {}
     for size in BUCKETS.sizes:
-        fixed = loader_of(shards, [T.RandomResizedCrop(size), *rest], batch_size=31, buckets=None, **options)
+        fixed = loader_of(shards, [T.RandomResizedCrop(size), *rest], batch_size=31, sizes=None, **options)
         for images, _, index in fixed:
             expected |= {(size, i): image.clone() for i, image in zip(index.tolist(), images, strict=True)}
     for images, _, index in loader_of(shards, [T.RandomResizedCrop(T.BUCKET), *rest], **options):
@@ -114,10 +115,18 @@ def test_pixels_are_those_of_a_loader_with_that_fixed_size(shards: Path, rest: A
 def test_workers_leave_floats_to_the_device(shards: Path) -> None:
     recipe = [T.RandomResizedCrop(T.BUCKET), T.ToDtype(torch.float32)]
     slot_bytes = 4096 + 4096
-    loader = loader_of(shards, recipe, device="cpu", num_workers=1, memory_limit_bytes=2 * slot_bytes)
+    loader = loader_of(
+        shards, recipe, device="cpu", num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=2 * slot_bytes)
+    )
     assert {batch[0].dtype for batch in loader} == {torch.float32}
     with pytest.raises(ArgumentError, match="memory_limit_bytes"):  # four bytes a number
-        next(iter(loader_of(shards, recipe, num_workers=1, memory_limit_bytes=2 * slot_bytes)))
+        next(
+            iter(
+                loader_of(
+                    shards, recipe, num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=2 * slot_bytes)
+                )
+            )
+        )
 
 
 def global_epoch(
@@ -186,8 +195,8 @@ def test_states_of_other_buckets_are_refused(shards: Path) -> None:
     loader = loader_of(shards)
     next(iter(loader))
     state = loader.state_dict()
-    others = loader_of(shards, buckets=Buckets(sizes=[(16, 16), (12, 24)]))
-    fixed = loader_of(shards, T.RandomResizedCrop(16), buckets=None)
+    others = loader_of(shards, sizes=Buckets(sizes=[(16, 16), (12, 24)]))
+    fixed = loader_of(shards, T.RandomResizedCrop(16), sizes=None)
     for other in (others, fixed):
         with pytest.raises(ArgumentError, match="its buckets is"):
             other.load_state_dict(state)
@@ -227,14 +236,14 @@ def test_a_bucket_without_a_good_image_takes_substitutes_of_the_nearest(
     buckets = Buckets(sizes=[(8, 16), (16, 20), (24, 12)])
     sizes = [(20, 40) if i in bad else (20, 26) if i % 3 else (40, 20) for i in range(12)]
     shards = write_shards(tmp_path, 12, sizes=sizes, bad=bad)
-    loader = loader_of(shards, buckets=buckets, batch_size=2, on_error="skip", **options)
+    loader = loader_of(shards, sizes=buckets, batch_size=2, on_error="skip", **options)
     batches = copied_epoch(loader)
     found = {int(each["key"]): each["substitute"] for each in loader.stats()["substitutions"]}
     assert sorted(found) == [*bad]
     left = [i for i in range(12) if i not in (*bad, *options.get("skip", ()))]
     assert {sizes[i] for i in found.values()} == {(20, 26)}
     assert sorted(i for *_, index in batches for i in index.tolist()) == sorted([*left, *found.values()])
-    again = loader_of(shards, buckets=buckets, batch_size=2, on_error="skip", **options)
+    again = loader_of(shards, sizes=buckets, batch_size=2, on_error="skip", **options)
     assert same_batches(batches, copied_epoch(again))
 
 
@@ -247,7 +256,7 @@ def test_crop_box_and_original_size_say_where_the_pixels_are_from(
     resize, crop = T.Resize(T.BUCKET, interpolation, cover=True), T.RandomCrop(T.BUCKET)
     recipe = [resize, flip, crop] if flips_first else [resize, crop, flip]
     fields, options = ("index", "original_size", "crop_box"), {"fidelity": "exact", "num_workers": 1}
-    loader = loader_of(shards, recipe, fields, buckets=Buckets(sizes=[(16, 16)]), **options)
+    loader = loader_of(shards, recipe, fields, sizes=Buckets(sizes=[(16, 16)]), **options)
     boxes = set()
     for images, _, index, original, box in loader:
         assert original.dtype == box.dtype == torch.int64
@@ -369,8 +378,8 @@ def test_images_of_a_bucket_are_mixed(shards: Path, backend: str) -> None:
 def test_slots_are_those_of_the_largest_bucket(shards: Path) -> None:
     slot = 4096 + 4 * 3 * 24 * 12 // 4096 * 4096 + 4096
     with pytest.raises(ArgumentError, match="images of 24x12"):
-        next(iter(loader_of(shards, num_workers=1, memory_limit_bytes=slot)))
-    batches = copied_epoch(loader_of(shards, num_workers=1, memory_limit_bytes=2 * slot))
+        next(iter(loader_of(shards, num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=slot))))
+    batches = copied_epoch(loader_of(shards, num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=2 * slot)))
     assert sum(len(batch[0]) for batch in batches) == SAMPLES
 
 
@@ -386,16 +395,16 @@ def test_an_epoch_begins_anew_with_another_sequence_of_sizes(shards: Path) -> No
     ("recipe", "options", "message"),
     [
         (T.RandomResizedCrop(16), {}, "give T.BUCKET"),
-        (RECIPE, {"buckets": None}, "buckets=feeder.Buckets"),
-        (RECIPE, {"buckets": None, "collate_fn": list}, "buckets=feeder.Buckets"),
-        (RECIPE, {"buckets": [(16, 16)]}, "must be a feeder.Buckets"),
+        (RECIPE, {"sizes": None}, "sizes=feeder.Buckets"),
+        (RECIPE, {"sizes": None, "collate_fn": list}, "sizes=feeder.Buckets"),
+        (RECIPE, {"sizes": [(16, 16)]}, "must be a feeder.Buckets or a feeder.PadToBatch"),
         (T.Resize(T.BUCKET, cover=True), {}, "images of different sizes"),
         (T.Compose([T.RandomResizedCrop(T.BUCKET), T.Pad(1)]), {}, r"makes \(14, 26\) of bucket \(12, 24\)"),
         (RECIPE, {"collate_fn": list}, "collate_fn"),
         (RECIPE, {"shuffle": Window(8)}, "in place of Window"),
         (RECIPE, {"shuffle": Lanes()}, "in place of Lanes"),
         (RECIPE, {"sampler": range(8), "shuffle": None}, "so does a sampler"),
-        (RECIPE, {"device": "cpu", "static_buffers": True}, "static_buffers=True"),
+        (RECIPE, {"device": ToDevice("cpu", static_buffers=True)}, "static_buffers=True"),
         (RECIPE, {"batch_size": None, "shuffle": False}, "batch_size is None"),
     ],
 )
@@ -408,18 +417,18 @@ def test_what_buckets_do_not_go_with_is_refused_by_name(
 
 def test_a_bucket_is_no_size_outside_of_a_loader(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
-    with pytest.raises(ArgumentError, match="buckets="):
+    with pytest.raises(ArgumentError, match="Buckets"):
         dataset[0]
-    with pytest.raises(ArgumentError, match="buckets="):
+    with pytest.raises(ArgumentError, match="Buckets"):
         next(iter(torch.utils.data.DataLoader(dataset, batch_size=4)))
-    with pytest.raises(ArgumentError, match="buckets is for feeder's datasets"):
-        DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2, buckets=BUCKETS)
+    with pytest.raises(ArgumentError, match="sizes is for feeder's datasets"):
+        DataLoader(torch.utils.data.TensorDataset(torch.zeros(4)), 2, sizes=BUCKETS)
 
 
 def test_buckets_stay_those_that_the_loader_was_made_with(shards: Path) -> None:
     loader = loader_of(shards)
-    with pytest.raises(ArgumentError, match="buckets can't be changed"):
-        loader.buckets = None
+    with pytest.raises(ArgumentError, match="sizes can't be changed"):
+        loader.sizes = None
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "on_error": "skip"}], ids=str)
@@ -428,7 +437,7 @@ def test_a_folder_has_the_batches_of_its_shards(tmp_path: Path, options: dict[st
     bad = (4, 30) if options else ()
     shards = write_shards(tmp_path / "shards", 42, sizes=IMAGES, turned=TURNED, bad=bad)
     tree = write_tree(tmp_path / "tree", 42, sizes=IMAGES, turned=TURNED, bad=bad)
-    found = DataLoader(FolderDataset(tree, RECIPE), 4, shuffle=True, seed=5, buckets=BUCKETS, **options)
+    found = DataLoader(FolderDataset(tree, RECIPE), 4, shuffle=True, seed=5, sizes=BUCKETS, **options)
     epochs = [copied_epoch(found) for _ in range(2)]
     plain = loader_of(shards, fields=(), **options)
     if bad:  # shards know the sizes of files that are damaged
@@ -438,7 +447,7 @@ def test_a_folder_has_the_batches_of_its_shards(tmp_path: Path, options: dict[st
         for batch, expected in zip([*epochs[0], *epochs[1]], [*copied_epoch(plain), *copied_epoch(plain)], strict=True):
             assert torch.equal(batch[0], expected[0])
     part = torch.utils.data.Subset(FolderDataset(tree, RECIPE, exif_orientation="ignore"), range(0, 42, 2))
-    for images, _ in DataLoader(part, 1, buckets=BUCKETS, **options):
+    for images, _ in DataLoader(part, 1, sizes=BUCKETS, **options):
         red = int(images[0, 0].float().mean().round())
         height, width = IMAGES[red % len(IMAGES)][:: -1 if red in TURNED else 1]
         assert tuple(images.shape[2:]) == BUCKETS.sizes[int(BUCKETS.nearest(np.array([[height, width]]))[0])]
@@ -447,18 +456,18 @@ def test_a_folder_has_the_batches_of_its_shards(tmp_path: Path, options: dict[st
 def test_sizes_of_a_folder_are_read_once_and_must_stay(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", 21, sizes=IMAGES)
     dataset = FolderDataset(tree, RECIPE, fields=["path"])
-    loader = DataLoader(dataset, 3, buckets=BUCKETS)
+    loader = DataLoader(dataset, 3, sizes=BUCKETS)
     assert len(copied_epoch(loader)) == 7
     tree.rename(tmp_path / "away")
-    assert len(DataLoader(dataset, 3, buckets=BUCKETS)) == 7
+    assert len(DataLoader(dataset, 3, sizes=BUCKETS)) == 7
     (tmp_path / "away").rename(tree)
     Path(dataset.reader.field(5, "path")).write_bytes(encode(5, (90, 10)))
     state = loader.state_dict()
     with pytest.raises(DecodeError, match=r"has 10x90 pixels \(width x height\), and had .* when all sizes were read"):
         copied_epoch(loader)
-    DataLoader(dataset, 3, buckets=BUCKETS).load_state_dict(state)
+    DataLoader(dataset, 3, sizes=BUCKETS).load_state_dict(state)
     with pytest.raises(ArgumentError, match="its image_sizes is"):  # the buckets are others
-        DataLoader(FolderDataset(tree, RECIPE), 3, buckets=BUCKETS).load_state_dict(state)
+        DataLoader(FolderDataset(tree, RECIPE), 3, sizes=BUCKETS).load_state_dict(state)
 
 
 def test_sizes_of_a_folder_take_five_bytes_a_sample(tmp_path: Path) -> None:

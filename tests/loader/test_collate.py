@@ -26,6 +26,7 @@ from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import setup
+from feeder.loader.options import WorkerOptions
 from feeder.loader.slots.batch_message import Slot, pack, pack_whole, unpack, unpack_whole
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.generators import generator_states
@@ -51,7 +52,7 @@ for workers in (0, 1):
         (set_of(transform=recipe), {}),
         (set_of(transform=recipe), {"collate_fn": first}),
         (set_of(transform=recipe), {"device": "cpu", "mix": T.MixUp(num_classes=7)}),
-        (set_of(), {"pad": feeder.PadToBatch()}),
+        (set_of(), {"sizes": feeder.PadToBatch()}),
         (set_of(transform=T.Views([recipe, recipe])), {}),
     ):
         batch = next(iter(feeder.DataLoader(dataset, 4, num_workers=workers, **options)))
@@ -345,7 +346,7 @@ def test_what_a_collate_fn_can_not_be_combined_with_is_refused_by_name(
     dataset = ShardDataset(shards, RandomResizedCrop(8))
     for options, message in (
         ({"mix": MixUp()}, "mix= mixes .* there is a collate_fn"),
-        ({"channels_last": True}, "channels_last=True .* there is a collate_fn"),
+        ({"memory_format": torch.channels_last}, "memory_format= .* there is a collate_fn"),
     ):
         with pytest.raises(ArgumentError, match=message):
             DataLoader(dataset, collate_fn=as_dict, **options)
@@ -428,7 +429,7 @@ def test_batches_of_a_collate_fn_may_be_kept(shards: Path) -> None:
 def test_without_memory_for_larger_slots_results_travel_in_messages(shards: Path) -> None:
     dataset = ShardDataset(shards, RandomResizedCrop(24), fields=("index",))
     options: dict[str, Any] = {"batch_size": 5, "seed": 3, "collate_fn": _all_kinds}
-    loader = DataLoader(dataset, num_workers=1, memory_limit_bytes=60_000, **options)
+    loader = DataLoader(dataset, num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=60_000), **options)
     for batch, other in zip(loader, DataLoader(dataset, **options), strict=True):
         assert all(map(torch.equal, _tensors(batch), _tensors(other)))
         del batch

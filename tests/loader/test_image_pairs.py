@@ -21,6 +21,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.fields import Int
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.options import ToDevice, WorkerOptions
 from feeder.loader.slots.image_slots import Samples
 from feeder.order.buckets import Buckets
 from feeder.shard.source.target_sources import TargetSources
@@ -48,10 +49,10 @@ ALL = T.Compose(
 WAYS: list[dict[str, Any]] = [
     {},
     {"num_workers": 2},
-    {"num_workers": 1, "device": "cpu", "channels_last": True},
-    {"device": "cpu", "static_buffers": True},
+    {"num_workers": 1, "device": "cpu", "memory_format": torch.channels_last},
+    {"device": ToDevice("cpu", static_buffers=True)},
     {"backend": "pillow"},
-    {"fidelity": "exact", "worker_threads": 2, "num_workers": 1},
+    {"fidelity": "exact", "worker_options": WorkerOptions(threads=2), "num_workers": 1},
 ]
 DALI: list[dict[str, Any]] = [{"backend": "dali"}, {"backend": "dali", "num_workers": 1}]
 
@@ -355,14 +356,16 @@ def test_sizes_follow_buckets_epochs_and_padding(tmp_path: Path, backend: str) -
     path, name = write_pairs(tmp_path, COUNT, extension="jpg", alike=True), "right.jpg"
     bucket = [T.Resize(T.BUCKET, cover=True), T.RandomCrop(T.BUCKET)]
     two = Buckets(sizes=[(16, 24), (24, 16)])
-    for images, _, others, _ in loader_of(path, bucket, {name: T.Image()}, buckets=two, backend=backend):
+    for images, _, others, _ in loader_of(path, bucket, {name: T.Image()}, sizes=two, backend=backend):
         assert torch.equal(images, others)
     fixed = {name: T.Image("own", T.Resize((5, 6)))}
-    for images, _, others, _ in loader_of(path, bucket, fixed, buckets=Buckets(sizes=[(16, 24)]), **one):
+    for images, _, others, _ in loader_of(path, bucket, fixed, sizes=Buckets(sizes=[(16, 24)]), **one):
         assert (images.shape[2:], others.shape[2:]) == ((16, 24), (5, 6))
-    for images, _, sizes, others, _ in loader_of(path, T.RandomShortestSize([12, 18]), fixed, pad=PadToBatch(8), **one):
+    for images, _, sizes, others, _ in loader_of(
+        path, T.RandomShortestSize([12, 18]), fixed, sizes=PadToBatch(8), **one
+    ):
         assert (len(images), others.shape[2:]) == (len(sizes), (5, 6))
-    repeated = {"shuffle": None, "sampler": [2] * 6, "pad": PadToBatch(1), **one}
+    repeated = {"shuffle": None, "sampler": [2] * 6, "sizes": PadToBatch(1), **one}
     for seed in range(4):
         shorter = T.RandomShortestSize([8, 16, 32, 64])
         ((images, _, sizes, *_),) = loader_of(path, shorter, fixed, **{**repeated, "seed": seed})
@@ -413,11 +416,11 @@ def test_what_further_images_do_not_go_with_is_refused_by_name(pairs: Path) -> N
         (CUT, right(transform=[CUT, T.SanitizeBoundingBoxes()]), {}, "SanitizeBoundingBoxes is in the recipe"),
         (CUT, {"down.png": T.Image()}, {}, "'down.png' is in no sample"),
         (CUT, right(transform=T.Resize(9)), {"on_error": "skip"}, "images of target 'right.png' have sizes of their"),
-        (T.Resize(9), right(), {"pad": PadToBatch(8)}, "images of target 'right.png' have sizes of their own"),
+        (T.Resize(9), right(), {"sizes": PadToBatch(8)}, "images of target 'right.png' have sizes of their own"),
         (
             [T.RandomResizedCrop(T.BUCKET)],
             right(transform=[T.Resize(T.BUCKET), T.Pad(1)]),
-            {"buckets": Buckets(sizes=[(8, 8)])},
+            {"sizes": Buckets(sizes=[(8, 8)])},
             r"the transform of a T.Image makes \(10, 10\)",
         ),
     ):

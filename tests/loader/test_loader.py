@@ -22,6 +22,7 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import WorkerOptions
 from feeder.order.sample_order import Window
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (
@@ -95,7 +96,9 @@ def test_threads_in_a_worker_make_the_same(tmp_path: Path) -> None:
     shard(str(tree), out)
     dataset = ShardDataset(out, Compose([RandomResizedCrop(32), RandomHorizontalFlip()]))
     alone = copied_epoch(DataLoader(dataset, batch_size=12, shuffle=True, seed=5))
-    threads = DataLoader(dataset, batch_size=12, shuffle=True, seed=5, num_workers=1, worker_threads=3)
+    threads = DataLoader(
+        dataset, batch_size=12, shuffle=True, seed=5, num_workers=1, worker_options=WorkerOptions(threads=3)
+    )
     assert same_batches(copied_epoch(threads), alone)
 
 
@@ -359,9 +362,11 @@ def test_length_of_loader_and_iterator(shards: Path) -> None:
 def test_memory_limit_makes_fewer_slots_and_refuses_what_cannot_fit(shards: Path) -> None:
     dataset = ShardDataset(shards, CROP_AND_FLIP, fields=("index",))
     slot = 4096 + 8192  # three numbers a row; 8 images of 3 x 16 x 16
-    loader = DataLoader(dataset, batch_size=8, num_workers=2, memory_limit_bytes=2 * slot)
+    loader = DataLoader(dataset, batch_size=8, num_workers=2, worker_options=WorkerOptions(memory_limit_bytes=2 * slot))
     assert sample_ids(copied_epoch(loader)) == list(range(50))
-    tight = DataLoader(dataset, batch_size=8, num_workers=2, memory_limit_bytes=2 * slot - 1)
+    tight = DataLoader(
+        dataset, batch_size=8, num_workers=2, worker_options=WorkerOptions(memory_limit_bytes=2 * slot - 1)
+    )
     with pytest.raises(ArgumentError, match="memory_limit_bytes"):
         iter(tight)
 

@@ -15,6 +15,7 @@ from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import ToDevice, WorkerOptions
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.batches import copied_epoch, same_batches
 from tests.support.loader_data import write_shards, write_tree
@@ -30,7 +31,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loader_of(shards: Path, recipe: Any = RECIPE, **options: Any) -> DataLoader:
-    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "pad": PAD, **options}
+    given: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5, "sizes": PAD, **options}
     return DataLoader(ShardDataset(shards, recipe, fields=("index",)), **given)
 
 
@@ -42,7 +43,7 @@ def loader_of(shards: Path, recipe: Any = RECIPE, **options: Any) -> DataLoader:
         {"num_workers": 1, "device": "cpu"},
         {"sampler": range(60)},
         {"backend": "dali"},
-        {"backend": "dali", "num_workers": 2, "channels_last": True},
+        {"backend": "dali", "num_workers": 2, "memory_format": torch.channels_last},
     ],
     ids=str,
 )
@@ -56,7 +57,7 @@ def test_images_stand_top_left_in_a_batch_of_the_largest_sides(
     options = {"shuffle": None, **options} if "sampler" in options else options
     alone: dict[int, torch.Tensor] = {}
     collate: Any = lambda samples: samples  # noqa: E731
-    for samples in loader_of(shards, recipe, pad=None, collate_fn=collate, shuffle=False):
+    for samples in loader_of(shards, recipe, sizes=None, collate_fn=collate, shuffle=False):
         alone |= {index: image for image, _, index in samples}
     seen: list[int] = []
     for images, labels, sizes, index in loader_of(shards, recipe, **options):
@@ -130,7 +131,7 @@ def test_slots_grow_for_a_batch_that_is_larger_than_was_planned(shards: Path) ->
 def test_batches_of_similar_aspect_ratios_are_padded_less(shards: Path) -> None:
     padded = []
     for pad in (PAD, PadToBatch(multiple=8, value=3, group_by_aspect=True)):
-        batches = copied_epoch(loader_of(shards, pad=pad))
+        batches = copied_epoch(loader_of(shards, sizes=pad))
         assert sorted(i for batch in batches for i in batch[3].tolist()) == list(range(60))
         pixels = sum(batch[0].numel() for batch in batches) / 3
         padded.append(pixels / sum(batch[2].prod(dim=1).sum().item() for batch in batches))
@@ -144,7 +145,7 @@ def test_two_ranks_go_on_as_four(shards: Path, group: bool) -> None:
 
     def run(world_size: int, state: Any, steps: int) -> tuple[list[Any], Any]:
         loaders = [
-            loader_of(shards, pad=pad, rank=rank, world_size=world_size, batch_size=8 // world_size)
+            loader_of(shards, sizes=pad, rank=rank, world_size=world_size, batch_size=8 // world_size)
             for rank in range(world_size)
         ]
         for loader in loaders:
@@ -166,7 +167,7 @@ def test_two_ranks_go_on_as_four(shards: Path, group: bool) -> None:
     assert all(i == j and torch.equal(image, other) for (i, image), (j, other) in pairs)
     assert ("group_by_aspect" in state) == group
     with pytest.raises(ArgumentError, match="its group_by_aspect is"):
-        loader_of(shards, pad=PadToBatch(group_by_aspect=not group)).load_state_dict(state)
+        loader_of(shards, sizes=PadToBatch(group_by_aspect=not group)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "dali"])
@@ -194,7 +195,7 @@ def test_a_group_without_a_good_image_takes_substitutes_of_the_nearest(tmp_path:
     """The bad images are all that their aspect ratio has; they share a batch with larger ones, in which others fit."""
     sizes = [(20, 40) if i in bad else (20, 30) if i % 2 else (40, 20) for i in range(12)]
     shards = write_shards(tmp_path, 12, sizes=sizes, bad=bad)
-    loader = loader_of(shards, pad=PadToBatch(8, group_by_aspect=True), on_error="skip")
+    loader = loader_of(shards, sizes=PadToBatch(8, group_by_aspect=True), on_error="skip")
     batches = copied_epoch(loader)
     found = {int(each["key"]): each["substitute"] for each in loader.stats()["substitutions"]}
     assert sorted(found) == [*bad]
@@ -207,20 +208,35 @@ def test_slots_are_of_the_padded_maximum(shards: Path) -> None:
     recipe = T.RandomShortestSize([24], max_size=36)
     slot_bytes = 4096 + 4 * 3 * 40 * 40 // 4096 * 4096 + 4096
     with pytest.raises(ArgumentError, match="images of 40x40"):
-        next(iter(loader_of(shards, recipe, num_workers=1, memory_limit_bytes=2 * slot_bytes - 1)))
-    assert len(copied_epoch(loader_of(shards, recipe, num_workers=1, memory_limit_bytes=2 * slot_bytes))) == 15
+        next(
+            iter(
+                loader_of(
+                    shards, recipe, num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=2 * slot_bytes - 1)
+                )
+            )
+        )
+    assert (
+        len(
+            copied_epoch(
+                loader_of(
+                    shards, recipe, num_workers=1, worker_options=WorkerOptions(memory_limit_bytes=2 * slot_bytes)
+                )
+            )
+        )
+        == 15
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pad": 32}, "must be a feeder.PadToBatch"),
-        ({"pad": PadToBatch(value=256)}, "no pixel of uint8 images"),
-        ({"pad": PadToBatch(value=0.5)}, "no pixel of uint8 images"),
+        ({"sizes": 32}, "must be a feeder.Buckets or a feeder.PadToBatch"),
+        ({"sizes": PadToBatch(value=256)}, "no pixel of uint8 images"),
+        ({"sizes": PadToBatch(value=0.5)}, "no pixel of uint8 images"),
         ({"collate_fn": list}, "collate_fn"),
         ({"mix": T.MixUp()}, "mix="),
-        ({"device": "cpu", "static_buffers": True}, "static_buffers=True"),
-        ({"pad": PadToBatch(group_by_aspect=True), "sampler": range(8), "shuffle": None}, "so does a sampler"),
+        ({"device": ToDevice("cpu", static_buffers=True)}, "static_buffers=True"),
+        ({"sizes": PadToBatch(group_by_aspect=True), "sampler": range(8), "shuffle": None}, "so does a sampler"),
     ],
 )
 def test_what_padding_does_not_go_with_is_refused_by_name(shards: Path, options: dict[str, Any], message: str) -> None:
@@ -248,8 +264,8 @@ def test_a_folder_has_the_batches_of_its_shards(tmp_path: Path) -> None:
     folder = FolderDataset(write_tree(tmp_path / "tree", 42, sizes=IMAGES, turned=(3,)), RECIPE, fields=("index",))
     for pad in (PAD, PadToBatch(multiple=8, value=3, group_by_aspect=True)):
         for workers in (0, 1):
-            found = DataLoader(folder, 4, shuffle=True, seed=5, pad=pad, num_workers=workers)
-            for (images, _, *rest), (expected, _, *others) in zip(found, loader_of(shards, pad=pad), strict=True):
+            found = DataLoader(folder, 4, shuffle=True, seed=5, sizes=pad, num_workers=workers)
+            for (images, _, *rest), (expected, _, *others) in zip(found, loader_of(shards, sizes=pad), strict=True):
                 assert torch.equal(images, expected)
                 assert all(torch.equal(a, b) for a, b in zip(rest, others, strict=True))
 

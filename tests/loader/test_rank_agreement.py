@@ -287,12 +287,12 @@ def datasets_differ():
 
 @in_a_group
 def buckets_agree():
-    loader = make(size=BUCKET, buckets=Buckets(sizes=[(8, 8), (6, 8)]))
+    loader = make(size=BUCKET, sizes=Buckets(sizes=[(8, 8), (6, 8)]))
     return together(loader)
 
 @in_a_group
 def buckets_differ():
-    return by_turns([0, 1, 2], size=BUCKET, buckets=Buckets(sizes=[(8, 8), (6, 8 + rank // 2)]))
+    return by_turns([0, 1, 2], size=BUCKET, sizes=Buckets(sizes=[(8, 8), (6, 8 + rank // 2)]))
 
 @in_a_group
 def rank_0_alone_before_and_after():

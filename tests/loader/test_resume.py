@@ -145,7 +145,7 @@ def test_set_epoch_of_the_loaded_epoch_keeps_the_place(shards: Path) -> None:
 
 @pytest.mark.parametrize("state", [None, [], {}, "state"])
 def test_what_is_no_state_is_refused(shards: Path, state: Any) -> None:
-    with pytest.raises(ArgumentError, match="expected a state"):
+    with pytest.raises(ArgumentError, match=r"expected a state|of version None"):
         DataLoader(ShardDataset(shards, CROP_AND_FLIP)).load_state_dict(state)
 
 

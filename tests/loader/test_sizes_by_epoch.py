@@ -14,6 +14,7 @@ from feeder import transforms as T
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import ToDevice
 from feeder.order.buckets import Buckets
 from tests.support.batches import copied_epoch, same_batches
 from tests.support.loader_data import write_shards
@@ -147,7 +148,7 @@ def test_sizes_belong_to_the_state(shards: Path) -> None:
 def test_a_bucket_is_cropped_from_sizes_by_epoch(shards: Path) -> None:
     recipe = T.Compose([T.Resize(T.ByEpoch({0: 26, 1: 40})), T.RandomCrop(T.BUCKET)])
     dataset = ShardDataset(shards, recipe)
-    loader = DataLoader(dataset, 5, buckets=Buckets(sizes=[(16, 16), (12, 20)]), num_workers=1)
+    loader = DataLoader(dataset, 5, sizes=Buckets(sizes=[(16, 16), (12, 20)]), num_workers=1)
     for size in (26, 40):
         fixed = DataLoader(ShardDataset(shards, [T.Resize(size), T.RandomCrop((12, 20))]), 5)
         fixed.set_epoch(0 if size == 26 else 1)
@@ -159,7 +160,7 @@ def test_the_device_finishes_each_epoch_as_its_sizes_need(shards: Path) -> None:
     dtype = T.ToDtype(torch.float32)
     buckets = Buckets(sizes=[(24, 24), (24, 30)])
     recipe = T.Compose([T.Resize(T.ByEpoch({0: 24, 1: 40})), T.RandomCrop(T.BUCKET), dtype])
-    loader = DataLoader(ShardDataset(shards, recipe), 5, buckets=buckets, device="cpu", num_workers=1)
+    loader = DataLoader(ShardDataset(shards, recipe), 5, sizes=buckets, device="cpu", num_workers=1)
     for size in (24, 40):
         fixed = DataLoader(ShardDataset(shards, [T.Resize(size), T.RandomCrop((24, 30)), dtype]), 5)
         fixed.set_epoch(int(size == 40))
@@ -182,7 +183,7 @@ def test_torchs_loader_is_told_once_that_it_has_the_first_epochs_size(shards: Pa
 def test_what_sizes_by_epoch_do_not_go_with_is_refused_by_name(shards: Path) -> None:
     for options, message in (
         ({"batch_size": None, "shuffle": False}, "batch_size is None"),
-        ({"device": "cpu", "static_buffers": True}, "static_buffers=True"),
+        ({"device": ToDevice("cpu", static_buffers=True)}, "static_buffers=True"),
     ):
         with pytest.raises(ArgumentError, match=message):
             loader_of(shards, **options)

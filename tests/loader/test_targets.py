@@ -14,6 +14,7 @@ from feeder.dataset.base import drawn_samples
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import ToDevice, WorkerOptions
 from feeder.order.buckets import Buckets
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.documents import block
@@ -38,7 +39,7 @@ WAYS: list[dict[str, Any]] = [
     {"num_workers": 2},
     {"num_workers": 1, "device": "cpu"},
     {"backend": "pillow"},
-    {"fidelity": "exact", "worker_threads": 2, "num_workers": 1},
+    {"fidelity": "exact", "worker_options": WorkerOptions(threads=2), "num_workers": 1},
 ]
 
 
@@ -176,7 +177,7 @@ def test_masks_of_a_bucket_are_those_of_its_size(shards: Path, options: dict[str
     fixed = ShardDataset(shards, bucketed((16, 24)), targets=TARGETS)
     seen: list[int] = []
     # No image has the aspect ratio of the largest bucket, which slots are made for.
-    loader = loader_of(shards, bucketed(T.BUCKET), buckets=Buckets(sizes=[(16, 24), (48, 16)]), **options)
+    loader = loader_of(shards, bucketed(T.BUCKET), sizes=Buckets(sizes=[(16, 24), (48, 16)]), **options)
     for images, _, masks, _, _, index in loader:
         assert (images.shape[2:], masks.shape) == ((16, 24), (len(images), 16, 24))
         for mask, (_, _, expected, *_) in zip(masks, drawn_samples(fixed, SEED, 0, index.tolist()), strict=True):
@@ -194,7 +195,7 @@ def test_masks_of_a_padded_batch_have_fill_where_images_are_padded(tmp_path: Pat
         pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     path = write_target_shards(tmp_path, 24, replaced={(5, "seg.png"): b"none"})
     dataset = ShardDataset(path, PADDED, ["index"], targets={"seg.png": T.Mask(fill=9)})
-    loader = DataLoader(dataset, 5, shuffle=True, seed=SEED, pad=PadToBatch(8), on_error="skip", **options)
+    loader = DataLoader(dataset, 5, shuffle=True, seed=SEED, sizes=PadToBatch(8), on_error="skip", **options)
     padded = 0
     for images, _, sizes, masks, index in loader:
         assert masks.shape == (len(images), *images.shape[2:])
@@ -210,20 +211,20 @@ def test_masks_of_a_padded_batch_have_fill_where_images_are_padded(tmp_path: Pat
 @pytest.mark.parametrize("recipe", [DETECTION, T.Views([WHOLE_PIXELS] * 2)], ids=["image", "views"])
 def test_boxes_have_no_place_in_static_buffers(shards: Path, recipe: Any) -> None:
     with pytest.raises(ArgumentError, match=r"static_buffers=True .* each sample has 'boxes\.json' of another"):
-        loader_of(shards, recipe, device="cpu", static_buffers=True)
+        loader_of(shards, recipe, device=ToDevice("cpu", static_buffers=True))
     dataset = ShardDataset(
         shards, recipe if isinstance(recipe, T.Views) else WHOLE_PIXELS, targets={"seg.png": T.Mask()}
     )
     masks = [
         batch[2][0] if isinstance(recipe, T.Views) else batch[2]
-        for batch in DataLoader(dataset, 6, device="cpu", static_buffers=True)
+        for batch in DataLoader(dataset, 6, device=ToDevice("cpu", static_buffers=True))
     ]
     assert len({each.data_ptr() for each in masks}) == 1
 
 
 def test_padding_needs_sizes_that_no_boxes_decide(shards: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"pad= needs each image's size .*RandomIoUCrop"):
-        loader_of(shards, T.RandomIoUCrop(), pad=PadToBatch(8))
+    with pytest.raises(ArgumentError, match=r"PadToBatch needs each image's size .*RandomIoUCrop"):
+        loader_of(shards, T.RandomIoUCrop(), sizes=PadToBatch(8))
 
 
 def test_masks_have_the_size_of_the_epoch(shards: Path) -> None:
@@ -242,10 +243,10 @@ def test_a_collate_fn_gets_masks_of_the_epochs_size(shards: Path) -> None:
 
 
 VARIABLE: list[tuple[Any, dict[str, Any]]] = [
-    (bucketed(T.BUCKET), {"buckets": Buckets(sizes=[(16, 24), (24, 16)])}),
+    (bucketed(T.BUCKET), {"sizes": Buckets(sizes=[(16, 24), (24, 16)])}),
     (T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), {}),
     (T.Views([T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), T.CenterCrop(8)]), {}),
-    (PADDED, {"pad": PadToBatch(8)}),
+    (PADDED, {"sizes": PadToBatch(8)}),
 ]
 
 
@@ -255,7 +256,7 @@ def test_masks_of_any_size_lie_in_the_slot(shards: Path, recipe: Any, options: d
     iterator = iter(loader_of(shards, recipe, num_workers=1, prefetch_factor=2, **options))
     for _ in range(2):
         batch = next(iterator)
-        masks = batch[3] if "pad" in options else batch[2]
+        masks = batch[3] if isinstance(options.get("sizes"), PadToBatch) else batch[2]
         del batch
         assert iterator.slots()["held"] == 1
         del masks
@@ -264,7 +265,12 @@ def test_masks_of_any_size_lie_in_the_slot(shards: Path, recipe: Any, options: d
 
 @pytest.mark.parametrize(("recipe", "options"), VARIABLE, ids=["buckets", "epochs", "views", "padded"])
 def test_masks_count_against_the_memory_limit(shards: Path, recipe: Any, options: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"batch_size": 24, "num_workers": 1, "memory_limit_bytes": 100_000, **options}
+    given: dict[str, Any] = {
+        "batch_size": 24,
+        "num_workers": 1,
+        "worker_options": WorkerOptions(memory_limit_bytes=100_000),
+        **options,
+    }
     assert len(list(DataLoader(ShardDataset(shards, recipe), **given))) == 1
     dataset = ShardDataset(shards, recipe, targets={"seg.png": T.Mask(dtype="int32")})
     with pytest.raises(ArgumentError, match=r"two batches of 24 images .* memory_limit_bytes is 100000"):

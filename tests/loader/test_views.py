@@ -137,7 +137,11 @@ def test_views_go_to_a_device_in_static_buffers_and_channels_last(shards: Path, 
     dataset = ShardDataset(shards, VIEWS)
     plain = epoch(DataLoader(dataset, batch_size=8))
     loader = DataLoader(
-        dataset, batch_size=8, device="cpu", static_buffers=True, channels_last=True, num_workers=workers
+        dataset,
+        batch_size=8,
+        device=feeder.ToDevice("cpu", static_buffers=True),
+        memory_format=torch.channels_last,
+        num_workers=workers,
     )
     addresses = set()
     batches = []
@@ -147,7 +151,7 @@ def test_views_go_to_a_device_in_static_buffers_and_channels_last(shards: Path, 
         batches.append(([view.clone(memory_format=torch.contiguous_format) for view in images], labels.clone()))
     assert_same(batches, plain, atol=1e-2)
     assert len(addresses) == 1
-    on_host = DataLoader(dataset, batch_size=8, channels_last=True)
+    on_host = DataLoader(dataset, batch_size=8, memory_format=torch.channels_last)
     assert all(view.is_contiguous(memory_format=torch.channels_last) for images, _ in on_host for view in images)
 
 
@@ -220,7 +224,7 @@ def test_subsets_and_joined_datasets_keep_the_views(shards: Path, tmp_path: Path
     assert [len(images[3]) for images, _ in DataLoader(joined, batch_size=60)] == [60]
 
 
-@pytest.mark.parametrize("option", [{"buckets": feeder.Buckets(sizes=[(8, 8)])}, {"pad": feeder.PadToBatch()}])
+@pytest.mark.parametrize("option", [{"sizes": feeder.Buckets(sizes=[(8, 8)])}, {"sizes": feeder.PadToBatch()}])
 def test_views_have_no_sizes_of_a_batch(shards: Path, option: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match="the transform is Views"):
         DataLoader(ShardDataset(shards, VIEWS), **option)
@@ -263,7 +267,7 @@ def test_dali_decodes_every_view(tmp_path: Path, workers: int) -> None:
         assert labels.tolist() == [i % 7 for i in ids.tolist()]
         expected = drawn(dataset, ids.tolist(), backend="dali")
         assert all(torch.equal(view, other) for view, other in zip(images, expected, strict=True))
-    mixed = DataLoader(dataset, mix=T.MixUp(), channels_last=True, **options)
+    mixed = DataLoader(dataset, mix=T.MixUp(), memory_format=torch.channels_last, **options)
     for step, ((images, *_), (expected, *_)) in enumerate(zip(mixed, batches, strict=True)):
         mixing = T.MixUp().draw(0, 0, 8 * step, 16, 16)
         for view, other in zip(images, expected, strict=True):

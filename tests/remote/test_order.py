@@ -137,7 +137,7 @@ def test_a_full_shuffle_that_does_not_fit_the_cache_is_refused(
         r"the 2 GB of .* do not fit its cache of 0.5 GB: give shuffle=feeder.Lanes\(\), or cache_bytes=2_000_000_000"
     )
     recipe = Compose([Resize(BUCKET, cover=True), RandomCrop(BUCKET)])
-    buckets = {"buckets": Buckets(sizes=[(8, 8), (8, 16)])}
+    buckets = {"sizes": Buckets(sizes=[(8, 8), (8, 16)])}
     joined: Any = ConcatDataset([local, remote])
     for dataset, options in (
         (remote, {"shuffle": "full"}),
@@ -197,7 +197,7 @@ def test_buckets_and_samplers_get_the_batches_of_a_local_set_from_a_store(
     recipe = Compose([Resize(BUCKET, cover=True), RandomCrop(BUCKET)])
     buckets = Buckets(sizes=[(8, 8), (8, 16)])
     ways: list[tuple[Any, dict[str, Any]]] = [
-        (recipe, {"buckets": buckets, "shuffle": True}),
+        (recipe, {"sizes": buckets, "shuffle": True}),
         (Resize((8, 8)), {"sampler": [15, 3, 3, 8, 0, 12], "shuffle": None}),
     ]
     with end_fetchers(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from feeder.loader.options import WorkerOptions
 from tests.support.fault_proxy import FaultProxy
 from tests.support.outage import Survived, run_outage
 from tests.support.remote import Bucket
@@ -31,7 +32,12 @@ def test_an_outage_is_survived_by_every_way_to_load(bucket: Bucket, fault_proxy:
     url = upload(bucket, local)
     with end_fetchers(tmp_path):
         outcomes = run_outage(
-            local, url, fault_proxy, tmp_path / "cache", seconds=_OUTAGE_S, hang_timeout_s=_OUTAGE_S / 3
+            local,
+            url,
+            fault_proxy,
+            tmp_path / "cache",
+            seconds=_OUTAGE_S,
+            worker_options=WorkerOptions(hang_timeout_s=_OUTAGE_S / 3),
         )
     check_survived(outcomes)
 

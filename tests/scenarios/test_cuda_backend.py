@@ -111,10 +111,13 @@ def test_batches_are_those_of_the_cpu_backend(sets: dict[str, Path], name: str, 
     ("recipe", "options"),
     [
         (Views([CROP, (RandomResizedCrop(24), RandomHorizontalFlip())]), {}),
-        ((*CROP[:2], ColorJitter(0.4, 0.4, 0.4), Normalize((0.5,) * 3, (0.25,) * 3)), {"channels_last": True}),
-        (CROP, {"mix": CutMix(), "channels_last": True}),
-        ((RandomResizedCrop(BUCKET), *CROP[1:]), {"buckets": Buckets(sizes=[(24, 40), (40, 24)])}),
-        ((RandomShortestSize([30, 38]), *CROP[1:]), {"pad": PadToBatch(multiple=8)}),
+        (
+            (*CROP[:2], ColorJitter(0.4, 0.4, 0.4), Normalize((0.5,) * 3, (0.25,) * 3)),
+            {"memory_format": torch.channels_last},
+        ),
+        (CROP, {"mix": CutMix(), "memory_format": torch.channels_last}),
+        ((RandomResizedCrop(BUCKET), *CROP[1:]), {"sizes": Buckets(sizes=[(24, 40), (40, 24)])}),
+        ((RandomShortestSize([30, 38]), *CROP[1:]), {"sizes": PadToBatch(multiple=8)}),
     ],
     ids=["views", "color", "mixed", "buckets", "padded"],
 )
@@ -122,7 +125,7 @@ def test_what_else_a_loader_does(sets: dict[str, Path], recipe: Any, options: di
     found, expected, stats = epochs(sets["seekable"], recipe, num_workers=1, **options)
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02)  # after colors rounded otherwise; one level is 0.016
     assert stats["cuda_images"] > 3 * stats["cpu_images"]
-    if options.get("channels_last"):
+    if "memory_format" in options:
         assert found[0][0].is_contiguous(memory_format=torch.channels_last)
 
 

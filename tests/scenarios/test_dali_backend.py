@@ -17,6 +17,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.dali import dali_decoder as dali_backend
 from feeder.errors import BackendError, DecodeError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import ToDevice
 from feeder.transforms import (
     CenterCrop,
     ColorJitter,
@@ -258,7 +259,7 @@ def test_closing_in_any_order_at_any_time_ends_well(shards: Path) -> None:
 def test_batches_are_mixed_and_the_substitutes_too(tmp_path: Path, mix: Any, recipe: Compose) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 16, jpegs=True, cut=(10,)), recipe)
     options: dict[str, Any] = {"batch_size": 8, "on_error": "skip"}
-    loader = DaliLoader(dataset, mix=mix, channels_last=True, device="cpu", **options)
+    loader = DaliLoader(dataset, mix=mix, memory_format=torch.channels_last, device="cpu", **options)
     iterator = iter(DaliLoader(dataset, mix=mix, device="cpu", batch_size=8))
     whole = next(iterator)[0]
     with pytest.raises(DecodeError, match="00000010"):
@@ -278,7 +279,7 @@ def test_batches_are_mixed_and_the_substitutes_too(tmp_path: Path, mix: Any, rec
 def test_static_buffers_and_decoded_batches(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     plain = list(DaliLoader(dataset, batch_size=8))
-    loader = DaliLoader(dataset, batch_size=8, device="cpu", static_buffers=True, num_workers=1)
+    loader = DaliLoader(dataset, batch_size=8, device=ToDevice("cpu", static_buffers=True), num_workers=1)
     addresses = set()
     for (batch, labels), (expected, wanted) in zip(loader, plain, strict=True):
         addresses.add(batch.data_ptr())
@@ -378,7 +379,7 @@ def test_auto_takes_dali_for_a_gpu_only_and_says_so(
 
     made = dali_backend.DaliDecoder
     monkeypatch.setattr(dali_backend, "DaliDecoder", on_the_cpu)
-    monkeypatch.setattr("feeder.loader.dataloader.checked_device", lambda device: torch.device("cuda", 1))
+    monkeypatch.setattr("feeder.loader.options.ToDevice.target", lambda to_device: torch.device("cuda", 1))
     assert DataLoader(dataset, device="cuda:1").stats()["backend"] == "dali"
     assert asked == ["cuda:1"]
     assert "backend 'auto' is 'dali'" in caplog.text
@@ -394,7 +395,7 @@ def test_batches_decoded_on_the_gpu_stay_as_they_are(tmp_path: Path, workers: in
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers, "on_error": "skip"}
     for dataset, bad in ((good, 0), (cut, 2)):
         expected = copied_epoch(DaliLoader(dataset, **options))
-        loader = DaliLoader(dataset, device="cuda", channels_last=True, **options)
+        loader = DaliLoader(dataset, device="cuda", memory_format=torch.channels_last, **options)
         held = []
         for batch in loader:
             torch.cuda._sleep(20_000_000)

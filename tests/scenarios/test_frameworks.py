@@ -329,8 +329,8 @@ def test_accelerates_prepare_is_refused_where_it_loses_options(shards: Path, acc
     ):
         accelerator.prepare(loader)
     buckets = ShardDataset(shards, RandomResizedCrop(BUCKET))
-    loader = DataLoader(buckets, 8, buckets=Buckets([(8, 8), (8, 16)]), device="cpu")
-    with pytest.raises(ArgumentError, match=r"without device=, buckets=: leave the loader out of prepare\(\)$"):
+    loader = DataLoader(buckets, 8, sizes=Buckets([(8, 8), (8, 16)]), device="cpu")
+    with pytest.raises(ArgumentError, match=r"without sizes=, device=: leave the loader out of prepare\(\)$"):
         accelerator.prepare(loader)
 
 
@@ -358,7 +358,7 @@ def test_lightnings_sampler_is_refused_where_the_loader_decides_about_the_order(
     data = pytest.importorskip("pytorch_lightning.utilities.data")
     given: dict[str, dict[str, Any]] = {
         "skip": {"skip": [3]},
-        "buckets": {"buckets": Buckets([(8, 8)])},
+        "buckets": {"sizes": Buckets([(8, 8)])},
         "ranks": {"rank": 0, "world_size": 1},
     }
     options: dict[str, Any] = given[kind]
@@ -379,7 +379,12 @@ def test_lightnings_sampler_is_refused_where_the_loader_decides_about_the_order(
 def test_a_sampler_of_lightnings_keeps_all_other_options(shards: Path) -> None:
     _lightning()
     data = pytest.importorskip("pytorch_lightning.utilities.data")
-    options: dict[str, Any] = {"mix": MixUp(num_classes=7), "fidelity": "exact", "channels_last": True, "timeout": 9}
+    options: dict[str, Any] = {
+        "mix": MixUp(num_classes=7),
+        "fidelity": "exact",
+        "memory_format": torch.channels_last,
+        "timeout": 9,
+    }
     loader = DataLoader(_dataset("shards", shards), 8, True, on_error="skip", num_workers=1, **options)
     rebuilt = data._update_dataloader(loader, range(20))
     expected = loader.options() | {"sampler": range(20), "shuffle": False}

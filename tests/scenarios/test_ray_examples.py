@@ -207,7 +207,7 @@ def check_results(search: Path, folder: Path) -> list[dict[str, Any]]:
         (str(each["lr"]), str(each["width"])) for each in configs
     }
     assert len(rows) == 2
-    alone = [each | {"args": each["args"] | {"service": None, "service_only": False}} for each in configs]
+    alone = [each | {"args": each["args"] | {"service": None}} for each in configs]
     for trial, epochs in zip(filter(None, trials), without_ray("ray_tune", "trial", folder, alone), strict=True):
         assert all(epochs[result["epoch"] - 1].items() <= result.items() for result in trial)
     return configs

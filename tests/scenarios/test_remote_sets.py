@@ -90,7 +90,7 @@ def test_an_epoch_from_a_bucket_is_that_of_a_local_copy(
 
 def test_a_scrape_gives_the_counts_of_the_store(bucket: Bucket, local: Path, tmp_path: Path, cache: Path) -> None:
     with end_fetchers(tmp_path):
-        remote = loader(dataset(upload(bucket, local), cache), metrics_port=0)
+        remote = loader(dataset(upload(bucket, local), cache), metrics=0)
         for _ in remote:
             pass
         counts = remote.stats()["remote"]

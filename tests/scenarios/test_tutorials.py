@@ -68,7 +68,7 @@ assert all(torch.equal(a, b) for a, b in zip(next(iter(loader)), next(iter(resum
     "cluster": """
 assert seen == 12
 alone = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=0)
-only = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=0, service="feeder", service_only=True)
+only = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=0, service=feeder.Service("feeder", only=True))
 assert all(torch.equal(a, b) for one, other in zip(only, alone, strict=True) for a, b in zip(one, other))
 """,
     "segmentation": "assert masks.dtype == torch.uint8 and masks.shape == images[:, 0].shape",

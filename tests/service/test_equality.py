@@ -26,7 +26,7 @@ def loader(dataset: Any, **options: Any) -> Any:
 def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
     """Fails unless two epochs by the service alone, and their counts, are those of a local worker."""
     local = loader(dataset, num_workers=1, **options)
-    only = loader(dataset, num_workers=1, service=server.service, service_only=True, **options)
+    only = loader(dataset, num_workers=1, service=feeder.Service(server.service, only=True), **options)
     before = server.parts()
     for _ in range(2):
         check_same(copied_epoch(only), copied_epoch(local))
@@ -64,7 +64,7 @@ def test_views_and_fields(root: Path, server: ServiceServer) -> None:
     dataset = feeder.ShardDataset(
         root / "set", transform=views, fields=["key", "json", "index", "original_size", "cls"]
     )
-    local, only = loader(dataset, num_workers=1), loader(dataset, service=server.service, service_only=True)
+    local, only = loader(dataset, num_workers=1), loader(dataset, service=feeder.Service(server.service, only=True))
     for batch, other in zip(copied_epoch(only), copied_epoch(local), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(batch[0], other[0], strict=True))
         check_same([batch[1:]], [other[1:]])
@@ -85,7 +85,7 @@ def test_bad_samples_are_substituted_alike(root: Path, server: ServiceServer) ->
 def test_a_bad_sample_is_named_alike(root: Path, server: ServiceServer) -> None:
     dataset = feeder.ShardDataset(root / "bad", transform=T.Compose(CROP))
     errors = []
-    for options in ({"num_workers": 1}, {"service": server.service, "service_only": True}):
+    for options in ({"num_workers": 1}, {"service": feeder.Service(server.service, only=True)}):
         with pytest.raises(feeder.DecodeError) as caught:
             list(loader(dataset, **options))
         errors.append((str(caught.value), caught.value.key, caught.value.shard, caught.value.offset_bytes))
@@ -108,7 +108,7 @@ def test_a_run_is_resumed_with_and_without_the_service(root: Path, server: Servi
     states = {}
     for name, options in (
         ("local", {"num_workers": 1}),
-        ("service", {"service": server.service, "service_only": True}),
+        ("service", {"service": feeder.Service(server.service, only=True)}),
     ):
         one = loader(dataset, **options)
         iterator = iter(one)
@@ -117,7 +117,7 @@ def test_a_run_is_resumed_with_and_without_the_service(root: Path, server: Servi
         del iterator
         one.close()
     assert states["local"] == states["service"]
-    for options in ({"num_workers": 1}, {"service": server.service, "service_only": True}):
+    for options in ({"num_workers": 1}, {"service": feeder.Service(server.service, only=True)}):
         one = loader(dataset, **options)
         one.load_state_dict(states["service"])
         check_same(copied_epoch(one), expected[1:])
@@ -125,7 +125,7 @@ def test_a_run_is_resumed_with_and_without_the_service(root: Path, server: Servi
 
 def test_a_batch_is_made_again_without_the_service(root: Path, server: ServiceServer) -> None:
     dataset = feeder.ShardDataset(root / "set", transform=T.Compose(CROP + FLOAT))
-    one = loader(dataset, service=server.service, service_only=True)
+    one = loader(dataset, service=feeder.Service(server.service, only=True))
     batches = copied_epoch(one)
     parts = server.parts()
     check_same([one.replay(0, 1).batch], batches[1:2])

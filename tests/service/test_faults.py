@@ -31,10 +31,12 @@ from tests.support.warm_python import WarmPython
 RECIPE = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.Lambda(held)])
 ALLOWED = ("--allow-module", held_parts.__name__)
 COUNTS = ("batches", "samples", "encoded_bytes", "clipped", "slow", "skipped")
-WAYS = [{"num_workers": 0}, {"num_workers": 1}, {"service_only": True}]
+WAYS = [{"num_workers": 0}, {"num_workers": 1}, {"only": True}]
 
 
-def loader(root: Path, **options: Any) -> Any:
+def loader(root: Path, *, only: bool = False, **options: Any) -> Any:
+    if only:
+        options["service"] = feeder.Service(options["service"], only=True)
     dataset = feeder.ShardDataset(root / "set", transform=RECIPE)
     return feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=1, **options)
 
@@ -125,7 +127,7 @@ def test_a_process_of_a_server_that_dies(
     wait_until(lambda: server.status()["lost"])
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 1}, {"service_only": True}])
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"only": True}])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_relay_that_dies_or_hangs(
     root: Path,
@@ -135,7 +137,12 @@ def test_a_relay_that_dies_or_hangs(
     options: dict[str, Any],
     number: int,
 ) -> None:
-    one = loader(root, service=server.service, hang_timeout_s=1 if number == signal.SIGSTOP else None, **options)
+    one = loader(
+        root,
+        service=server.service,
+        worker_options=feeder.WorkerOptions(hang_timeout_s=1 if number == signal.SIGSTOP else None),
+        **options,
+    )
 
     def fault() -> None:
         os.kill(one.worker_pids()[-1], number)
@@ -172,7 +179,7 @@ def test_another_server_is_asked_for_a_part_that_is_late(
     path.write_text(json.dumps({"token": server.token, "servers": [server.place]}))
     with contextlib.ExitStack() as stack:
         stack.callback(other.close)
-        one = loader(root, service=f"file:{path}", service_only=True)
+        one = loader(root, service=feeder.Service(f"file:{path}", only=True))
         check_same(copied_epoch(one), expected[0])
         hold.hold()
         batches = iter(one)
@@ -189,7 +196,7 @@ def test_a_trainer_that_dies_leaves_nothing(root: Path, server: ServiceServer) -
         "import sys, feeder\n"
         "from feeder import transforms as T\n"
         "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
-        "loader = feeder.DataLoader(dataset, batch_size=8, seed=0, service=sys.argv[2], service_only=True)\n"
+        "loader = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(sys.argv[2], only=True))\n"
         "iterator = iter(loader)\n"
         "next(iterator)\n"
         "print(*loader.worker_pids(), flush=True)\n"
@@ -207,7 +214,7 @@ def test_a_trainer_that_dies_leaves_nothing(root: Path, server: ServiceServer) -
 
 
 def test_without_a_server_and_without_local_parts_the_end_is_named(root: Path, tmp_path: Path) -> None:
-    one = loader(root, service=f"file:{tmp_path}/none.json", service_only=True, timeout=1)
+    one = loader(root, service=feeder.Service(f"file:{tmp_path}/none.json", only=True), timeout=1)
     with pytest.raises(feeder.ServiceError, match=r"no server of the service .* was there for 1 s: .*none\.json"):
         list(one)
 
@@ -215,7 +222,7 @@ def test_without_a_server_and_without_local_parts_the_end_is_named(root: Path, t
 def test_a_server_that_answers_nothing_ends_in_a_named_error(
     root: Path, server: ServiceServer, hold: HeldParts, expected: list[list[Any]]
 ) -> None:
-    one = loader(root, service=server.service, service_only=True, timeout=2)
+    one = loader(root, service=feeder.Service(server.service, only=True), timeout=2)
     check_same(copied_epoch(one), expected[0])
     hold.hold()
     with pytest.raises(
@@ -230,7 +237,7 @@ def test_a_server_that_answers_nothing_ends_in_a_named_error(
 def test_a_refusal_is_in_the_error(root: Path, server: ServiceServer, tmp_path: Path) -> None:
     write_shards(tmp_path / "outside", 64)
     dataset = feeder.ShardDataset(tmp_path / "outside", transform=RECIPE)
-    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True, timeout=1)
+    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(server.service, only=True), timeout=1)
     assert re.search(r"refuses this job: .*lies below no folder", refusal(one))
 
 
@@ -243,7 +250,7 @@ def test_without_a_server_local_workers_do_all(root: Path, tmp_path: Path, expec
 def test_a_loader_that_waits_goes_on_with_the_next_server(
     root: Path, server: ServiceServer, hold: HeldParts, tmp_path: Path, expected: list[list[Any]]
 ) -> None:
-    one = loader(root, service=server.service, service_only=True)
+    one = loader(root, service=feeder.Service(server.service, only=True))
     next_one: list[ServiceServer] = []
 
     def fault() -> None:
@@ -295,7 +302,7 @@ def test_a_server_ends_the_connection_of_a_client_that_has_vanished(
     root: Path, tcp_server: ServiceServer, half_open: tuple[LinkProxy, str], expected: list[list[Any]]
 ) -> None:
     proxy, service = half_open
-    one = loader(root, service=service, service_only=True)
+    one = loader(root, service=feeder.Service(service, only=True))
     check_same(copied_epoch(one), expected[0])
     proxy.swallow()
     one.close()  # of which the server hears nothing
@@ -308,7 +315,7 @@ def test_memory_that_another_part_has_by_now_is_never_taken_for_an_answer(
 ) -> None:
     """The relay stops before it reads an answer, until the server has given it up, and made other parts there."""
     server = ServiceServer(tmp_path, root, *ALLOWED, "--window", "0", environment=hold.environment)
-    one = loader(root, service=server.service, service_only=True)
+    one = loader(root, service=feeder.Service(server.service, only=True))
     others = feeder.DataLoader(
         feeder.ShardDataset(root / "set", transform=RECIPE), batch_size=8, seed=2, service=server.service
     )

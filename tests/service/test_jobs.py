@@ -30,7 +30,7 @@ recipe = T.Compose([T.Resize((16, 16)), T.Lambda(ended_by_white)])
 dataset = feeder.ShardDataset(sys.argv[1], transform=recipe)
 while True:
     try:
-        list(feeder.DataLoader(dataset, batch_size=4, seed=0, service=sys.argv[2], service_only=True))
+        list(feeder.DataLoader(dataset, batch_size=4, seed=0, service=feeder.Service(sys.argv[2], only=True)))
     except feeder.ServiceError as error:
         print(error, flush=True)
 """
@@ -56,7 +56,7 @@ def test_a_poison_sample_costs_its_own_job_alone(root: Path, tmp_path: Path, exp
         arguments = ["-c", POISON, tmp_path / "poison", server.service]
         with WarmPython(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as other:
             wait_until(lambda: server.status()["lost"])
-            one = loader(root, service=server.service, service_only=True)
+            one = loader(root, service=feeder.Service(server.service, only=True))
             lost = server.status()["lost"]
             while server.status()["lost"] < lost + 2:
                 one.set_epoch(0)
@@ -74,7 +74,7 @@ def test_a_slow_recipe_does_not_starve_another_job(
     hold = HeldParts(tmp_path / "held")
     allowed = ("--allow-module", held_parts.__name__)
     with closing(ServiceServer(tmp_path, root, *allowed, *limit, cores=2, environment=hold.environment)) as server:
-        options = {"service": server.service, "service_only": True}
+        options = {"service": feeder.Service(server.service, only=True)}
         one = loader(root, **options)
         monkeypatch.setenv("MASTER_ADDR", "another.host")
         monkeypatch.setenv("MASTER_PORT", "1")

@@ -106,7 +106,7 @@ class Job:
 import hashlib, sys, feeder
 from feeder import transforms as T
 dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))
-loader = feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=0, service=sys.argv[2], service_only=True)
+loader = feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=0, service=feeder.Service(sys.argv[2], only=True))
 for line in sys.stdin:
     digest = hashlib.sha256()
     loader.set_epoch(0)

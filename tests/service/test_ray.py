@@ -81,11 +81,13 @@ def node_of_the_registry(cluster: RayCluster) -> str:
         assert all_ended([pid])
 
 
-def loader(root: Path, cluster: RayCluster | None, recipe: T.Compose = RECIPE, **options: Any) -> Any:
+def loader(
+    root: Path, cluster: RayCluster | None, recipe: T.Compose = RECIPE, *, only: bool = False, **options: Any
+) -> Any:
     """A loader that leaves most of an epoch to be made after the first batch."""
     dataset = feeder.ShardDataset(root / "set", transform=recipe)
     if cluster is not None:
-        options |= {"service": f"feeder@{cluster.address}", "prefetch_factor": 1}
+        options |= {"service": feeder.Service(f"feeder@{cluster.address}", only=only), "prefetch_factor": 1}
     return feeder.DataLoader(dataset, batch_size=8, shuffle=True, seed=1, **options)
 
 
@@ -132,7 +134,7 @@ def test_epochs_are_exact_while_nodes_come_and_go(
 ) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:  # which other tests import
         monkeypatch.delitem(sys.modules, name)
-    one = loader(root, cluster, service_only=True)
+    one = loader(root, cluster, only=True)
 
     def fault() -> None:
         cluster.kill_node(cluster.nodes[0])
@@ -150,7 +152,7 @@ def test_a_node_that_joins_makes_parts_of_the_epoch_that_is_under_way(
     wait_until(lambda: len(status(cluster)) == 2)
     known = [each["address"] for each in status(cluster)]
     recipe = T.Compose([RECIPE, T.Lambda(held)])
-    one = loader(root, cluster, recipe, service_only=True)
+    one = loader(root, cluster, recipe, only=True)
 
     def parts() -> int:
         """The number of parts that the joined server has given out."""
@@ -176,7 +178,7 @@ def test_functions_of_allowed_modules_run_on_the_nodes(root: Path, cluster: RayC
     recipe = T.Compose([RECIPE, T.Lambda(named_functions.inverted)])
     dataset = feeder.ShardDataset(root / "set", transform=recipe)
     service = f"feeder@{cluster.address}"
-    only = feeder.DataLoader(dataset, batch_size=8, seed=0, service=service, service_only=True)
+    only = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(service, only=True))
     check_same(copied_epoch(only), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
     only.close()
 
@@ -214,7 +216,7 @@ def test_the_loss_of_the_registry_costs_nothing(
     wait_until(lambda: len(status(cluster)) == 2)
     node = node_of_the_registry(cluster)
     wait_until(lambda: len(status(cluster)) == 2)
-    one = loader(root, cluster, service_only=True)
+    one = loader(root, cluster, only=True)
 
     def fault() -> None:
         if lost == "registry":
@@ -225,7 +227,7 @@ def test_the_loss_of_the_registry_costs_nothing(
 
     check_with_fault(one, expected, fault)
     wait_until(lambda: len(status(cluster)) == 2)
-    later = loader(root, cluster, service_only=True)
+    later = loader(root, cluster, only=True)
     for each in (one, later):
         each.set_epoch(0)
         check_same(copied_epoch(each), expected[0])
@@ -237,7 +239,7 @@ def test_while_the_registry_does_not_answer_loaders_learn_of_the_servers_that_we
     root: Path, cluster: RayCluster, expected: list[list[Any]]
 ) -> None:
     wait_until(lambda: len(status(cluster)) == 2)
-    one = loader(root, cluster, service_only=True)
+    one = loader(root, cluster, only=True)
     check_same(copied_epoch(one), expected[0])
     known = Directory(ServiceOptions(f"feeder@{cluster.address}"))
 
@@ -252,7 +254,7 @@ def test_while_the_registry_does_not_answer_loaders_learn_of_the_servers_that_we
         try:
             wait_until(lambda: known.look() or known.problem)
             assert known.problem == "its registry does not answer: GetTimeoutError"
-            later = loader(root, cluster, service_only=True, timeout=20)
+            later = loader(root, cluster, timeout=20, only=True)
             check_same(copied_epoch(later), expected[0])
             later.close()
         finally:
@@ -262,7 +264,7 @@ def test_while_the_registry_does_not_answer_loaders_learn_of_the_servers_that_we
 
 
 def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
-    one = loader(root, cluster, service_only=True)
+    one = loader(root, cluster, only=True)
     killed = set()
 
     def fault() -> None:
@@ -278,7 +280,7 @@ def test_a_helper_that_dies_costs_nothing(root: Path, cluster: RayCluster, expec
 
 
 def test_all_loaders_share_a_helper(root: Path, cluster: RayCluster, expected: list[list[Any]]) -> None:
-    made = [loader(root, cluster, service_only=True) for _ in range(3)]
+    made = [loader(root, cluster, only=True) for _ in range(3)]
     for one in made:
         check_same(copied_epoch(one), expected[0])
     assert len(cluster.helpers()) == 1
@@ -296,7 +298,7 @@ def test_a_trainer_that_dies_leaves_no_helper(root: Path, cluster: RayCluster) -
         "import sys, feeder\n"
         "from feeder import transforms as T\n"
         "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
-        "loader = feeder.DataLoader(dataset, batch_size=8, seed=0, service=sys.argv[2], service_only=True)\n"
+        "loader = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(sys.argv[2], only=True))\n"
         "iterator = iter(loader)\n"
         "next(iterator)\n"
         "print(loader.worker_pids()[-1], flush=True)\n"
@@ -333,7 +335,7 @@ def test_a_node_that_was_lost_is_shown(cluster: RayCluster) -> None:
 
 
 def test_the_token_is_in_no_log_and_no_output(root: Path, cluster: RayCluster) -> None:
-    one = loader(root, cluster, service_only=True)
+    one = loader(root, cluster, only=True)
     copied_epoch(one)
     one.close()
     code = (
@@ -351,7 +353,7 @@ def test_a_node_the_helper_and_the_relay_fail_together(
     root: Path, cluster: RayCluster, expected: list[list[Any]]
 ) -> None:
     wait_until(lambda: len(status(cluster)) == 2)
-    one = loader(root, cluster, service_only=True)
+    one = loader(root, cluster, only=True)
 
     def fault() -> None:
         for pid in cluster.helpers():
@@ -413,7 +415,7 @@ def test_servers_end_without_their_registry(root: Path, expected: list[list[Any]
                 return connection.connect_ex((host, int(port))) == 0
 
         wait_until(lambda: not is_there())
-        one = loader(root, made, service_only=True, timeout=5)
+        one = loader(root, made, timeout=5, only=True)
         with pytest.raises(feeder.ServiceError, match=r"was there for 5 s: there is no service 'feeder' in the Ray"):
             list(one)
         serve(made, "--root", str(root), "--cpus", "1")  # the core is free, and so is the name
@@ -428,7 +430,7 @@ def test_without_the_head_epochs_go_on(root: Path, cluster: RayCluster, expected
     """FEEDER_HEAD_SECONDS sets how long: three minutes are a campaign, in which Ray ends the servers, too."""
     both = loader(root, cluster, num_workers=1)
     check_with_fault(both, expected, cluster.kill_head)
-    alone = loader(root, cluster, service_only=True, timeout=3)
+    alone = loader(root, cluster, timeout=3, only=True)
     began, epochs = time.monotonic(), 0
     while time.monotonic() - began < SECONDS:
         both.set_epoch(epochs % 3)

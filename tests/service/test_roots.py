@@ -59,8 +59,10 @@ def test_links_inside_a_set_do_not_lead_out_of_the_roots(
     root.mkdir()
     dataset = make(root, outside)
     with contextlib.closing(ServiceServer(tmp_path, root)) as narrow:
-        one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=narrow.service, service_only=True, timeout=1)
+        one = feeder.DataLoader(
+            dataset, batch_size=8, seed=0, service=feeder.Service(narrow.service, only=True), timeout=1
+        )
         assert "leads out of the folders that the service was started for" in refusal(one)
     with contextlib.closing(ServiceServer(tmp_path, tmp_path)) as wide:
-        other = feeder.DataLoader(dataset, batch_size=8, seed=0, service=wide.service, service_only=True)
+        other = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(wide.service, only=True))
         check_same(copied_epoch(other), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))

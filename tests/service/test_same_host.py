@@ -52,7 +52,7 @@ def peer(server: ServiceServer) -> Iterator[LocalPeer]:
 def test_the_relay_reads_the_servers_memory_where_it_can(root: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
     server = ServiceServer(tmp_path, root, *options)
     dataset = feeder.ShardDataset(root / "set", transform=T.Compose([T.RandomResizedCrop(16)]))
-    only = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True)
+    only = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(server.service, only=True))
     check_same(copied_epoch(only), copied_epoch(feeder.DataLoader(dataset, batch_size=8)))
     maps = maps_of(only.worker_pids()[-1])
     assert all(line.split()[1] == "r--s" for line in maps)

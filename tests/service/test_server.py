@@ -605,7 +605,10 @@ def test_a_server_listens_on_ipv6(root: Path, tmp_path: Path) -> None:
     with contextlib.closing(ServiceServer(tmp_path, root, "--host", "::1", "--tcp-only")) as server:
         check_serves(server, work_of(root / "set"), numbers_of(4))
         one = feeder.DataLoader(
-            feeder.ShardDataset(root / "set", transform=RECIPE), 8, seed=0, service=server.service, service_only=True
+            feeder.ShardDataset(root / "set", transform=RECIPE),
+            8,
+            seed=0,
+            service=feeder.Service(server.service, only=True),
         )
         assert len(list(one)) == 8
         one.close()

@@ -20,7 +20,7 @@ EPOCHS = (
     "import sys, feeder, feeder.service\n"
     "from feeder import transforms as T\n"
     "dataset = feeder.ShardDataset(sys.argv[1], transform=T.Compose([T.RandomResizedCrop(16)]))\n"
-    "for how in ({'num_workers': 1}, {'service': sys.argv[2], 'service_only': True}):\n"
+    "for how in ({'num_workers': 1}, {'service': feeder.Service(sys.argv[2], only=True)}):\n"
     "    loader = feeder.DataLoader(dataset, batch_size=8, seed=0, **how)\n"
     "    print(len(list(loader)))\n"
     "    loader.close()\n"

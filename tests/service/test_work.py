@@ -85,7 +85,7 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
     """Fails unless two epochs by the service alone are those of a local worker."""
     made = [
         feeder.DataLoader(dataset, **{"batch_size": 7, "shuffle": True, "seed": 5, **how, **options})
-        for how in ({"num_workers": 1}, {"service": server.service, "service_only": True})
+        for how in ({"num_workers": 1}, {"service": feeder.Service(server.service, only=True)})
     ]
     before = server.parts()
     for _ in range(2):
@@ -104,8 +104,8 @@ def check_equal(dataset: Any, server: ServiceServer, **options: Any) -> None:
         ([CROP, *FLOAT], {"device": "cpu"}),
         (T.Views([CROP, T.Compose([T.RandomResizedCrop(8), *FLOAT])]), {}),
         ([T.RandomIoUCrop(), T.Resize((12, 12)), T.SanitizeBoundingBoxes()], {}),
-        (BUCKET, {"buckets": feeder.Buckets(sizes=[(16, 24), (240, 16)])}),  # slots are made for one that no batch has
-        (T.RandomShortestSize([12, 18]), {"pad": feeder.PadToBatch(8)}),
+        (BUCKET, {"sizes": feeder.Buckets(sizes=[(16, 24), (240, 16)])}),  # slots are made for one that no batch has
+        (T.RandomShortestSize([12, 18]), {"sizes": feeder.PadToBatch(8)}),
         (T.RandomResizedCrop(T.ByEpoch({0: 12, 1: 20})), {}),
     ],
 )
@@ -123,7 +123,7 @@ def test_targets(root: Path, server: ServiceServer, ops: Any, options: dict[str,
     [
         (T.Image(), CROP, {}),
         (T.Image("own", T.Compose([T.RandomResizedCrop(9), *FLOAT])), CROP, {}),
-        (T.Image(), T.Compose(BUCKET), {"buckets": TWO}),
+        (T.Image(), T.Compose(BUCKET), {"sizes": TWO}),
         (T.Image(transform=T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))), CROP, {}),
     ],
 )
@@ -199,11 +199,11 @@ def test_subsets_travel_as_ranges_where_these_are_shorter(root: Path, ids: Seque
 @pytest.mark.parametrize(
     ("ops", "options"),
     [
-        ([T.RandomResizedCrop(T.BUCKET), *FLOAT], {"buckets": TWO}),
-        ([T.RandomResizedCrop(T.BUCKET), *FLOAT], {"buckets": TWO, "device": "cpu"}),
-        ([T.CenterCrop(T.BUCKET), T.ColorJitter(0.3)], {"buckets": TWO}),
-        ([T.RandomShortestSize([12, 18]), *FLOAT], {"pad": feeder.PadToBatch(8, value=0.5)}),
-        ([T.Resize(12)], {"pad": feeder.PadToBatch(4, group_by_aspect=True)}),
+        ([T.RandomResizedCrop(T.BUCKET), *FLOAT], {"sizes": TWO}),
+        ([T.RandomResizedCrop(T.BUCKET), *FLOAT], {"sizes": TWO, "device": "cpu"}),
+        ([T.CenterCrop(T.BUCKET), T.ColorJitter(0.3)], {"sizes": TWO}),
+        ([T.RandomShortestSize([12, 18]), *FLOAT], {"sizes": feeder.PadToBatch(8, value=0.5)}),
+        ([T.Resize(12)], {"sizes": feeder.PadToBatch(4, group_by_aspect=True)}),
         ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12})), *FLOAT], {}),
     ],
 )
@@ -239,14 +239,14 @@ def test_functions_of_other_modules_are_refused_by_name(root: Path, tmp_path: Pa
     server = ServiceServer(tmp_path, root)
     recipe = T.Compose([CROP, INVERTED])
     dataset = feeder.ShardDataset(root / "set", recipe)
-    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True, timeout=1)
+    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(server.service, only=True), timeout=1)
     assert re.search(rf"'{MODULE}:inverted' is of .* feeder serve --allow-module {MODULE}", refusal(one))
     server.close()
 
 
 def test_a_value_that_can_not_be_sent_is_named(root: Path, server: ServiceServer) -> None:
     dataset = feeder.ShardDataset(root / "set", CROP, fields={"json": named_functions.spread_out})
-    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True)
+    one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=feeder.Service(server.service, only=True))
     with pytest.raises(feeder.ServiceError, match=r"a field's value of set can't be sent"):
         list(one)
     local = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service)
@@ -277,12 +277,14 @@ def test_a_set_in_a_store_is_read_with_the_servers_own_credentials(
         check_equal(remote, server, shuffle=feeder.Lanes())
         for key in outside:
             dataset = feeder.ShardDataset(f"{bucket.url}/{key}", CROP, **mine)
-            one = feeder.DataLoader(dataset, batch_size=8, seed=0, service=server.service, service_only=True, timeout=1)
+            one = feeder.DataLoader(
+                dataset, batch_size=8, seed=0, service=feeder.Service(server.service, only=True), timeout=1
+            )
             assert "lies below no URL" in refusal(one)
         with monkeypatch.context() as without:
             for name in [name for name in os.environ if name.startswith("AWS_")]:
                 without.delenv(name)
-            one = feeder.DataLoader(remote, batch_size=8, seed=0, service=server.service, service_only=True)
+            one = feeder.DataLoader(remote, batch_size=8, seed=0, service=feeder.Service(server.service, only=True))
             assert len(copied_epoch(one)) == 8  # by the server's credentials
             one.close()
     finally:

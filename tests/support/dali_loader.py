@@ -17,6 +17,6 @@ RECIPE = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), Normalize([0.5]
 class DaliLoader(DataLoader[Any]):
     """A loader that takes DALI for feeder's datasets unless another backend is asked for."""
 
-    def __init__(self, dataset: Any, *arguments: Any, backend: str = "dali", **options: Any) -> None:
+    def __init__(self, dataset: Any, *arguments: Any, backend: Any = "dali", **options: Any) -> None:
         ours = isinstance(dataset, (ShardDataset, FolderDataset))
         super().__init__(dataset, *arguments, backend=backend if ours else "auto", **options)

@@ -117,7 +117,7 @@ def _loader(name: str, data: ShardDataset, batch_size: int, lanes: Lanes, option
     options = options | {"shuffle": lanes, "seed": 1}  # the caller's go to the generic loader as they are
     if name == "fast":
         return DataLoader(data, batch_size, num_workers=2, **options)
-    return DataLoader(data, batch_size, num_workers=0, **options | {"hang_timeout_s": None})
+    return DataLoader(data, batch_size, num_workers=0, **options | {"worker_options": None})
 
 
 class _Plain(torch.utils.data.Dataset[Any]):

@@ -37,7 +37,7 @@ class SimulatedLoader:
 
     dataset = range(1 << 20)
     prefetch_factor = 2
-    progress = False
+    metrics = None
 
     def __init__(self, clock: Clock, costs_s: Mapping[str, float], workers: int, batch_size: int = 4) -> None:
         self.clock, self.costs_s, self.num_workers, self.batch_size = clock, dict(costs_s), workers, batch_size

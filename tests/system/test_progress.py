@@ -60,11 +60,11 @@ write_shards([{"jpg": image} for image in images], "part", workers=1, progress=T
 """
 EPOCH = """
 import feeder
-for batch in feeder.DataLoader(list(range(8)), 2, progress=True):
+for batch in feeder.DataLoader(list(range(8)), 2, metrics=feeder.Metrics(progress=True)):
     pass
 """
 INTERRUPTED_EPOCH = """
-for batch in feeder.DataLoader(list(range(8)), 2, progress=True):
+for batch in feeder.DataLoader(list(range(8)), 2, metrics=feeder.Metrics(progress=True)):
     raise KeyboardInterrupt
 """
 

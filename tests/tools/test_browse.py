@@ -669,7 +669,7 @@ def test_batches_and_crops_of_a_saved_state_with_targets(is_grouped: bool, op: O
     recipe = [RandomShortestSize([16, 20, 24]), op, RandomHorizontalFlip()]
     dataset = feeder.FolderDataset(tree, recipe, ["index"], targets=TARGETS)
     pad = feeder.PadToBatch(8, group_by_aspect=is_grouped)
-    batches = list(loader := feeder.DataLoader(dataset, batch_size=3, shuffle=True, seed=9, pad=pad))
+    batches = list(loader := feeder.DataLoader(dataset, batch_size=3, shuffle=True, seed=9, sizes=pad))
     page = client(tree, state=json.loads(json.dumps(loader.state_dict())))
     text = page.get("/batch?epoch=0&step=1").text
     assert type(op).__name__ in text
@@ -733,7 +733,7 @@ def test_batches_and_crops_of_a_saved_state_with_buckets(tmp_path: Path) -> None
         (tmp_path / f"images/a/{seed}.jpg").write_bytes(encode(pixels(seed, *[(60, 30), (30, 60)][seed % 2])))
     buckets = feeder.Buckets(sizes=[(16, 32), (32, 16)])
     dataset = feeder.FolderDataset(tmp_path / "images", [RandomCrop(BUCKET)], ["index"])
-    loader = feeder.DataLoader(dataset, batch_size=4, seed=9, buckets=buckets)
+    loader = feeder.DataLoader(dataset, batch_size=4, seed=9, sizes=buckets)
     batches = list(loader)
     page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
     for step, (images, _, numbers) in enumerate(batches):

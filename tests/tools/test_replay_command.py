@@ -176,13 +176,13 @@ def test_turned_photos_are_written_as_the_run_saw_them(exif_orientation: str, tm
 
 
 VARIED: dict[str, tuple[list[T.Op], dict[str, Any]]] = {
-    "buckets": ([T.RandomResizedCrop(T.BUCKET)], {"buckets": feeder.Buckets(sizes=[(8, 16), (12, 12), (16, 8)])}),
+    "buckets": ([T.RandomResizedCrop(T.BUCKET)], {"sizes": feeder.Buckets(sizes=[(8, 16), (12, 12), (16, 8)])}),
     "by epoch": ([T.RandomResizedCrop(T.ByEpoch({0: 8, 1: 12}))], {}),
     "one length by epoch": ([T.Resize(T.ByEpoch({0: 12, 1: 14})), T.CenterCrop(8)], {}),
     "longest side by epoch": ([T.Resize(10, max_size=T.ByEpoch({0: 14, 1: 16})), T.CenterCrop(8)], {}),
     "one of three lengths": ([T.RandomShortestSize(T.ByEpoch({0: [9, 10, 12], 1: [10, 12, 14]})), T.CenterCrop(8)], {}),
-    "padded": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77)}),
-    "grouped": ([T.Resize(12)], {"pad": feeder.PadToBatch(multiple=8, value=77, group_by_aspect=True)}),
+    "padded": ([T.Resize(12)], {"sizes": feeder.PadToBatch(multiple=8, value=77)}),
+    "grouped": ([T.Resize(12)], {"sizes": feeder.PadToBatch(multiple=8, value=77, group_by_aspect=True)}),
     "mixed": ([T.RandomResizedCrop(8)], {"mix": T.MixUp(alpha=np.float32(0.4))}),
     "cut": ([T.RandomResizedCrop(8)], {"mix": [T.CutMix(num_classes=1), T.MixUp(num_classes=1)]}),
 }
@@ -317,7 +317,7 @@ def test_images_of_recipes_with_ops_on_targets_are_written(
     after = T.RandomCrop(16) if pad is None else T.RandomShortestSize([16, 20, 24])
     ops = [T.RandomHorizontalFlip(), op, after, T.RandomVerticalFlip()]
     data = feeder.FolderDataset(tree, ops, ["key"], targets=TARGETS)
-    run = feeder.DataLoader(data, 3, seed=5, shuffle=True, pad=pad)
+    run = feeder.DataLoader(data, 3, seed=5, shuffle=True, sizes=pad)
     batches = list(run)
     found = replayed(tree, tmp_path, run.state_dict(), [batch[-1] for batch in batches], capsys)
     for images, (expected, _, *rest) in zip(found, batches, strict=True):

@@ -43,7 +43,7 @@ def test_a_recipe_for_buckets_is_that_of_the_buckets_size(make: Callable[[object
         ours, theirs = found.draw(1, 2, IDS, SIZES), fixed.draw(1, 2, IDS, SIZES)
         np.testing.assert_array_equal(ours.source_box, theirs.source_box)
     assert fixed.at((8, 8), 0) is fixed
-    with pytest.raises(ArgumentError, match="buckets="):
+    with pytest.raises(ArgumentError, match="sizes="):
         recipe.draw(1, 2, IDS, SIZES)
 
 

@@ -59,20 +59,16 @@ class BatchSizes:
     def __post_init__(self) -> None:
         if isinstance(self.recipe, Views) and (self.buckets is not None or self.pad is not None):
             raise ArgumentError(
-                "buckets= and pad= are for one image of each sample, and the transform is Views, of their own sizes; "
-                "leave one of them out"
+                "sizes= is for one image of each sample, and the transform is Views, of their own sizes; leave one of "
+                "them out"
             )
 
         check_buckets(self.recipe, self.buckets)
-        if self.buckets is not None and self.pad is not None:
-            raise ArgumentError(
-                "buckets= gives all images of a batch one size, so there is nothing to pad; leave pad= out"
-            )
 
         if self.pad is not None and self._only.draws_from_boxes:
             raise ArgumentError(
-                "pad= needs each image's size before the sample is read, and RandomIoUCrop draws it from the sample's "
-                "boxes: end the geometry with Resize((height, width)), and leave pad= out"
+                "PadToBatch needs each image's size before the sample is read, and RandomIoUCrop draws it from the "
+                "sample's boxes: end the geometry with Resize((height, width)), and leave sizes= out"
             )
         if self.pad is not None and self._only.output_dtype == "uint8" and self.pad.value not in range(256):
             raise ArgumentError(
@@ -202,10 +198,10 @@ class BatchSizes:
 def check_buckets(recipe: Recipe | Views, buckets: Buckets | None) -> None:
     """Raises ArgumentError if a recipe has T.BUCKET and there are no buckets, or the other way around."""
     if recipe.has_bucket and buckets is None:
-        raise ArgumentError("the recipe has T.BUCKET, so the loader needs buckets=feeder.Buckets(...)")
+        raise ArgumentError("the recipe has T.BUCKET, so the loader needs sizes=feeder.Buckets(...)")
     if buckets is not None and not recipe.has_bucket:
         raise ArgumentError(
-            "buckets= needs a recipe that makes images of a bucket's size: give T.BUCKET as the size of an op, such as "
+            "Buckets need a recipe that makes images of a bucket's size: give T.BUCKET as the size of an op, such as "
             "T.RandomResizedCrop(T.BUCKET)"
         )
 

@@ -471,7 +471,7 @@ class FastPath:
         """Returns another path, with other options and without a service, that begins at a place of this run."""
         fixed = self._fixed
         if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
-            fixed = dataclasses.replace(fixed, service=None, service_only=False, backend=self.backend)
+            fixed = dataclasses.replace(fixed, service=None, backend=self.backend)
         path = FastPath(fixed, options, self.dataset, self._given_dataset, self._seed)
         path.unseeded, path._next, path._has_told = self.unseeded.with_seed(path.unseeded.seed), place, True
         return path

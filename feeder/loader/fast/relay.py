@@ -363,7 +363,7 @@ class _Relay:
     def _fail(self, asked: AskedPart) -> None:
         error = ServiceError(
             f"no server of the service {self._options.place!r} was there for {self._options.timeout_s:g} s: "
-            f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave service_only=True out"
+            f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
         )
         self._finish(asked, PartReport(), error)
 

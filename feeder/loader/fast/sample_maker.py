@@ -378,6 +378,7 @@ class Work:
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         sizes = encoded.sizes
         errors = _add(report, sink, encoded, rows, draws)
+
         if encoded.first_rows is not None:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]

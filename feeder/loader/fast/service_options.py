@@ -6,8 +6,6 @@ import os
 import socket
 from dataclasses import dataclass
 
-from feeder.errors import ArgumentError
-
 __all__ = ["DEFAULT_TIMEOUT_S", "RELAY_ROWS", "ServiceOptions", "job_name"]
 
 RELAY_ROWS = 512  # parts that a relay has under way at most
@@ -26,9 +24,6 @@ class ServiceOptions:
         timeout_s: With ``only``, longest wait for a server.
         local_workers: Number of the loader's own workers.
         job: Name of the job, which all of its loaders share.
-
-    Raises:
-        ArgumentError: for a place that is none.
     """
 
     place: str
@@ -36,10 +31,6 @@ class ServiceOptions:
     timeout_s: float = DEFAULT_TIMEOUT_S
     local_workers: int = 0
     job: str = ""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.place, str) or not self.place or self.place == _FILE:
-            raise ArgumentError(f"service must be the name of an input service, got {self.place!r}")
 
     @property
     def file(self) -> str | None:

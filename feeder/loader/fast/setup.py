@@ -26,7 +26,7 @@ from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
-from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, Dali, EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
@@ -54,15 +54,16 @@ def make_work(
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
     # all that a service makes.
     in_workers = collate_fn is not None or ((sizes.varies or fixed.service is not None) and fixed.backend == "auto")
+    name, dali = ("dali", fixed.backend) if isinstance(fixed.backend, Dali) else (fixed.backend, Dali())
     decoder = get_decoder(
-        fixed.backend,
+        name,
         (*recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU.
         device="cpu" if target is None or in_workers else str(target),
-        gpu_memory_limit_bytes=fixed.gpu_memory_limit_bytes,
-        hw_decoder_load=fixed.hw_decoder_load,
+        gpu_memory_limit_bytes=dali.memory_limit_bytes,
+        hw_decoder_load=dali.hw_decoder_load,
     )
 
     _check_sizes(fixed, options, sizes)
@@ -125,13 +126,12 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, sizes: BatchSizes) 
     """Refuses what does not go together with batches of different sizes."""
     if options.device.put is not None and sizes.varies:
         raise ArgumentError(
-            "static_buffers=True keeps batches of one size at their addresses, and buckets=, pad= and T.ByEpoch make "
-            "several sizes: leave one of them out"
+            "static_buffers=True keeps batches of one size at their addresses, and sizes= and T.ByEpoch make several "
+            "sizes: leave one of them out"
         )
-    names = [name for name in ("buckets", "pad") if getattr(fixed, name) is not None]
-    if not names:
+    if fixed.sizes is None:
         return
-    name = f"{names[0]}="
+    name = f"sizes={type(fixed.sizes).__name__}(...)"
     if fixed.collate_fn is not None:
         raise ArgumentError(
             f"{name} is for batches as feeder collates them, and there is a collate_fn: leave one of them out"
@@ -145,7 +145,9 @@ def _check_sizes(fixed: FixedOptions, options: EpochOptions, sizes: BatchSizes) 
         kind = type(fixed.shuffle).__name__
         raise ArgumentError(f"{name} shuffles whole buckets: give shuffle='full' in place of {kind}(...)")
     if fixed.pad is not None and fixed.mix is not None:
-        raise ArgumentError("mix= mixes images of one size, and pad= is for images of different sizes: leave one out")
+        raise ArgumentError(
+            "mix= mixes images of one size, and PadToBatch is for images of different sizes: leave one out"
+        )
 
 
 def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
@@ -157,7 +159,7 @@ def _check_collating(fixed: FixedOptions, decoder: Decoder) -> None:
         )
     if fixed.channels_last:
         raise ArgumentError(
-            "channels_last=True is for images as feeder collates them, and there is a collate_fn: leave it out, and "
+            "memory_format= is for images as feeder collates them, and there is a collate_fn: leave it out, and "
             "return images.to(memory_format=torch.channels_last) from the collate_fn"
         )
     if isinstance(decoder, TrainerDecoder):
@@ -231,15 +233,13 @@ def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> Serv
         ArgumentError: if the work can't be made on another node.
     """
     if fixed.service is None:
-        if fixed.service_only:
-            raise ArgumentError("service_only=True is for a loader with service=")
         return None
     from feeder.loader.fast.work_json import work_data  # which few loaders need
 
     work_data(work)
     timeout_s = options.timeout_s or DEFAULT_TIMEOUT_S
-    workers = 0 if fixed.service_only else options.num_workers
-    return ServiceOptions(fixed.service, fixed.service_only, timeout_s, workers, job_name())
+    workers = 0 if fixed.service.only else options.num_workers
+    return ServiceOptions(fixed.service.name, fixed.service.only, timeout_s, workers, job_name())
 
 
 def _torchs_context(work: Work) -> Any:

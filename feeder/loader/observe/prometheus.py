@@ -30,7 +30,7 @@ from feeder.loader.observe.metrics_server import HttpServer
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
 from feeder.loader.observe.stats import stage_histograms
 
-__all__ = ["Metrics"]
+__all__ = ["MetricsPage"]
 
 _Words = npt.NDArray[np.int64]
 _L = TypeVar("_L", bound="Metered")
@@ -46,13 +46,13 @@ class Metered(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
-class Metrics:
+class MetricsPage:
     """One loader's place on a server.
 
     Args:
         loader: The loader; not kept alive.
         stage_words: Returns its meters: int64 [K, METER_WORDS], see :mod:`feeder.loader.observe.meter`.
-        port: TCP port, 0 to 65535; 0 takes a free one, for a separate server.
+        port: TCP port; 0 takes a free one, for a separate server.
         address: Address to listen on.
 
     Raises:
@@ -60,8 +60,6 @@ class Metrics:
     """
 
     def __init__(self, loader: _L, stage_words: Callable[[_L], _Words], port: int, address: str) -> None:
-        if not 0 <= port < 1 << 16:
-            raise ArgumentError(f"metrics_port must be 0 to 65535, got {port}")
         try:
             with _lock:
                 server = _servers.get((address, port)) if port else None
@@ -122,8 +120,7 @@ class _Server:
             import prometheus_client
         except ImportError:
             raise ArgumentError(
-                "metrics_port needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave "
-                "metrics_port out"
+                "metrics= needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave it out"
             ) from None
         self.loaders: dict[int, tuple[weakref.ref[Any], Callable[[Any], _Words]]] = {}
         self._numbers = itertools.count()
@@ -134,8 +131,8 @@ class _Server:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ArgumentError(
-                f"can't serve metrics on {address} port {port}: {reason}; take another metrics_port (each rank of a "
-                "host needs its own: add the local rank), or 0 for a free one, or another metrics_address"
+                f"can't serve metrics on {address} port {port}: {reason}; take another port (each rank of a "
+                "host needs its own: add the local rank), or 0 for a free one, or another address"
             ) from None
         self._server.set_app(prometheus_client.make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)

@@ -312,7 +312,7 @@ class Fetcher:
                 if not answer["ended"]:
                     raise StoreError(
                         f"{self.store.url}: another job on this machine reads this set by other credentials or options "
-                        "(variables of the environment, allow_http, allow_private), through the same cache, "
+                        "(the environment's, allow_http, allow_private), through the same cache, "
                         f"{self.folder}: name another cache_dir, or wait until that job has ended"
                     )
                 return answer

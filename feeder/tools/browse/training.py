@@ -14,6 +14,7 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.tensors import as_tensor
 from feeder.errors import ArgumentError, FeederError
 from feeder.loader.dataloader import DataLoader
+from feeder.order.buckets import Buckets
 from feeder.tools.browse.set_view import SetView
 from feeder.tools.presets import preset
 from feeder.tools.replay import as_pixels, batch_pixels, loader_of
@@ -153,8 +154,8 @@ class Training:
     def _recipe_of(self, i: int, epoch: int, view: int) -> Recipe:
         """Returns the recipe of a view of a sample at an epoch; with buckets that of the sample's own one."""
         recipe: Recipe = self.recipe.views[view]
-        buckets = None if self._saved is None else self._saved.buckets
-        if buckets is None:
+        buckets = None if self._saved is None else self._saved.sizes
+        if not isinstance(buckets, Buckets):
             return recipe.at(None, epoch)
         known = self.dataset.reader.stored(np.array([i]))
         assert known is not None  # the loader has measured them

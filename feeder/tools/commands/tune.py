@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
             "feeder tune images-shards --target 3000 --cpus 8",
             "feeder tune images-shards --target 9000 --service feeder",
         ),
-        help="find num_workers, worker_threads, prefetch_factor and backend by measurement",
+        help="find num_workers, the workers' threads, prefetch_factor and backend by measurement",
         description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest one "
         "that reaches the target or, without a target, that is as fast as the fastest. To reach the rate of a training "
         "step, use feeder.tune(dataset, step=...) in Python.",
@@ -61,6 +61,7 @@ def add(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from feeder.loader.options import WorkerOptions
     from feeder.tools.bench.result_file import machine
     from feeder.tools.presets import describe, open_dataset, preset
     from feeder.tools.tune.tune import tune
@@ -72,6 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.quiet:
             say(line, file=sys.stderr)
 
+    workers: dict[str, Any] = {}
+    if arguments.worker_threads != 1:
+        workers["worker_options"] = WorkerOptions(arguments.worker_threads)
     found = tune(
         dataset,
         target=arguments.target,
@@ -83,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         shuffle=not arguments.no_shuffle,
         backend=arguments.backend,
         num_workers=arguments.num_workers,
-        worker_threads=arguments.worker_threads,
+        **workers,
         prefetch_factor=arguments.prefetch_factor,
         service=arguments.service,
     )

@@ -109,8 +109,7 @@ def headroom(
     device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
     snapshot = Snapshot(restore, torch.device(device))
     place = loader.state_dict()
-    view = loader.progress
-    loader.progress = False
+    metrics, loader.metrics = loader.metrics, None
     try:
         alone = step_rate(step, loader, 0.25 * seconds)
         drained = _run(loader, None, 0.25 * seconds)
@@ -118,7 +117,7 @@ def headroom(
         return _judged(loader, _fit(loader, alone, drained.images_per_s, fed))
     finally:
         loader.close()
-        loader.progress = view
+        loader.metrics = metrics
         loader.load_state_dict(place)
         snapshot.put_back()
 

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any
 
-from feeder.loader.options import DEFAULT_PREFETCH
+from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
 from feeder.system.cores import Cores
 from feeder.system.text import count
 from feeder.tools.bench.result_file import spread
@@ -71,8 +71,7 @@ class Tuning:
         """Code that makes the loader with this setting."""
         if self.keywords is None:
             return None
-        defaults = {("worker_threads", 1), ("prefetch_factor", DEFAULT_PREFETCH)}
-        setting = {name: value for name, value in self.keywords.items() if (name, value) not in defaults}
+        setting = {k: v for k, v in self.keywords.items() if (k, v) != ("prefetch_factor", DEFAULT_PREFETCH)}
         named = [f"{name}={_literal(value)}" for name, value in {**(self.arguments or {}), **setting}.items()]
         parts = ", ".join(["dataset" if self.arguments is not None else "...", *named])
         if len(f"feeder.DataLoader({parts})") <= WIDTH - 8:
@@ -241,4 +240,8 @@ def _literal(value: Any) -> str:
         return f"feeder.{text}"
     if isinstance(value, str):
         return json.dumps(value)
+    if isinstance(value, WorkerOptions):
+        fields = [(each.name, getattr(value, each.name), each.default) for each in dataclasses.fields(value)]
+        given = ", ".join(f"{name}={_literal(of)}" for name, of, default in fields if of != default)
+        return f"feeder.WorkerOptions({given})"
     return text if isinstance(value, (bool, int, float, type(None))) else "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -19,7 +20,7 @@ from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.part_sizes import enough_ahead, part_rows
-from feeder.loader.options import DEFAULT_PREFETCH
+from feeder.loader.options import DEFAULT_PREFETCH, Dali, Service, WorkerOptions
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout
 from feeder.loader.trial import run, step_rate
 from feeder.order.sample_order import Order, Window
@@ -39,7 +40,7 @@ __all__ = ["tune"]
 _ON_NODES = ("cpu", "pillow")  # backends of workers
 _SERVICE_SHARE = 0.1  # of the search's time that a service runs, after it
 _LEAST_S = 1.0
-_TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor", "worker_threads")
+_TUNED = ("backend", "num_workers", "persistent_workers", "prefetch_factor")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,12 @@ class _Source:
             if self.arguments is not None:
                 keywords["persistent_workers"] = True
         if self.backends:
-            keywords |= {"worker_threads": setting.worker_threads, "backend": setting.backend}
+            given = self.arguments or {}
+            workers = given.get("worker_options") or WorkerOptions()
+            if setting.worker_threads > 1 or workers.threads is not None:
+                keywords["worker_options"] = dataclasses.replace(workers, threads=setting.worker_threads)
+            if "backend" not in given:  # else it has options
+                keywords["backend"] = setting.backend
         if setting.window is not None:
             keywords["shuffle"] = Window(setting.window)
         return keywords
@@ -128,7 +134,7 @@ def tune(
     note: Callable[[str], None] = lambda line: None,
     **arguments: Any,
 ) -> Tuning:
-    """Finds num_workers, worker_threads, prefetch_factor, backend and, for shards, the kind of shuffle.
+    """Finds num_workers, the workers' threads, prefetch_factor, backend and, for shards, the kind of shuffle.
 
     Settings are measured one by one, in the order that the rate of one core suggests. The best are measured again in
     turn, and differences within the noise are ignored. Of the settings that reach the target, or are as fast as the
@@ -136,7 +142,7 @@ def tune(
 
     Args:
         source: A dataset; or a function that makes a loader from ``num_workers``, ``prefetch_factor`` and, for
-            feeder's datasets, ``worker_threads`` and ``backend``, all by keyword.
+            feeder's datasets, ``worker_options`` and ``backend``, all by keyword.
         step: Called with each batch, as in the training loop; 0 workers are then tried too. Without a target, the
             step's own rate is the target. The step really trains: pass one with a copy of the model if the model must
             not change.
@@ -157,7 +163,7 @@ def tune(
     """
     started = time.monotonic()
     service = arguments.pop("service", None)
-    arguments.pop("service_only", None)
+    service = Service(service) if isinstance(service, str) else service
     budget = _budget(target, cpus, memory_bytes, seconds)
     origin, baseline = _source(source, arguments)
     if service is not None and (origin.arguments is None or not origin.backends):
@@ -205,7 +211,7 @@ def tune(
 
 
 def _nodes(
-    service: str | None, origin: _Source, outcome: Outcome, budget: Budget, goal: float | None
+    service: Service | None, origin: _Source, outcome: Outcome, budget: Budget, goal: float | None
 ) -> NodeAdvice | None:
     """Returns the advice on an input service's nodes, which it measures on the loader's work; None without one."""
     chosen = outcome.chosen
@@ -213,10 +219,10 @@ def _nodes(
         return None
 
     backend = next((name for name in origin.backends if name in _ON_NODES), "auto")
-    given = {"service": service, "service_only": True, "backend": backend, "num_workers": 0}
+    given = {"service": dataclasses.replace(service, only=True), "backend": backend, "num_workers": 0}
     given["on_error"] = origin.arguments.get("on_error", "skip")
     run_s = max(_LEAST_S, budget.seconds * _SERVICE_SHARE)
-    rates = measure_service(service, lambda: run(origin.make(**given), run_s))
+    rates = measure_service(service.name, lambda: run(origin.make(**given), run_s))
     idle = max(0, budget.cpus - chosen.setting.cores)
     return nodes_that_pay(chosen.rate, chosen.setting.cores, idle, goal, rates)
 
@@ -248,7 +254,7 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
         raise ArgumentError(
             f"the function makes the loader: give {', '.join(arguments)} to the loader there, not to tune()"
         )
-    rest = {name: value for name, value in arguments.items() if name not in _TUNED}
+    rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
     def make(**keywords: Any) -> Any:
         return DataLoader(source, **{**unless_given, **rest, **keywords}) if is_dataset else source(**keywords)
@@ -262,12 +268,16 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
 
     dataset: Any = as_feeder(probe.dataset) or probe.dataset
     backends = () if backend is None else (backend,) if wanted != "auto" else _backends(dataset.recipe)
-    numbers = ("num_workers", "worker_threads")
-    given: dict[str, Any] = {name: arguments[name] for name in numbers if arguments.get(name) not in (None, "auto")}
+    given: dict[str, Any] = {}
+    if isinstance(arguments.get("num_workers"), int):
+        given["num_workers"] = arguments["num_workers"]
+    threads = getattr(arguments.get("worker_options"), "threads", None)
+    if isinstance(threads, int):
+        given["worker_threads"] = threads
     if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
         given["prefetch_factor"] = arguments["prefetch_factor"]
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
-    for name, least in (("num_workers", 0), ("worker_threads", 1), ("prefetch_factor", 1)):
+    for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if getattr(baseline, name) < least:
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
     return _Source(make, rest if is_dataset else None, dataset, backends), baseline

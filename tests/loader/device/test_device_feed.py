@@ -18,7 +18,7 @@ from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors, move
 from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import stage_table
-from feeder.loader.options import CopyStream, DeviceOptions, checked_device
+from feeder.loader.options import CopyStream, DeviceOptions, ToDevice
 from feeder.transforms import (
     ColorJitter,
     Compose,
@@ -87,7 +87,7 @@ def test_feed_runs_ahead_and_ends(ahead: int) -> None:
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_batches_on_the_cpu_are_the_same(shards: Path, workers: int, ahead: int) -> None:
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": workers}
-    loader = DataLoader(_dataset(shards), device="cpu", prefetch_to_device=ahead, **options)
+    loader = DataLoader(_dataset(shards), device=ToDevice("cpu", prefetch=ahead), **options)
     batches = [[x.clone() if isinstance(x, torch.Tensor) else x for x in batch] for batch in loader]
     check_same(batches, [*DataLoader(_dataset(shards), batch_size=8, shuffle=True)])
 
@@ -150,7 +150,7 @@ def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
         return move(value, device)
 
     monkeypatch.setattr("feeder.loader.device.feed.move", has_room_for_one)
-    loader = DataLoader(_dataset(shards), batch_size=8, device="cpu", prefetch_to_device=2)
+    loader = DataLoader(_dataset(shards), batch_size=8, device=ToDevice("cpu", prefetch=2))
     monkeypatch.setattr("feeder.loader.fast.host_batches.HostBatches.ready", lambda self: True)
     for batch in loader:
         found.append([x.clone() if isinstance(x, torch.Tensor) else x for x in batch])
@@ -215,7 +215,9 @@ def test_last_ops_are_done_on_the_device_from_uint8(
     recipe = Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops])
     dataset = ShardDataset(shards, recipe)
     plain = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix)
-    loader = DataLoader(dataset, batch_size=16, shuffle=True, mix=mix, device="cpu", channels_last=True, num_workers=1)
+    loader = DataLoader(
+        dataset, batch_size=16, shuffle=True, mix=mix, device="cpu", memory_format=torch.channels_last, num_workers=1
+    )
     copied: list[torch.dtype] = []
 
     def recorded(value: Any, device: torch.device) -> Any:
@@ -248,13 +250,13 @@ def test_last_ops_of_a_substitute_are_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("device", ["nowhere", "meta", 1.5])
 def test_impossible_devices_are_refused(device: Any) -> None:
     with pytest.raises(ArgumentError):
-        checked_device(device)
+        ToDevice(device).target()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
 def test_missing_gpu_is_said() -> None:
     with pytest.raises(ArgumentError, match="no CUDA device"):
-        checked_device("cuda")
+        ToDevice("cuda").target()
 
 
 @pytest.mark.gpu
@@ -316,7 +318,9 @@ def test_batches_are_handed_over_right_whichever_stream_is_late(late: str) -> No
 def test_last_ops_on_the_gpu_are_those_on_the_cpu(shards: Path, ops: list[Any]) -> None:
     dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), RandomHorizontalFlip(), *ops]))
     options: dict[str, Any] = {"batch_size": 16, "backend": "cpu", "mix": MixUp(), "num_workers": 2}
-    loader = DataLoader(dataset, device="cuda", channels_last=True, static_buffers=True, **options)
+    loader = DataLoader(
+        dataset, device=ToDevice("cuda", static_buffers=True), memory_format=torch.channels_last, **options
+    )
     addresses = set()
     affine = dataset.recipe.views[0].affine
     level = 1.0 if affine is None else float(affine[0].max())

@@ -120,7 +120,7 @@ def test_tables_that_were_not_used_for_a_month_are_removed(cache: Path) -> None:
 def test_batches_are_those_without_a_file(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards = write_shards(tmp_path / "shards", 40, sizes=[(20, 20), (10, 22)], bad=(3,))
     options: dict[str, Any] = {
-        "buckets": BUCKETS,
+        "sizes": BUCKETS,
         "shuffle": True,
         "rank": 0,
         "world_size": 2,

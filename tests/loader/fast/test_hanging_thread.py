@@ -46,8 +46,8 @@ _TRAINER = """
 import json, sys, torch, feeder
 dataset = feeder.ShardDataset(sys.argv[1], feeder.transforms.RandomResizedCrop(16))
 loader = feeder.DataLoader(
-    dataset, batch_size=16, shuffle=True, num_workers=2, worker_threads=2, backend="cpu", hang_timeout_s=2,
-    persistent_workers=True,
+    dataset, batch_size=16, shuffle=True, num_workers=2, backend="cpu", persistent_workers=True,
+    worker_options=feeder.WorkerOptions(threads=2, hang_timeout_s=2),
 )
 torch.save([tuple(each.clone() for each in batch) for batch in loader], sys.argv[2])
 print(json.dumps([[event["cause"], event["pid"], event["keys"]] for event in loader.stats()["replaced_workers"]]))

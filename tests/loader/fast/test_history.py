@@ -95,7 +95,7 @@ def test_batches_in_buckets_come_again_after_a_resume(tree: Path, tmp_path: Path
 
     def make(batch_size: int) -> feeder.DataLoader:
         data = feeder.ShardDataset(tmp_path / "set", recipe, ["key"])
-        return feeder.DataLoader(data, batch_size, shuffle=True, seed=2, buckets=buckets)
+        return feeder.DataLoader(data, batch_size, shuffle=True, seed=2, sizes=buckets)
 
     run = make(4)
     iterator = iter(run)
@@ -113,9 +113,9 @@ ORDERS: dict[str, dict[str, Any]] = {
     "stored": {"shuffle": False},
     "window": {"shuffle": feeder.Window(8)},
     "lanes": {"shuffle": feeder.Lanes()},
-    "buckets": {"shuffle": True, "buckets": BUCKETS},
-    "stored buckets": {"shuffle": False, "buckets": BUCKETS},
-    "aspect": {"shuffle": True, "pad": feeder.PadToBatch(group_by_aspect=True)},
+    "buckets": {"shuffle": True, "sizes": BUCKETS},
+    "stored buckets": {"shuffle": False, "sizes": BUCKETS},
+    "aspect": {"shuffle": True, "sizes": feeder.PadToBatch(group_by_aspect=True)},
 }
 
 
@@ -148,7 +148,7 @@ class History:
     def make(self, state: Any) -> feeder.DataLoader:
         chance, options = self.chance, dict(ORDERS[self.kind])
         world_size = chance.choice([1, 1, 2, 3])
-        recipe = None if self.kind == "aspect" else T.RandomResizedCrop(T.BUCKET if "buckets" in options else 8)
+        recipe = None if self.kind == "aspect" else T.RandomResizedCrop(T.BUCKET if "sizes" in options else 8)
         data = feeder.ShardDataset(self.folder, recipe, fields=["index"])
         options |= {"batch_size": chance.choice([1, 2, 4, 5]), "drop_last": chance.random() < 0.2}
         options |= {"skip": chance.choice([None, None, *SKIPS])}

@@ -13,6 +13,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import part_sizes
 from feeder.loader.fast.part_sizes import PartSizes, enough_ahead, most_sent_parts, part_rows, sent_part_rows
+from feeder.loader.options import WorkerOptions
 from feeder.loader.slots.image_slots import Layout
 from feeder.service.part_memory import PART_BYTES
 from feeder.transforms import RandomResizedCrop
@@ -88,7 +89,7 @@ def test_prefetch_factor_means_what_torchs_means_where_it_is_given(
 
     held = 2
     assert slots(prefetch_factor=2) == 8 + held
-    assert slots(memory_limit_bytes=1 << 30) == 8 + held
+    assert slots(worker_options=WorkerOptions(memory_limit_bytes=1 << 30)) == 8 + held
     assert slots() == 3 + held  # of four parts each
 
 

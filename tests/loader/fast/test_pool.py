@@ -17,6 +17,7 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import WorkerOptions
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.support import ROOT
 from tests.support.processes import wait_until
@@ -45,7 +46,7 @@ def test_forked_workers_use_torch_though_the_trainer_has_used_its_threads(shards
     try:
         product(np.zeros(1, np.uint8))
         dataset = ShardDataset(shards, Compose([RECIPE, Lambda(product)]))
-        loader = DataLoader(dataset, batch_size=16, num_workers=2, hang_timeout_s=100)
+        loader = DataLoader(dataset, batch_size=16, num_workers=2, worker_options=WorkerOptions(hang_timeout_s=100))
         assert sum(len(images) for images, _ in loader) == 64
         assert loader.stats()["replaced_workers"] == []
     finally:

@@ -17,6 +17,7 @@ import torch
 
 from feeder.errors import WorkerError
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import WorkerOptions
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import returns_in_time, wait_until
 from tests.support.rogue_readers import DyingAndWaitingReader, rogue_dataset
@@ -43,7 +44,7 @@ def test_worker_that_ends_or_hangs_is_replaced_and_every_sample_comes_once(
     shards: Path, tmp_path: Path, deed: str, cause: str, context: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = rogue_dataset(shards, 21, deed, str(tmp_path / "mark"))
-    patience: dict[str, Any] = {"hang_timeout_s": 2} if deed == "stop" else {}
+    patience: dict[str, Any] = {"worker_options": WorkerOptions(hang_timeout_s=2)} if deed == "stop" else {}
     loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=context, **patience)
     with caplog.at_level(logging.WARNING, "feeder"):
         batches = copied_epoch(loader)
@@ -102,7 +103,12 @@ def test_killing_any_worker_at_any_step_changes_nothing(shards: Path) -> None:
 
 def test_all_workers_stopped_before_they_took_anything_are_replaced(shards: Path) -> None:
     loader = DataLoader(
-        rogue_dataset(shards), batch_size=8, num_workers=2, hang_timeout_s=2, persistent_workers=True, prefetch_factor=1
+        rogue_dataset(shards),
+        batch_size=8,
+        num_workers=2,
+        worker_options=WorkerOptions(hang_timeout_s=2),
+        persistent_workers=True,
+        prefetch_factor=1,
     )
     for _ in loader:
         pass

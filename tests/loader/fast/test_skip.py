@@ -223,7 +223,7 @@ def test_a_loader_that_skips_everything_has_no_batch(shards: Path) -> None:
 def test_buckets_skip_by_ids(shards: Path) -> None:
     recipe = T.Compose([T.RandomResizedCrop(T.BUCKET)])
     data = feeder.ShardDataset(shards, recipe, ["index"])
-    options: dict[str, Any] = {"shuffle": True, "seed": 2, "buckets": feeder.Buckets(sizes=[(8, 8), (8, 12), (12, 8)])}
+    options: dict[str, Any] = {"shuffle": True, "seed": 2, "sizes": feeder.Buckets(sizes=[(8, 8), (8, 12), (12, 8)])}
     run = feeder.DataLoader(data, 4, skip=OUT, **options)
     batches = list(run)
     assert len(batches) == len(run) == 7

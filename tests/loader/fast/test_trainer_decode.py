@@ -26,6 +26,7 @@ from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
 from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.trainer_decode import DecodeFeed
+from feeder.loader.options import Dali
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
     CutMix,
@@ -234,14 +235,14 @@ def test_the_load_of_the_hardware_engine_is_the_loaders_or_dalis_own(
     monkeypatch.setattr(
         dali_pipeline, "build_pipeline", lambda options: asked.append(options.hw_decoder_load) or build(options)
     )
-    next(iter(DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, hw_decoder_load=given)))
+    next(iter(DaliLoader(ShardDataset(shards, RECIPE), batch_size=16, backend=Dali(hw_decoder_load=given))))
     assert asked == [built]
 
 
 def test_batches_in_parts_under_a_memory_limit_are_the_same(shards: Path) -> None:
     dataset = ShardDataset(shards, RECIPE)
     expected = copied_epoch(DaliLoader(dataset, batch_size=16))
-    limited = DaliLoader(dataset, batch_size=16, num_workers=1, gpu_memory_limit_bytes=5 * 3 * 24 * 32)
+    limited = DaliLoader(dataset, batch_size=16, num_workers=1, backend=Dali(memory_limit_bytes=5 * 3 * 24 * 32))
     assert same_batches(copied_epoch(limited), expected)
     assert limited.stats()["dali_images"] == 33
 

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset, get_worker_info
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic.generic_worker import Channel
 from feeder.loader.generic.worker_processes import Processes
+from feeder.loader.options import WorkerOptions
 from feeder.loader.slots.batch_message import Slot, pack
 from feeder.loader.workers import supervisor
 from tests.support.processes import is_first
@@ -61,14 +62,16 @@ def test_replaced_worker_is_seeded_as_the_first_one_was(tmp_path: Any) -> None:
 
 def test_hung_worker_of_a_map_style_dataset_is_replaced(tmp_path: Any) -> None:
     dataset = Tensors(deed="stop", at=13, mark=str(tmp_path / "mark"))
-    loader = DataLoader(dataset, batch_size=4, num_workers=2, hang_timeout_s=3)
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, worker_options=WorkerOptions(hang_timeout_s=3))
     labels = [label for _, batch in loader for label in batch.tolist()]
     assert labels == list(range(40))
     assert any("silent for more than 3 s" in event["cause"] for event in loader.stats()["replaced_workers"])
 
 
 def test_sample_that_hangs_every_worker_is_named() -> None:
-    loader = DataLoader(Tensors(deed="stop", at=13), batch_size=4, num_workers=1, hang_timeout_s=2)
+    loader = DataLoader(
+        Tensors(deed="stop", at=13), batch_size=4, num_workers=1, worker_options=WorkerOptions(hang_timeout_s=2)
+    )
     with pytest.raises(RuntimeError, match=r"silent for more than 2 s; at work on the samples \[12, 13, 14, 15\]"):
         list(loader)
 
@@ -84,7 +87,9 @@ class _Stopping(Dataset[int]):
 
 
 def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    iterator: Any = iter(DataLoader(_Stopping(), batch_size=4, num_workers=1, hang_timeout_s=0.5))
+    iterator: Any = iter(
+        DataLoader(_Stopping(), batch_size=4, num_workers=1, worker_options=WorkerOptions(hang_timeout_s=0.5))
+    )
     (worker,) = iterator._processes.workers
     with monkeypatch.context() as patch:
         patch.setattr(supervisor, "END_S", 0.05)
@@ -98,7 +103,7 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
 
 def test_worker_that_is_stopped_while_its_tensors_are_fetched_is_replaced(tmp_path: Path) -> None:
     dataset = Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
-    loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, hang_timeout_s=3600)
+    loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, worker_options=WorkerOptions(hang_timeout_s=3600))
     iterator = iter(loader)
     (process,) = iterator._workers
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # with the first batch sent, but no slots yet
@@ -117,7 +122,9 @@ def test_only_what_is_fetched_from_a_worker_takes_a_thread_to_watch_it(monkeypat
             super().start()
 
     monkeypatch.setattr(threading, "Timer", Timer)
-    loader = DataLoader(Tensors(80), batch_size=4, num_workers=1, prefetch_factor=2, hang_timeout_s=60)
+    loader = DataLoader(
+        Tensors(80), batch_size=4, num_workers=1, prefetch_factor=2, worker_options=WorkerOptions(hang_timeout_s=60)
+    )
     assert sum(1 for _ in loader) == 20
     assert 1 <= len(started) <= 4  # until there are slots
 

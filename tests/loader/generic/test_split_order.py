@@ -357,7 +357,12 @@ def test_a_loader_may_be_dropped_while_its_iterator_is_used(shards: Path) -> Non
 
 
 def test_what_torchs_path_lacks_is_refused_and_the_rest_taken(shards: Path) -> None:
-    for options in ({"backend": "cpu"}, {"fidelity": "exact"}, {"on_error": "skip"}, {"channels_last": True}):
+    for options in (
+        {"backend": "cpu"},
+        {"fidelity": "exact"},
+        {"on_error": "skip"},
+        {"memory_format": torch.channels_last},
+    ):
         with pytest.raises(ArgumentError, match="a _Named, whose samples or length are not a feeder dataset's"):
             _loader("own samples", shards, **options)
     for kind in ("own samples", "single samples"):

@@ -17,6 +17,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.observe import live_view as view
 from feeder.loader.observe.live_view import LiveView, Pace, bar_text, line_text
+from feeder.loader.options import Metrics
 from feeder.system.nvml import current_gpu_busy
 from feeder.transforms import RandomResizedCrop
 from tests.support import fake_nvml
@@ -220,7 +221,7 @@ def test_a_loader_shows_its_epochs(
     tmp_path: Path, workers: int, fast: bool, device: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset: Any = ShardDataset(write_shards(tmp_path, 8), RandomResizedCrop(8)) if fast else range(8)
-    loader = DataLoader(dataset, batch_size=2, num_workers=workers, device=device, progress=True)
+    loader = DataLoader(dataset, batch_size=2, num_workers=workers, device=device, metrics=Metrics(progress=True))
     for _ in range(2):
         for _ in loader:
             pass
@@ -233,7 +234,15 @@ def test_a_loader_shows_its_epochs(
 @pytest.mark.parametrize("persistent", [False, True])
 def test_an_iterator_may_outlive_its_loader(persistent: bool, capsys: pytest.CaptureFixture[str]) -> None:
     numbers = torch.utils.data.TensorDataset(torch.arange(12))
-    assert sum(1 for _ in DataLoader(numbers, 4, num_workers=1, persistent_workers=persistent, progress=True)) == 3
+    assert (
+        sum(
+            1
+            for _ in DataLoader(
+                numbers, 4, num_workers=1, persistent_workers=persistent, metrics=Metrics(progress=True)
+            )
+        )
+        == 3
+    )
     assert capsys.readouterr().err.splitlines()[-1].startswith("loader: 3/3 batches")
 
 
@@ -241,7 +250,7 @@ def test_an_iterator_may_outlive_its_loader(persistent: bool, capsys: pytest.Cap
 @pytest.mark.parametrize("device", [None, "cpu"])
 def test_a_view_keeps_no_iterator(workers: int, device: str | None) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(12))
-    loader = DataLoader(dataset, 4, num_workers=workers, device=device, progress=True)
+    loader = DataLoader(dataset, 4, num_workers=workers, device=device, metrics=Metrics(progress=True))
     gc.disable()
     try:
         iterator = iter(loader)
@@ -255,7 +264,7 @@ def test_a_view_keeps_no_iterator(workers: int, device: str | None) -> None:
 
 def test_an_epoch_that_a_framework_sets_late_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = ShardDataset(write_shards(tmp_path / "set", 6), RandomResizedCrop(8))
-    loader: Any = DataLoader(dataset, batch_size=2, progress=True)
+    loader: Any = DataLoader(dataset, batch_size=2, metrics=Metrics(progress=True))
     iterator = iter(loader)
     loader.sampler.set_epoch(4)
     assert len(list(iterator)) == 3
@@ -264,6 +273,6 @@ def test_an_epoch_that_a_framework_sets_late_is_shown(tmp_path: Path, capsys: py
 
 def test_other_ranks_show_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = ShardDataset(write_shards(tmp_path, 8), RandomResizedCrop(8))
-    for _ in DataLoader(dataset, batch_size=2, rank=1, world_size=2, seed=0, progress=True):
+    for _ in DataLoader(dataset, batch_size=2, rank=1, world_size=2, seed=0, metrics=Metrics(progress=True)):
         pass
     assert capsys.readouterr().err == ""

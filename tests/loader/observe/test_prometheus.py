@@ -35,7 +35,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _loader(shards: Path, **options: Any) -> DataLoader[Any]:
-    options = {"batch_size": 4, "metrics_port": 0, **options}
+    options = {"batch_size": 4, "metrics": 0, **options}
     return DataLoader(ShardDataset(shards, RandomResizedCrop(8)), **options)
 
 
@@ -97,7 +97,7 @@ def test_a_scrape_gives_what_stats_give(shards: Path) -> None:
 
 
 def test_any_dataset_has_metrics() -> None:
-    loader = DataLoader(range(8), batch_size=4, metrics_port=0)
+    loader = DataLoader(range(8), batch_size=4, metrics=0)
     for _ in loader:
         pass
     assert _samples(loader.metrics_url)["feeder_stage_seconds_count", "0", "fetch"] == 2
@@ -127,7 +127,7 @@ def test_loaders_share_a_port_and_are_told_apart(shards: Path) -> None:
     first = _loader(shards)
     assert first.metrics_url is not None
     port = int(first.metrics_url.split(":")[2].split("/")[0])
-    second = _loader(shards, metrics_port=port, batch_size=10)
+    second = _loader(shards, metrics=port, batch_size=10)
     for _ in second:
         pass
     found = _samples(first.metrics_url)
@@ -146,13 +146,13 @@ def test_a_port_that_another_program_has_is_refused(shards: Path) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(ArgumentError, match=f"127.0.0.1 port {port}: Address already in use; take another"):
-            _loader(shards, metrics_port=port)
+            _loader(shards, metrics=port)
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
 def test_a_port_that_there_is_not_is_refused(shards: Path, port: int) -> None:
-    with pytest.raises(ArgumentError, match="metrics_port must be 0 to 65535"):
-        _loader(shards, metrics_port=port)
+    with pytest.raises(ArgumentError, match="metrics must be a port of 0 to 65535"):
+        _loader(shards, metrics=port)
 
 
 def _say_nothing(loader: DataLoader[Any], times: int) -> list[socket.socket]:
@@ -251,7 +251,7 @@ def test_a_forked_child_ends_its_copy_and_can_serve_on_the_same_port(shards: Pat
         try:
             os.read(ours, 1)
             loader.close()
-            other = _loader(shards, metrics_port=port)
+            other = _loader(shards, metrics=port)
             found = _samples(other.metrics_url)
             os._exit(int(found["feeder_batches_total", "0", ""]))
         except BaseException:

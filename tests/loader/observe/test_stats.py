@@ -17,6 +17,7 @@ from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic.meters import batch_rows
 from feeder.loader.observe.stats import verdict
+from feeder.loader.options import ToDevice
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.support.loader_data import write_shards
 from tests.support.processes import wait_until
@@ -147,7 +148,7 @@ def test_slow_copies_a_slow_caller_and_idle_workers_show(shards: Path, monkeypat
 
     monkeypatch.setattr(device, "move", slow)
     loader = DataLoader(
-        ShardDataset(shards, RandomResizedCrop(8)), batch_size=2, num_workers=1, device="cpu", prefetch_to_device=0
+        ShardDataset(shards, RandomResizedCrop(8)), batch_size=2, num_workers=1, device=ToDevice("cpu", prefetch=0)
     )
     for _ in loader:
         time.sleep(2 * _SLOW_S)

@@ -215,11 +215,11 @@ class Tensors(torch.utils.data.Dataset):
 held = []
 for dataset in (feeder.ShardDataset(sys.argv[1], RandomResizedCrop(16)), Tensors()):
     for options in ({}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}):
-        loader = feeder.DataLoader(dataset, batch_size=8, metrics_port=0, **options)
+        loader = feeder.DataLoader(dataset, batch_size=8, metrics=0, **options)
         iterator = iter(loader)
         held += [loader, iterator, next(iterator), next(iterator)]
         held += [loader, iter(loader)]  # whose workers may still be starting
-viewed = iter(feeder.DataLoader(dataset, batch_size=8, progress=True))
+viewed = iter(feeder.DataLoader(dataset, batch_size=8, metrics=feeder.Metrics(progress=True)))
 next(viewed)
 """
 
