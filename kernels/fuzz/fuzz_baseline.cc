@@ -12,6 +12,7 @@
 #include "cpu/jpeg/header.h"
 #include "cpu/jpeg/libjpeg_decode.h"
 #include "cpu/jpeg/planes.h"
+#include "cpu/jpeg/segments.h"
 #include "cpu/simd.h"
 #include "fuzz/mutate.h"
 
@@ -52,10 +53,12 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t mos
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (size < kChoiceBytes) return 0;
     const uint8_t* const choice = data + size - kChoiceBytes;
-    const std::vector<uint8_t> file(data, data + size - kChoiceBytes);
+    const std::vector<uint8_t> whole(data, data + size - kChoiceBytes);
     JpegHeader header;
-    if (!parse_jpeg_header(file, header).ok() || static_cast<int64_t>(header.width) * header.height > kMaxPixels)
+    if (!parse_jpeg_header(whole, header).ok() || static_cast<int64_t>(header.width) * header.height > kMaxPixels)
         return 0;
+    // libjpeg is not given the padding of a file without an end, of which ours would make blocks.
+    const ByteSpan file = without_padding(whole, header.entropy_offset);
     PixelBox box = {0, 0, header.width, header.height};
     if ((choice[4] & 0x80) == 0) {
         box.left = choice[0] % header.width;
