@@ -279,7 +279,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         _metrics(metrics)
         self._seed = RunSeed(fixed.seed, generator, ranks) if path.is_fast or path.is_split_generic else None
         # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
-        vars(self)["seed"] = None if self._seed is None else self._seed.known
+        vars(self)["seed"] = fixed.seed if self._seed is None else self._seed.known
         if service is not None and self._seed is not None and self._seed.known is None:
             warn(
                 "this loader draws its seed, and trials with different seeds share no parts of an input service: give "
@@ -407,7 +407,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def seed(self) -> int | None:
         """Seed of order and augmentation, 0 to 2**64-1; None where it has no effect. One that is drawn is the same on
         all ranks: before the first batch, ranks other than 0 wait for it."""
-        return None if self._seed is None else self._seed.value()
+        given: int | None = vars(self)["seed"]
+        return given if self._seed is None else self._seed.value()
 
     @property
     def collate_fn(self) -> Any:

@@ -46,7 +46,7 @@ _TRAINER = """
 import json, sys, torch, feeder
 dataset = feeder.ShardDataset(sys.argv[1], feeder.transforms.RandomResizedCrop(16))
 loader = feeder.DataLoader(
-    dataset, batch_size=16, shuffle=True, num_workers=2, backend="cpu", persistent_workers=True,
+    dataset, batch_size=16, shuffle=True, seed=1, num_workers=2, backend="cpu", persistent_workers=True,
     worker_options=feeder.WorkerOptions(threads=2, hang_timeout_s=2),
 )
 torch.save([tuple(each.clone() for each in batch) for batch in loader], sys.argv[2])
@@ -82,7 +82,7 @@ def test_a_worker_with_one_stuck_thread_is_replaced_and_every_sample_comes_once(
     )
     assert mark.exists()
     dataset = ShardDataset(shards, RandomResizedCrop(16))
-    expected = list(DataLoader(dataset, batch_size=16, shuffle=True, backend="cpu"))
+    expected = list(DataLoader(dataset, batch_size=16, shuffle=True, seed=1, backend="cpu"))
     batches = torch.load(tmp_path / "batches.pt")
     assert len(batches) == len(expected)
     for batch, wanted in zip(batches, expected, strict=True):
