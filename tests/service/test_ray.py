@@ -201,7 +201,7 @@ def test_a_registry_that_dies_while_it_is_asked_is_asked_again(cluster: RayClust
         "    os.kill(pid, signal.SIGSTOP)\n"
         "    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()\n"
         "    return find(ray, name)\n"
-        "cluster._registry = found\n"
+        "cluster._registry, cluster._ANSWER_S = found, 600.0\n"
         "cluster.directory('feeder', address=sys.argv[1])\n"
     )
     command = [sys.executable, "-c", code, cluster.address, str(registry(cluster))]
@@ -254,7 +254,7 @@ def test_while_the_registry_does_not_answer_loaders_learn_of_the_servers_that_we
         try:
             wait_until(lambda: known.look() or known.problem)
             assert known.problem == "its registry does not answer: GetTimeoutError"
-            later = loader(root, cluster, timeout=20, only=True)
+            later = loader(root, cluster, timeout=600, only=True)
             check_same(copied_epoch(later), expected[0])
             later.close()
         finally:

@@ -41,8 +41,8 @@ with joined(sys.argv[1]):
 _HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 5,  # a machine may be busy
+    "health_check_timeout_ms": 60_000,  # a machine may be busy; of a node that was killed no check needs any time
+    "health_check_failure_threshold": 5,
 }
 
 
