@@ -222,16 +222,21 @@ def test_without_a_server_and_without_local_parts_the_end_is_named(root: Path, t
 def test_a_server_that_answers_nothing_ends_in_a_named_error(
     root: Path, server: ServiceServer, hold: HeldParts, expected: list[list[Any]]
 ) -> None:
+    def epoch(number: int) -> list[Any]:
+        while True:  # until the server has answered in two seconds: the machine may be busy
+            one.set_epoch(number)
+            with contextlib.suppress(feeder.ServiceError):
+                return copied_epoch(one)
+
     one = loader(root, service=feeder.Service(server.service, only=True), timeout=2)
-    check_same(copied_epoch(one), expected[0])
+    check_same(epoch(0), expected[0])
     hold.hold()
     with pytest.raises(
         feeder.ServiceError, match=r"was there for 2 s: server 127\.0\.0\.1:\d+ has not answered \d part"
     ):
         list(one)
     hold.release()
-    one.set_epoch(2)
-    check_same(copied_epoch(one), expected[2])
+    check_same(epoch(2), expected[2])
 
 
 def test_a_refusal_is_in_the_error(root: Path, server: ServiceServer, tmp_path: Path) -> None:
