@@ -103,7 +103,9 @@ _OWN_FOLDER = tempfile.mkdtemp(prefix="feeder-")
 atexit.register(_remove_own_folder, os.getpid())
 
 # What processes of a fork server would each import, at 1.5 s of CPU.
-multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "torch", "tests.support.interrupted_runs"])
+multiprocessing.get_context("forkserver").set_forkserver_preload(
+    ["__main__", "torch", "tests.support.interrupted_runs"]
+)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -77,23 +77,28 @@ def check_with_fault(
 ) -> None:
     """Fails unless epochs are exact, of which one has a fault while the server makes parts of it, and unless that one
     counts as much as without a fault."""
-    while not server.parts():  # it has opened the set, and the loader knows it
-        one.set_epoch(0)
-        check_same(copied_epoch(one), expected[0])
-    counts = [counts_of(one)]
-    one.set_epoch(1)
-    hold.hold()
-    batches: Iterator[Any] = iter(one)
-    hold.wait()
-    assert server.status()["busy"] == 1
-    fault()
-    check_same([tuple(each.clone() for each in batch) for batch in batches], expected[1])
-    counts.append(counts_of(one))
-    check_same(copied_epoch(one), expected[2])
-    counts.append(counts_of(one))
-    one.set_epoch(1)
-    check_same(copied_epoch(one), expected[1])
-    counts.append(counts_of(one))
+    with pytest.MonkeyPatch.context() as patch, contextlib.closing(HeldParts(hold.path.with_name("local"))) as local:
+        for name, value in local.environment.items():
+            patch.setenv(name, value)
+        while not server.parts():  # it has opened the set, and the loader knows it
+            one.set_epoch(0)
+            check_same(copied_epoch(one), expected[0])
+        counts = [counts_of(one)]
+        one.set_epoch(1)
+        hold.hold()
+        local.hold()  # else local workers may make all parts before the server gets one
+        batches: Iterator[Any] = iter(one)
+        hold.wait()
+        local.release()
+        assert server.status()["busy"] == 1
+        fault()
+        check_same([tuple(each.clone() for each in batch) for batch in batches], expected[1])
+        counts.append(counts_of(one))
+        check_same(copied_epoch(one), expected[2])
+        counts.append(counts_of(one))
+        one.set_epoch(1)
+        check_same(copied_epoch(one), expected[1])
+        counts.append(counts_of(one))
     with_fault, _, without = np.diff(counts, axis=0).tolist()
     assert with_fault == without
 

@@ -1,4 +1,4 @@
-"""An op that holds the parts of a server, and of nobody else, as long as a test likes."""
+"""An op that holds the parts of a server, or of a loader's workers, as long as a test likes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ def held(image: Any) -> Any:
 
 
 class HeldParts:
-    """Holds the parts of a server, once it is told to.
+    """Holds the parts of a process and its children, once it is told to.
 
     Args:
         path: A file for it.
 
     Attributes:
-        environment: Variables for the server.
+        environment: Variables for the process.
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
         self.environment = {_VARIABLE: str(path)}
-        self._path = path
+        self.path = path
         self._file = open(path, "wb")
 
     def hold(self) -> None:
@@ -45,11 +46,11 @@ class HeldParts:
         self._before = self.images()
 
     def images(self) -> int:
-        """Number of images that the server has begun."""
-        return self._path.stat().st_size
+        """Number of images that were begun."""
+        return self.path.stat().st_size
 
     def wait(self, images: int = 1) -> None:
-        """Returns once the server has begun so many images that are held."""
+        """Returns once so many images were begun that are held."""
         wait_until(lambda: self.images() >= self._before + images)
 
     def release(self) -> None:
