@@ -37,9 +37,9 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset
 
-from feeder.decoders.registry import dali_is_installed
+from feeder.decoders.registry import Dali, dali_is_installed
 from feeder.loader.group_store import group_store, is_initialized, within
-from feeder.loader.options import Dali, WorkerOptions
+from feeder.loader.options import WorkerOptions
 from feeder.loader.stateful import method_of
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size

@@ -11,9 +11,11 @@ import torch
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.options import Dali, Metrics, Service, ToDevice, WorkerOptions
+from feeder.loader.options import Metrics, ToDevice, WorkerOptions
+from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window

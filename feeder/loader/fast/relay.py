@@ -34,9 +34,9 @@ from feeder.loader.fast.relay_claims import Claims
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
-from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.work_json import work_data
+from feeder.loader.service_options import ServiceOptions
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import BEAT_S, Frame, Kind
 
@@ -362,7 +362,7 @@ class _Relay:
 
     def _fail(self, asked: AskedPart) -> None:
         error = ServiceError(
-            f"no server of the service {self._options.place!r} was there for {self._options.timeout_s:g} s: "
+            f"no server of the service {self._options.name!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
         )
         self._finish(asked, PartReport(), error)

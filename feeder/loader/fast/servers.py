@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.service_directory import Directory
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import ServiceOptions
 from feeder.service.frames import Frame, peer_versions
 from feeder.system.text import count, say
 
@@ -138,4 +138,4 @@ class Servers(Generic[R]):
         """Says on standard error, once, what keeps a server from being of use."""
         if text not in self._told:
             self._told.add(text)
-            say(f"feeder: service {self._options.place!r}: {text}", file=sys.stderr)
+            say(f"feeder: service {self._options.name!r}: {text}", file=sys.stderr)
