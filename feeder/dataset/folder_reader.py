@@ -98,7 +98,8 @@ class FolderReader:
         self.root = root
         self._members = members
         self.exif = exif
-        self._path_data, self._path_start = path_data, path_start
+        self._path_data = path_data
+        self._path_start = path_start
         self.relabel(labels, classes)
 
     @property
@@ -150,7 +151,8 @@ class FolderReader:
         A file that can't be read or is no image counts as 1x1; reading the sample says what is wrong with it.
         """
         if self._sizes is None or self._turns is None:
-            self._sizes, self._turns = np.zeros((len(self), 2), np.uint16), np.ones(len(self), np.uint8)
+            self._sizes = np.zeros((len(self), 2), np.uint16)
+            self._turns = np.ones(len(self), np.uint8)
         samples = len(self) if ids is None else len(ids)
         with ThreadPoolExecutor(_MEASURING_THREADS) as pool:
             for first in range(0, samples, _LISTED_AT_ONCE):  # map() submits all that it is given at once
@@ -304,7 +306,9 @@ class FolderReader:
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
-        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
+        self._labels = labels
+        self.label_dtype = label_dtype(labels)
+        self.classes = classes
 
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """See :meth:`Reader.shard_sizes`."""

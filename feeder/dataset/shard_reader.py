@@ -85,7 +85,8 @@ class ShardReader(ShardFields):
                 add_codebooks(self.index.codebooks)
         self.exif = exif
         self.mirror = mirror
-        self.classes, self.label_dtype = classes, self.index.label_dtype
+        self.classes = classes
+        self.label_dtype = self.index.label_dtype
         self._labels: npt.NDArray[Any] | None = None  # those that the samples were given in place of their own
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
@@ -393,7 +394,9 @@ class ShardReader(ShardFields):
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
-        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
+        self._labels = labels
+        self.label_dtype = label_dtype(labels)
+        self.classes = classes
 
     def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
@@ -512,7 +515,8 @@ def _shard_reader(
             f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "
             "earlier index and shards and go on"
         )
-    reader.made_ns, reader.field_of = made_ns, field_of
+    reader.made_ns = made_ns
+    reader.field_of = field_of
     if labels is not None:
         reader.relabel(labels, classes)
     return reader

@@ -260,7 +260,8 @@ class _Draws:
     """An endless sampler with a random state of its own."""
 
     def __init__(self, samples: int, batch_size: int | None) -> None:
-        self._samples, self._batch_size = samples, batch_size
+        self._samples = samples
+        self._batch_size = batch_size
 
     def __len__(self) -> int:
         return 1 << 30

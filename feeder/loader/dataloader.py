@@ -404,7 +404,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if "_shown_collate" not in vars(self):
             return function
         shown, lost = self._shown_collate, self._lost_in_torchs()
-        shown.given, shown.lost = function, lost
+        shown.given = function
+        shown.lost = lost
         has_order = path.is_fast or path.is_split_generic
         return shown if lost or (has_order and not self._keeps_order) else function
 

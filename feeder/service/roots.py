@@ -51,7 +51,8 @@ class Roots:
         beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._functions = AllowedFunctions(modules)
-        self.listings, self._beat = Listings(), beat
+        self.listings = Listings()
+        self._beat = beat
         roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")

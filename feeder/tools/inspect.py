@@ -183,10 +183,12 @@ class _Distribution:
     lose as many of their last binary digits as it takes to have no more."""
 
     def __init__(self) -> None:
-        self._values, self._counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        self._values = np.zeros(0, np.uint64)
+        self._counts = np.zeros(0, np.int64)
         self._waiting: list[npt.NDArray[np.uint64]] = []
         self._waits = self._dropped = 0
-        self._least, self._largest = 1 << 64, 0
+        self._least = 1 << 64
+        self._largest = 0
 
     def add(self, numbers: npt.NDArray[Any]) -> None:
         """Counts numbers, int [N] from 0 on."""
@@ -194,7 +196,8 @@ class _Distribution:
             return
         self._waiting.append(numbers.astype(np.uint64))
         self._waits += len(numbers)
-        self._least, self._largest = min(self._least, int(numbers.min())), max(self._largest, int(numbers.max()))
+        self._least = min(self._least, int(numbers.min()))
+        self._largest = max(self._largest, int(numbers.max()))
         if self._waits >= DISTINCT:
             self._merge()
 
@@ -212,7 +215,8 @@ class _Distribution:
         new = np.concatenate([np.zeros(0, np.uint64), *self._waiting]) >> np.uint64(self._dropped)
         counts = np.concatenate([self._counts, np.ones(len(new), np.int64)])
         self._set(np.concatenate([self._values, new]), counts)
-        self._waiting, self._waits = [], 0
+        self._waiting = []
+        self._waits = 0
         while len(self._values) > DISTINCT:
             self._dropped += 1
             self._set(self._values >> np.uint64(1), self._counts)

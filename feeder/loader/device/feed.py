@@ -55,9 +55,12 @@ class DeviceFeed(Generic[_T]):
     ) -> None:
         assert options.target is not None
         self._meter = Meter() if meter is None else meter
-        self._source, self._complete = source, complete
-        self._device, self._ahead = options.target, options.ahead
-        self._stream, self._put = None if options.stream is None else options.stream.get(), options.put
+        self._source = source
+        self._complete = complete
+        self._device = options.target
+        self._ahead = options.ahead
+        self._stream = None if options.stream is None else options.stream.get()
+        self._put = options.put
         self._ready: collections.deque[tuple[_T, Any, Any]] = collections.deque()
         # Sources of copies that may not be done: their slots must stay.
         self._reading: collections.deque[tuple[Any, Any, Any]] = collections.deque()

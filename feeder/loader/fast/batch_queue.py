@@ -113,7 +113,10 @@ class BatchQueue:
     def __init__(
         self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: IteratorLock
     ) -> None:
-        self._engine, self._timeout_s, self._batch_size, self._use = engine, timeout_s, batch_size, use
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._batch_size = batch_size
+        self._use = use
         self._requests = requests
         self._waiting: Request | None = None
         self._queue: collections.deque[_Making] = collections.deque()

@@ -123,7 +123,9 @@ class _PartViews:
     """
 
     def __init__(self, layout: Layout, whole: npt.NDArray[np.uint8], work: Work) -> None:
-        self._layout, self._whole, self._work = layout, whole, work
+        self._layout = layout
+        self._whole = whole
+        self._work = work
         self._slots = [SlotView.of(layout, memory) for memory in whole]
         self._kept: dict[tuple[int, int, int], SlotView] = {}
 

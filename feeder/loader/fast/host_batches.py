@@ -25,7 +25,8 @@ class HostBatches:
     """
 
     def __init__(self, epoch: Epoch, use: IteratorLock) -> None:
-        self._epoch, self._engine = epoch, epoch.engine
+        self._epoch = epoch
+        self._engine = epoch.engine
         self._queue: BatchQueue | None = None
         self._decoding: DecodeFeed | None = None
         self._refusal: Exception | None = None

@@ -49,7 +49,8 @@ class FastIterator:
     def begin(self, epoch: Epoch) -> None:
         """Starts to make the batches of an epoch; a second time only after :meth:`give_up`."""
         self._use.is_over = False
-        self._epoch, self._progress = epoch, epoch.progress
+        self._epoch = epoch
+        self._progress = epoch.progress
         self._asked_ns = time.monotonic_ns()
         self._given_ns = 0
         self._host = HostBatches(epoch, self._use)

@@ -60,9 +60,13 @@ class PartRunner:
         samples: int,
         recipe: Recipe,
     ) -> None:
-        self._reader, self._subsets, self._native, self._samples = reader, subsets, native, samples
+        self._reader = reader
+        self._subsets = subsets
+        self._native = native
+        self._samples = samples
         assert recipe.base_size is not None
-        self._size, self._crops_first = recipe.base_size, recipe.crops_first
+        self._size = recipe.base_size
+        self._crops_first = recipe.crops_first
         self._pause = 0
 
     @classmethod

@@ -82,15 +82,19 @@ class _Relay:
         work: Work,
         options: ServiceOptions,
     ) -> None:
-        self._channel, self._board, self._view_of = channel, board, view_of
-        self._work, self._options = work, options
+        self._channel = channel
+        self._board = board
+        self._view_of = view_of
+        self._work = work
+        self._options = options
         self._receiver = PartReceiver(work)
         self._servers: Servers[PartRequest] = Servers(options, work_data(work), self._buffers)
         self._claims = Claims(board, 0 if options.only else options.local_workers)
         self._idle_rows = deque(rows)
         self._asked: dict[int, AskedPart] = {}
         self._returned: dict[int, AskedPart] = {}
-        self._poll, self._polled = select.poll(), dict[int, int]()
+        self._poll = select.poll()
+        self._polled = dict[int, int]()
         now = time.monotonic()
         self._next_s = self._looked_s = self._late_s = now
         self._answered_s = now  # when a server answered, or parts began to wait for one

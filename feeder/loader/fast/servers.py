@@ -35,7 +35,9 @@ class Servers(Generic[R]):
     def __init__(
         self, options: ServiceOptions, work: bytes, place: Callable[[R, dict[str, Any]], Sequence[memoryview]]
     ) -> None:
-        self._options, self._work, self._place = options, work, place
+        self._options = options
+        self._work = work
+        self._place = place
         self._directory = Directory(options)
         self._links: dict[tuple[str, int], ServerLink[R]] = {}
         self._not_before: dict[tuple[str, int], float] = {}

@@ -149,7 +149,8 @@ class Directory:
                 return
             servers = [(str(host), int(port)) for host, port in found["servers"][:_MOST_SERVERS]]
             self._pause_s = _RESTART_S
-            self.token, self.servers = str(found["token"]), servers
+            self.token = str(found["token"])
+            self.servers = servers
             self.problem = str(found.get("problem", "" if servers else "it has no server now"))
         except (ValueError, TypeError, KeyError):
             self.problem = "what names its servers is damaged"

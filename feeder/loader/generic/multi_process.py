@@ -254,7 +254,9 @@ class WorkersIterator(_BaseDataLoaderIter):
             if self._last_worker != last:
                 raise ArgumentError("the dataset gives other samples than when the state was saved")
         else:
-            progress.main, progress.step, progress.last_worker = main, self._num_yielded, last
+            progress.main = main
+            progress.step = self._num_yielded
+            progress.last_worker = last
             self._turn = (last + 1) % self._num_workers
             self._fill()
         since = state["_steps_since_snapshot"]
@@ -361,8 +363,10 @@ class WorkersIterator(_BaseDataLoaderIter):
         self._last_worker = pending.worker
         progress.since += 1
         if pending.main is not None and is_prefix:
-            progress.main, progress.since = pending.main, 0
-            progress.step, progress.last_worker = self._num_yielded + 1, pending.worker
+            progress.main = pending.main
+            progress.since = 0
+            progress.step = self._num_yielded + 1
+            progress.last_worker = pending.worker
             progress.workers = self._batches.states()
         if self._pin_memory:  # tensors in page-locked slots stay where they are
             data = pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]

@@ -137,7 +137,8 @@ class _Server:
         self._server.set_app(prometheus_client.make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        self.address, self.port = address, int(self._server.server_port)
+        self.address = address
+        self.port = int(self._server.server_port)
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
 

@@ -105,7 +105,9 @@ class _Local(threading.local):
         self.pid = os.getpid()
         self.files: OrderedDict[str, _File] = OrderedDict()
         self.link: Link | None = None
-        self.hits, self.told, self.tells = 0, time.monotonic(), True
+        self.hits = 0
+        self.told = time.monotonic()
+        self.tells = True
 
     def close_retired(self) -> None:
         """Closes files that have left the cache: they take room on its disk for as long as somebody has them open."""
@@ -129,7 +131,9 @@ class CacheMirror:
     """
 
     def __init__(self, folder: str, options: FetchOptions, target: str = FETCHER) -> None:
-        self.folder, self.options, self._target = folder, options, target
+        self.folder = folder
+        self.options = options
+        self._target = target
         self._place = str(Url.parse(options.url)) if is_remote(options.url) else options.url
         self._local = _Local()
         self._counts: dict[str, int] = {}
@@ -212,7 +216,8 @@ class CacheMirror:
             local.link.send({"hits": local.hits})
         except (ConnectionError, StoreError):  # nobody waits for it, so it is not tried again and again
             local.tells = False
-        local.hits, local.told = 0, time.monotonic()
+        local.hits = 0
+        local.told = time.monotonic()
 
     def counts(self) -> dict[str, int]:
         """Returns the fetcher's counts, those of :meth:`feeder.shard.cache.fetcher.Fetcher.stats`; where it can't be

@@ -225,7 +225,9 @@ class SetHeader:
 
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
         self._file = HeaderFile(path, mirror)
-        self._shown, self.hash, self._end = self._file.shown, self._file.hash, self._file.head_end
+        self._shown = self._file.shown
+        self.hash = self._file.hash
+        self._end = self._file.head_end
         try:
             self._take(self._file.head)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -256,8 +258,11 @@ class SetHeader:
             image_of=None if origin is None else ImageOf(bytes.fromhex(origin[0]).hex(), int(origin[1])),
         )
 
-        self.samples, self.shards, self.size_bytes = (int(head[name]) for name in ("samples", "shards", "size_bytes"))
-        self.page_shards, self.equal = int(head["page"]), int(head["equal"])
+        self.samples = int(head["samples"])
+        self.shards = int(head["shards"])
+        self.size_bytes = int(head["size_bytes"])
+        self.page_shards = int(head["page"])
+        self.equal = int(head["equal"])
         pattern = head["pattern"]
         self._pattern = None if pattern is None else (str(pattern[0]), int(pattern[1]), str(pattern[2]))
 

@@ -255,7 +255,8 @@ class ShardIndex:
         fetch: Callable[[str, int, bytes], memoryview] | None = None,
         descriptor: int | None = None,
     ) -> None:
-        self.path, self._fetch = path, fetch
+        self.path = path
+        self._fetch = fetch
 
         try:
             opened = open_regular(path) if descriptor is None else descriptor
@@ -289,7 +290,8 @@ class ShardIndex:
         try:
             if head["version"] != _VERSION:
                 raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
-            self.samples, self.is_wide = int(head["samples"]), bool(head["is_wide"])
+            self.samples = int(head["samples"])
+            self.is_wide = bool(head["is_wide"])
             self.tar_bytes = int(head["tar_bytes"])
             self.fields = tuple(str(name) for name in head["fields"])
             self.targets = tuple(str(name) for name in head["targets"])

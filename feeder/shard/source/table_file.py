@@ -165,7 +165,9 @@ class _Unusable(Exception):
 
     def __init__(self, reason: str, path: str | None = None, *, is_bad: bool = True) -> None:
         super().__init__(reason)
-        self.reason, self.path, self.is_bad = reason, path, is_bad
+        self.reason = reason
+        self.path = path
+        self.is_bad = is_bad
 
 
 class _Listing:
