@@ -22,7 +22,7 @@ from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
 from feeder.loader.collate_errors import ShownCollate, given_collate, without
-from feeder.loader.device.static_buffers import StaticBuffers
+from feeder.loader.device.feed import StaticBuffers
 from feeder.loader.fast.fast_path import FastPath
 from feeder.loader.fast.history import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.fast.position import Place
