@@ -90,11 +90,17 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         relay(channel, board, rows, view_of, work)
         return
 
+    board.beat(number)
+    waits.beat = lambda: board.beat(number)
+    _make_parts(channel, board, number, view_of, work)
+
+
+def _make_parts(
+    channel: socket.socket, board: Board, number: int, view_of: Callable[[Part], SlotView], work: Work
+) -> None:
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)
-    board.beat(number)
-    waits.beat = lambda: board.beat(number)
     work.meter = board.meter(number)
     idle_from = time.perf_counter_ns()
 
