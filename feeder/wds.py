@@ -81,18 +81,17 @@ def decoder(
     if not isinstance(field, (str, type(None))):
         raise ArgumentError(f"field must be the name of an image's field, such as 'jpg', got {field!r}")
 
-    return ImageDecoder(recipe, field, seed, epoch, backend, fidelity)
+    return ImageDecoder(recipe, field, seed, epoch, (backend, fidelity))
 
 
 class ImageDecoder:
     """Decodes the images of samples; made by :func:`decoder`."""
 
-    def __init__(self, recipe: Recipe, field: str | None, seed: int, epoch: int, backend: str, fidelity: str) -> None:
+    def __init__(self, recipe: Recipe, field: str | None, seed: int, epoch: int, options: tuple[str, str]) -> None:
         self._recipe = recipe
         self._seed = seed
         self._first_epoch = epoch
-        self._backend = backend
-        self._fidelity = fidelity
+        self._options = options
         self._fields = None if field is None else field.split(";")
         # Passes begun by each worker; entry 0 is of processes that are no worker.
         self._passes = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
@@ -182,7 +181,7 @@ class ImageDecoder:
 
         epoch = self._epoch(caller)
         recipe = self._recipe.at(None, epoch)
-        decoder = thread_decoder(self._backend, recipe, 1, self._fidelity)
+        decoder = thread_decoder(recipe, *self._options)
         ids = [sample["__key__"] for sample in samples]
         return decode_batch(decoder, recipe, images, ids, self._seed, epoch, at, name)
 

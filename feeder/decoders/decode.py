@@ -73,7 +73,7 @@ def decode(
     """
     recipe = Recipe.of(transform).at(None, epoch)
     check_recipe(recipe)
-    decoder = thread_decoder(backend, recipe, threads, fidelity)
+    decoder = thread_decoder(recipe, backend, fidelity, threads)
     return decode_batch(decoder, recipe, images, ids, seed, epoch, _at, _name, out)
 
 
@@ -127,7 +127,7 @@ def sample_id(key: str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def thread_decoder(backend: str, recipe: Recipe, threads: int, fidelity: str) -> Decoder:
+def thread_decoder(recipe: Recipe, backend: str, fidelity: str, threads: int = 1) -> Decoder:
     """Returns this thread's decoder for these options; to find one by name takes longer than to decode ten images."""
     check_backend(backend)
     options = backend, threads, fidelity, os.getpid()

@@ -262,19 +262,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         self._keeps_order = False
         self._told: tuple[int, int] | None = _NOTHING_TOLD
-        self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
-        threads = self._workers.threads
-        if isinstance(num_workers, str):
-            work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
-            self._workers_choice = self._choose_workers(
-                num_workers, threads if isinstance(threads, int) else None, *work
-            )
-            num_workers, threads = self._workers_choice.num_workers, self._workers_choice.worker_threads
-        elif threads == "auto":
-            threads = threads_for(num_workers) if path.is_fast else 1
-        if threads != self._workers.threads:
-            self.worker_options = dataclasses.replace(self._workers, threads=threads)
+        work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
+        num_workers = self._settle_workers(num_workers, *work)
         has_service_alone = service is not None and not num_workers and prefetch_factor is not None
         if has_service_alone and prefetch_factor is not None and prefetch_factor < 1:
             raise ArgumentError(f"prefetch_factor must be 1 or more, got {prefetch_factor}")
@@ -339,7 +329,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             num_workers=self.num_workers,
             drop_last=self.drop_last,
             prefetch_factor=self.prefetch_factor,
-            prefetch_is_given=self._prefetch_is_given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
+            prefetch_is_given="prefetch_factor" in self._given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
             persistent_workers=self.persistent_workers,
             timeout_s=self.timeout,
             hang_timeout_s=hang_timeout_s,
@@ -456,21 +446,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """URL of the metrics; None if they are not served."""
         return None if self._metrics_page is None else self._metrics_page.url
 
-    def _choose_workers(
+    def _settle_workers(
         self,
-        given: str,
-        threads: int | None,
+        given: int | str,
         dataset: Any,
         batch_size: int | None,
         batch_sampler: Any,
         collate_fn: Any,
         init: Any,
         context: Any,
-    ) -> WorkersChoice:
-        """Returns the number of workers that "auto" stands for, and of their threads; None: these are to be chosen."""
+    ) -> int:
+        """Returns the number of workers, and notes that of their threads: measured ones in place of "auto"."""
+        threads = self._workers.threads
+        is_fast = self._path_choice.is_fast
+        if not isinstance(given, str):
+            if threads == "auto":
+                self._set_threads(threads_for(given) if is_fast else 1)
+            return given
         if given != "auto":
             raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
-        arguments, is_fast = {"worker_init_fn": init, "multiprocessing_context": context}, self._path_choice.is_fast
+
+        arguments = {"worker_init_fn": init, "multiprocessing_context": context}
         if is_fast:
             names = ("backend", "fidelity", "sizes", "worker_options")
             arguments |= {name: getattr(self, name) for name in names}
@@ -478,15 +474,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32
-        return choose_workers(
+        choice = self._workers_choice = choose_workers(
             DataLoader,
             dataset,
             batch_size,
             fast=is_fast,
             device=self._target_device,
-            threads=threads,
+            threads=threads if isinstance(threads, int) else None,
             arguments=arguments,
         )
+        self._set_threads(choice.worker_threads)
+        return choice.num_workers
+
+    def _set_threads(self, threads: int) -> None:
+        self.worker_options = dataclasses.replace(self._workers, threads=threads)
 
     @property
     def _fast(self) -> FastPath | None:

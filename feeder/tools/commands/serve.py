@@ -51,8 +51,6 @@ def add(commands: Any) -> None:
     )
 
     _add_nodes(command)
-
-    command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument(
         "--host",
         default=None,
@@ -78,6 +76,7 @@ def add(commands: Any) -> None:
 
 
 def _add_nodes(command: Any) -> None:
+    command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument("--cpus", type=int, metavar="N", help="cores of each node that make parts")
     command.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: all that have the cores)")
     command.add_argument("--job-cpus", type=int, metavar="N", help="most cores of a node that one job gets at a time")

@@ -51,14 +51,6 @@ def add(commands: Any) -> None:
     )
     limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, in place of a size")
     command.add_argument("--no-shuffle", action="store_true", help="keep the source's order")
-    command.add_argument(
-        "--max-file-bytes",
-        type=size_bytes,
-        default="1GiB",
-        metavar="BYTES",
-        help="reject larger files unread (default: %(default)s, the most that can be loaded)",
-    )
-
     _add_encoding(command)
     add_source(command)
 
@@ -80,6 +72,13 @@ def add(commands: Any) -> None:
 
 
 def _add_encoding(command: Any) -> None:
+    command.add_argument(
+        "--max-file-bytes",
+        type=size_bytes,
+        default="1GiB",
+        metavar="BYTES",
+        help="reject larger files unread (default: %(default)s, the most that can be loaded)",
+    )
     command.add_argument(
         "--encode",
         choices=("seekable", "packed", "keep", "jpeg", "raw"),
