@@ -91,7 +91,7 @@ class ImageDecoder:
         self._recipe = recipe
         self._seed = seed
         self._first_epoch = epoch
-        self._options = options
+        self._options = options  # backend and fidelity
         self._fields = None if field is None else field.split(";")
         # Passes begun by each worker; entry 0 is of processes that are no worker.
         self._passes = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")

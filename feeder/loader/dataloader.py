@@ -265,9 +265,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._workers_choice: WorkersChoice | None = None
         work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
         num_workers = self._settle_workers(num_workers, *work)
+
         has_service_alone = service is not None and not num_workers and prefetch_factor is not None
         if has_service_alone and prefetch_factor is not None and prefetch_factor < 1:
             raise ArgumentError(f"prefetch_factor must be 1 or more, got {prefetch_factor}")
+
         super().__init__(
             dataset,
             batch_size,
@@ -292,6 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._fast_path: FastPath | None = None
         self._generic_path = GenericPath(self.num_workers)
         self._metrics_page: MetricsPage | None = None
+
         if path.is_fast:
             self._fast_path = self._make_fast_path()
         else:
@@ -304,6 +307,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._serve_metrics()
 
     def _fixed_options(self) -> FixedOptions:
+        """Returns the options that can't change, from their attributes: past the properties, which show others."""
         given: dict[str, Any] = {name: vars(self).get(name) for name in _FIXED}
         if isinstance(self.service, str):
             given["service"] = Service(self.service)

@@ -134,6 +134,13 @@ def test_bad_options_are_refused(kind: Any, arguments: dict[str, Any]) -> None:
         kind(**arguments)
 
 
+def test_the_device_stays_as_it_was_given(shards: Path) -> None:
+    for dataset in (ShardDataset(shards, CROP_AND_FLIP), torch.arange(4)):
+        loader = DataLoader(dataset, device="cpu")
+        with pytest.raises(ArgumentError, match="device can't be changed"):
+            loader.device = None
+
+
 def test_other_datasets_take_torchs_path() -> None:
     loader = DataLoader(torch.arange(10), batch_size=4)
     assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]

@@ -98,6 +98,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
 def _make_parts(
     channel: socket.socket, board: Board, number: int, view_of: Callable[[Part], SlotView], work: Work
 ) -> None:
+    """Makes parts as they come onto the board, until the trainer's socket closes."""
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)

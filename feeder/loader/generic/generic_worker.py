@@ -333,6 +333,7 @@ class _Worker:
             load_if_stateful(self.fetcher.dataset_iter, state["fetcher_state"]["dataset_iter_state"])
 
     def begun_again(self, shared_seed: int | None, where: str) -> BatchResult:
+        """Begins the next epoch; returns the answer to the trainer, without a batch."""
         try:
             self.seed(shared_seed)
             self.begin(None)

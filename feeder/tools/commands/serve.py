@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -76,6 +77,7 @@ def add(commands: Any) -> None:
 
 
 def _add_nodes(command: Any) -> None:
+    """Adds the options for the nodes, and for what a server takes of its node."""
     command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument("--cpus", type=int, metavar="N", help="cores of each node that make parts")
     command.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: all that have the cores)")
@@ -133,19 +135,24 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.root or arguments.cpus is None or arguments.cpus < 1:
         raise ArgumentError("give --root, below which sets may be read, and --cpus, 1 or more")
-    options = {
-        "window_bytes": arguments.window,
-        "job_cores": arguments.job_cpus,
-        "metrics_port": arguments.metrics_port,
-        "allow_modules": arguments.allow_module,
-        "tcp_only": arguments.tcp_only,
-    }
+
     if arguments.file is not None:
         from feeder.service.local_server import serve_file
+        from feeder.service.server_options import ServerOptions
 
-        host = arguments.host or "127.0.0.1"
-        serve_file(arguments.file, arguments.root, arguments.cpus, host, **options)
+        options = ServerOptions(
+            tuple(arguments.root),
+            arguments.cpus,
+            secrets.token_hex(32),
+            arguments.host or "127.0.0.1",
+            window_bytes=arguments.window,
+            job_cores=arguments.job_cpus,
+            modules=tuple(arguments.allow_module),
+            tcp_only=arguments.tcp_only,
+        )
+        serve_file(arguments.file, options, arguments.metrics_port)
         return 0
+
     from feeder.service.cluster import start
 
     found = start(
@@ -155,9 +162,13 @@ def run(arguments: argparse.Namespace) -> int:
         nodes=arguments.nodes,
         address=arguments.address,
         host=arguments.host,
+        window_bytes=arguments.window,
+        job_cores=arguments.job_cpus,
+        metrics_port=arguments.metrics_port,
+        allow_modules=arguments.allow_module,
+        tcp_only=arguments.tcp_only,
         labels=dict(arguments.label),
         resources=dict(arguments.resource),
-        **options,
     )
     if arguments.json:
         say(json.dumps(found))

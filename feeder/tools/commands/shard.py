@@ -72,6 +72,7 @@ def add(commands: Any) -> None:
 
 
 def _add_encoding(command: Any) -> None:
+    """Adds the options for the files of the set."""
     command.add_argument(
         "--max-file-bytes",
         type=size_bytes,
@@ -164,6 +165,7 @@ def add_source(command: Any) -> None:
 
 
 def _add_columns(command: Any) -> None:
+    """Adds the options for the columns of a manifest."""
     command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
     command.add_argument(
         "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
