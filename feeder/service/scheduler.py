@@ -6,7 +6,7 @@ import hashlib
 import selectors
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -221,7 +221,7 @@ class Scheduler:
         self.memory.give_back()
         used = {client.wanted for client in self._clients} | {task.digest for task in self._tasks.values()}
         for digest in [digest for digest in self._works if digest not in used]:
-            if len(self._works) > _KNOWN_WORKS or _bytes_of(self._works.values()) > _WORK_BYTES:
+            if len(self._works) > _KNOWN_WORKS or sum(each.size_bytes for each in self._works.values()) > _WORK_BYTES:
                 del self._works[digest]
 
     def close(self) -> None:
@@ -345,10 +345,6 @@ def _size(value: Any) -> tuple[int, int] | None:
         return None if value is None else size_from_json(value)
     except ArgumentError as error:
         raise ProtocolError(str(error)) from None
-
-
-def _bytes_of(works: Iterable[KnownWork]) -> int:
-    return sum(each.size_bytes for each in works)
 
 
 class _JobCounts:

@@ -211,12 +211,14 @@ class ReadAhead:
         self._progress = weakref.ref(progress)
         self._moved = progress.moved
         self._is_over = threading.Event()
+
         self._chunk = max(1, _CHUNK_SAMPLES // split.batch_size)  # batches
         samples = split.batch_size * split.world_size
         self._made = made
         needed = -(-_looked_ahead(order) // samples) + made + 1  # steps
         self._together = max(1, min(self._chunk, needed // _TOGETHER))
         self._ahead = needed + self._together - 1
+
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
         per_index = self._steps_per_index() if takes_rows else {}
         fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())

@@ -87,6 +87,7 @@ class _Relay:
         self._view_of = view_of
         self._work = work
         self._options = options
+
         self._receiver = PartReceiver(work)
         self._servers: Servers[PartRequest] = Servers(options, work_data(work), self._buffers)
         self._claims = Claims(board, 0 if options.only else options.local_workers)
@@ -95,6 +96,7 @@ class _Relay:
         self._returned: dict[int, AskedPart] = {}
         self._poll = select.poll()
         self._polled = dict[int, int]()
+
         now = time.monotonic()
         self._next_s = self._looked_s = self._late_s = now
         self._answered_s = now  # when a server answered, or parts began to wait for one

@@ -151,6 +151,7 @@ class SplitOrder:
         self._seed = seed
         self._stored_order = goes_by_shard(order.shuffle)
         self.skip = skip
+
         self._gaps = EpochGaps()
         self.padded: list[int] = []
         self.fixed_epoch: int | None = None

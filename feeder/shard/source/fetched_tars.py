@@ -106,7 +106,7 @@ def _members(store: Store, entry: Entry) -> TarMembers:
     """Lists a tar in a store, with the fields that labels may come from; passes over large members."""
     found = TarMembers([], {})
     left = _LABELS_BYTES
-    with _open_object(store, entry, _REQUEST_BYTES) as file:
+    with io.BufferedReader(_StoreFile(store, entry), _REQUEST_BYTES) as file:
         for member in members_of(file, entry.size_bytes):
             found.members.append(member)
             if not isinstance(member, Member) or member.size > min(left, _LABEL_BYTES):
@@ -126,18 +126,9 @@ def compressed_error(path: str) -> SourceError:
     return SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
 
 
-def _open_object(store: Store, entry: Entry, request_bytes: int) -> io.BufferedReader:
-    """Opens an object for reading.
-
-    Args:
-        store: Its store.
-        entry: Its entry.
-        request_bytes: Bytes that are asked for at a time; what lies within the last ones costs no request.
-    """
-    return io.BufferedReader(_StoreFile(store, entry), request_bytes)
-
-
 class _StoreFile(io.RawIOBase):
+    """An object of a store as a file. What lies within a buffer around it costs no further request."""
+
     def __init__(self, store: Store, entry: Entry) -> None:
         self._store = store
         self._entry = entry

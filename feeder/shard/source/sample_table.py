@@ -155,10 +155,12 @@ class SampleTable:
         if self.targets:
             targets = np.frombuffer(self._target, np.float32).reshape(-1, len(self.targets))
             found._target = array("f", targets[ids].tobytes())
+
         starts, places = _gathered(self._part_starts, ids)
         found._part_starts = array("q", starts.tobytes())
         for name in ("_part_fields", "_part_containers", "_part_offsets", "_part_lengths"):
             setattr(found, name, _taken(getattr(self, name), places))
+
         containers = np.frombuffer(found._part_containers, np.int32)
         used = np.unique(containers[containers != OWN_FILE])
         for k, container in enumerate(containers.tolist()):

@@ -103,7 +103,7 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
                     try:
                         yield from batch.to_pylist()
                     except (ValueError, OverflowError):
-                        yield from map(_row, range(first, first + batch.num_rows), _singly(batch))
+                        yield from (_row(first + row, batch.slice(row, 1)) for row in range(batch.num_rows))
                     first += batch.num_rows
             if first - 1 != file.metadata.num_rows:  # pyarrow ends early without an error where a count is damaged
                 raise SourceError(
@@ -151,10 +151,6 @@ def _batch_rows(path: str, group: Any) -> int:
             )
         rows = min(rows, BATCH_BYTES // max(1, size_bytes), BATCH_VALUES // max(1, row_values))
     return max(1, rows)
-
-
-def _singly(batch: Any) -> Iterator[Any]:
-    return (batch.slice(row, 1) for row in range(batch.num_rows))
 
 
 def _row(number: int, batch: Any) -> dict[str, Any] | str:
