@@ -27,7 +27,8 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from feeder.loader.dataloader import DataLoader
-    from feeder.loader.options import Dali, Metrics, Service, ToDevice, WorkerOptions
+    from feeder.loader.options import Metrics, ToDevice, WorkerOptions
+    from feeder.loader.service_options import Service
     from feeder.order.buckets import Buckets
     from feeder.order.lanes import Lanes
     from feeder.order.sample_order import Window
@@ -84,7 +85,7 @@ __all__ = [
 _HOMES = {
     "Buckets": "feeder.order.buckets",
     "CsvWriter": "feeder.tools.training.device_log",
-    "Dali": "feeder.loader.options",
+    "Dali": "feeder.decoders.registry",
     "DataLoader": "feeder.loader.dataloader",
     "DeviceLog": "feeder.tools.training.device_log",
     "FolderDataset": "feeder.dataset.folders",
@@ -92,7 +93,7 @@ _HOMES = {
     "ShardDataset": "feeder.dataset.shards",
     "Lanes": "feeder.order.lanes",
     "Metrics": "feeder.loader.options",
-    "Service": "feeder.loader.options",
+    "Service": "feeder.loader.service_options",
     "ToDevice": "feeder.loader.options",
     "Skip": "feeder.order.skip",
     "Window": "feeder.order.sample_order",

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.utils.data import get_worker_info
 
-from feeder.decoders.decode import check_backend, check_recipe, decode_named
+from feeder.decoders.decode import check_backend, check_recipe, decode_batch, thread_decoder
 from feeder.decoders.decoder import MAX_PIXELS, check_options
 from feeder.decoders.image_header import is_image_field
 from feeder.decoders.registry import check_name
@@ -81,14 +81,17 @@ def decoder(
     if not isinstance(field, (str, type(None))):
         raise ArgumentError(f"field must be the name of an image's field, such as 'jpg', got {field!r}")
 
-    return ImageDecoder(recipe, field, seed, epoch, {"backend": backend, "fidelity": fidelity})
+    return ImageDecoder(recipe, field, seed, epoch, (backend, fidelity))
 
 
 class ImageDecoder:
     """Decodes the images of samples; made by :func:`decoder`."""
 
-    def __init__(self, recipe: Recipe, field: str | None, seed: int, epoch: int, options: dict[str, Any]) -> None:
-        self._recipe, self._seed, self._first_epoch, self._options = recipe, seed, epoch, options
+    def __init__(self, recipe: Recipe, field: str | None, seed: int, epoch: int, options: tuple[str, str]) -> None:
+        self._recipe = recipe
+        self._seed = seed
+        self._first_epoch = epoch
+        self._options = options  # backend and fidelity
         self._fields = None if field is None else field.split(";")
         # Passes begun by each worker; entry 0 is of processes that are no worker.
         self._passes = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
@@ -176,8 +179,11 @@ class ImageDecoder:
         def name(row: int) -> str:
             return f"sample {samples[row]['__key__']!r}"
 
-        options = {"ids": [sample["__key__"] for sample in samples], "seed": self._seed, **self._options}
-        return decode_named(images, self._recipe, at, name, epoch=self._epoch(caller), **options)
+        epoch = self._epoch(caller)
+        recipe = self._recipe.at(None, epoch)
+        decoder = thread_decoder(recipe, *self._options)
+        ids = [sample["__key__"] for sample in samples]
+        return decode_batch(decoder, recipe, images, ids, self._seed, epoch, at, name)
 
     def _epoch(self, caller: FrameType) -> int:
         """The epoch of the pass that this frame of webdataset's makes; see Note [Passes over a pipeline]."""

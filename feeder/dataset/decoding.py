@@ -65,7 +65,9 @@ class SampleDecoder:
     """
 
     def __init__(self, reader: Reader, recipe: Recipe | Views, extras: Sequence[Extra]) -> None:
-        self._reader, self._recipe, self._extras = reader, recipe, extras
+        self._reader = reader
+        self._recipe = recipe
+        self._extras = extras
         self._decoder = get_decoder("auto", (*recipe.views, *further_recipes(images_in(extras))))
         self._has_warned = False
 

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -98,7 +98,8 @@ class FolderReader:
         self.root = root
         self._members = members
         self.exif = exif
-        self._path_data, self._path_start = path_data, path_start
+        self._path_data = path_data
+        self._path_start = path_start
         self.relabel(labels, classes)
 
     @property
@@ -150,7 +151,8 @@ class FolderReader:
         A file that can't be read or is no image counts as 1x1; reading the sample says what is wrong with it.
         """
         if self._sizes is None or self._turns is None:
-            self._sizes, self._turns = np.zeros((len(self), 2), np.uint16), np.ones(len(self), np.uint8)
+            self._sizes = np.zeros((len(self), 2), np.uint16)
+            self._turns = np.ones(len(self), np.uint8)
         samples = len(self) if ids is None else len(ids)
         with ThreadPoolExecutor(_MEASURING_THREADS) as pool:
             for first in range(0, samples, _LISTED_AT_ONCE):  # map() submits all that it is given at once
@@ -304,7 +306,9 @@ class FolderReader:
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
-        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
+        self._labels = labels
+        self.label_dtype = label_dtype(labels)
+        self.classes = classes
 
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """See :meth:`Reader.shard_sizes`."""
@@ -352,6 +356,7 @@ class FolderReader:
             if os.path.exists(os.path.join(root, INDEX_NAME)):
                 raise SourceError(f"{root}: this is a shard set; read it with ShardDataset")
             raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
+
         data = bytearray()
         starts: list[int] = [0]
         labels: list[int] = []
@@ -360,6 +365,7 @@ class FolderReader:
         is_labelled = not are_downloads(root, classes)
         if not is_labelled:
             warn(downloads_note(root, classes))
+
         for label, name in enumerate(classes):
             before = len(labels)
             for folder, (files, fields) in sorted(_files(root, name, targets, leave_out, beat).items()):
@@ -376,19 +382,24 @@ class FolderReader:
                 )
         if not labels:
             raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
-        for note in left_out_notes(root, skipped):
+        for note in (*left_out_notes(root, skipped), *_advice(root, classes, likely, len(labels))):
             warn(note)
-        if advice := splits_advice(root, classes):
-            warn(advice)
-        for field, paths in likely.items():
-            if are_worth_a_word(field, len(paths), len(labels)):
-                warn(
-                    f"{root}: images such as {min(paths)} are samples, and look like masks or second images of those "
-                    f"beside them: targets={{{field!r}: T.Mask()}}, or T.Image(), makes them so"
-                )
+
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
         named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
         return cls(root, *arrays, exif=exif, classes=classes if is_labelled else None, members=named)
+
+
+def _advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:
+    """Yields words about class folders that look like splits, and about images that look like members."""
+    if advice := splits_advice(root, classes):
+        yield advice
+    for field, paths in likely.items():
+        if are_worth_a_word(field, len(paths), samples):
+            yield (
+                f"{root}: images such as {min(paths)} are samples, and look like masks or second images of those "
+                f"beside them: targets={{{field!r}: T.Mask()}}, or T.Image(), makes them so"
+            )
 
 
 def _files(

@@ -28,7 +28,8 @@ class JoinedReader:
     """
 
     def __init__(self, readers: Sequence[Reader], *, own_index: bool = False) -> None:
-        self.readers, self.own_index = list(readers), own_index
+        self.readers = list(readers)
+        self.own_index = own_index
         first = self.readers[0]
         for reader in self.readers:
             if reader.label_dtype != first.label_dtype:

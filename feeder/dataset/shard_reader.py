@@ -85,7 +85,8 @@ class ShardReader(ShardFields):
                 add_codebooks(self.index.codebooks)
         self.exif = exif
         self.mirror = mirror
-        self.classes, self.label_dtype = classes, self.index.label_dtype
+        self.classes = classes
+        self.label_dtype = self.index.label_dtype
         self._labels: npt.NDArray[Any] | None = None  # those that the samples were given in place of their own
         self.made_ns = time.time_ns()
         self._local = threading.local()  # a thread's files are closed when the thread or the reader goes
@@ -122,14 +123,7 @@ class ShardReader(ShardFields):
         total = sum(head + end - begin for (head, begin, end), good in zip(ranges, inside, strict=True) if good)
         files = self._own_files()
         stay_open = files.entries.keys() >= entries.keys()  # else some were closed, to open the others
-        if total > len(files.arena):
-            try:
-                files.arena = bytearray(max(total, 2 * len(files.arena)))
-            except MemoryError:
-                at = f"{index.path}: samples {', '.join(index.key(i) for i in ids[:3].tolist())}, ..."
-                raise MemoryError(f"{at}: not enough memory for the {total:,} bytes of {count} images") from None
-
-        view = memoryview(files.arena)
+        view = self._arena(files, total, ids)
         buffers = [view[:0]] * count
         stored_order = np.lexsort((offsets, shards)).tolist()
         if files.advised_parts and total > READ_AHEAD_BYTES:
@@ -143,13 +137,7 @@ class ShardReader(ShardFields):
             shard, offset, length = places[row]
 
             if not inside[row]:
-                errors[row] = self.at(
-                    DecodeError(
-                        f"expected {length} bytes at byte {offset}, but the shard has {size_of[shard]} bytes: it "
-                        "was cut off, or the index is of another shard; run `feeder inspect --verify`"
-                    ),
-                    int(ids[row]),
-                )
+                errors[row] = self.at(_cut_off(length, offset, size_of[shard]), int(ids[row]))
                 continue
 
             if shard != opened:
@@ -176,6 +164,17 @@ class ShardReader(ShardFields):
 
         labels = rows.labels if self._labels is None else self._labels[ids]
         return Encoded(buffers, labels, orientations, sizes, errors, first_rows)
+
+    def _arena(self, files: OpenFiles, size_bytes: int, ids: npt.NDArray[np.int64]) -> memoryview:
+        """Returns this thread's memory for the bytes of some images, made larger where they need it."""
+        if size_bytes > len(files.arena):
+            try:
+                files.arena = bytearray(max(size_bytes, 2 * len(files.arena)))
+            except MemoryError:
+                at = f"{self.index.path}: samples {', '.join(self.index.key(i) for i in ids[:3].tolist())}, ..."
+                needed = f"not enough memory for the {size_bytes:,} bytes of {len(ids)} images"
+                raise MemoryError(f"{at}: {needed}") from None
+        return memoryview(files.arena)
 
     def bring(self, ids: npt.NDArray[np.int64], offsets: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
         """See :meth:`ShardFields.bring`; nothing to do for a local set."""
@@ -393,7 +392,9 @@ class ShardReader(ShardFields):
 
     def relabel(self, labels: npt.NDArray[Any], classes: list[str] | None) -> None:
         """Replaces the labels by ``labels``, int64 [N] or float32 [N] or [N, K], and the class names by ``classes``."""
-        self._labels, self.label_dtype, self.classes = labels, label_dtype(labels), classes
+        self._labels = labels
+        self.label_dtype = label_dtype(labels)
+        self.classes = classes
 
     def shard_sizes(self) -> ShardSizes:
         """See :meth:`Reader.shard_sizes`."""
@@ -512,7 +513,16 @@ def _shard_reader(
             f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "
             "earlier index and shards and go on"
         )
-    reader.made_ns, reader.field_of = made_ns, field_of
+    reader.made_ns = made_ns
+    reader.field_of = field_of
     if labels is not None:
         reader.relabel(labels, classes)
     return reader
+
+
+def _cut_off(length: int, offset: int, size_bytes: int) -> DecodeError:
+    """Returns the error of an image beyond the end of its shard."""
+    return DecodeError(
+        f"expected {length} bytes at byte {offset}, but the shard has {size_bytes} bytes: it was cut off, or the index "
+        "is of another shard; run `feeder inspect --verify`"
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from feeder.dataset.relabel import (
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.target_values import target_values, targets_in
 from feeder.errors import ArgumentError
-from feeder.shard.cache.cache_mirror import open_mirror
+from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
 from feeder.shard.cache.places import refuse_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import recorded_classes
@@ -130,8 +130,19 @@ class ShardDataset(FeederDataset):
         wanted = None if classes == "merge" else classes
 
         exif = applies_exif(exif_orientation)
-        remote = _Remote(cache_dir, cache_bytes, allow_http, allow_private, timeout, fetch_crops)
-        readers = [_opened(each, remote, exif, image_field, wanted, labels, version) for each in paths]
+
+        def mirrored(url: str) -> CacheMirror:
+            options = FetchOptions(
+                url,
+                cache_bytes=cache_bytes,
+                allow_http=allow_http,
+                allow_private=allow_private,
+                timeout_s=timeout,
+                reads_crops=fetch_crops,
+            )
+            return open_mirror(options, cache_dir)
+
+        readers = [_opened(each, mirrored, exif, image_field, wanted, labels, version) for each in paths]
         if len(readers) > 1:
             share_classes(readers, merge=classes == "merge")
 
@@ -164,20 +175,9 @@ def _warn_of_turned(reader: ShardReader, extras: Sequence[Extra]) -> None:
         )
 
 
-class _Remote(NamedTuple):
-    """Options of remote sets, see :class:`ShardDataset`."""
-
-    cache_dir: str | os.PathLike[str] | None
-    cache_bytes: int | None
-    allow_http: bool | None
-    allow_private: bool
-    timeout: float
-    fetch_crops: bool
-
-
 def _opened(
     path: str | os.PathLike[str],
-    remote: _Remote,
+    mirrored: Callable[[str], CacheMirror],
     exif: bool,
     image_field: str | None,
     classes: Sequence[str] | None,
@@ -188,15 +188,7 @@ def _opened(
     folder, mirror = os.fspath(path), None
 
     if is_remote(folder):
-        mirror = open_mirror(
-            folder,
-            cache_dir=remote.cache_dir,
-            cache_bytes=remote.cache_bytes,
-            allow_http=remote.allow_http,
-            allow_private=remote.allow_private,
-            timeout_s=remote.timeout,
-            reads_crops=remote.fetch_crops,
-        )
+        mirror = mirrored(folder)
         index = os.path.join(mirror.folder, mirror.options.index)
     else:
         folder = local_path(folder)

@@ -26,8 +26,10 @@ class PartReader:
     """
 
     def __init__(self, whole: Reader, ids: npt.NDArray[np.int64]) -> None:
-        self.whole, self.ids = whole, ids
-        self.classes, self.label_dtype = whole.classes, whole.label_dtype
+        self.whole = whole
+        self.ids = ids
+        self.classes = whole.classes
+        self.label_dtype = whole.label_dtype
 
     def __len__(self) -> int:
         return len(self.ids)

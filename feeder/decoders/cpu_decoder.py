@@ -143,10 +143,7 @@ class CpuDecoder(Decoder):
 
         others = np.flatnonzero(_for_pillow(statuses, first_rows))
         if len(others):
-            left = [view.take(others) for view in views]
-            result = self._pillow.decode([buffers[row] for row in others.tolist()], orientations[others], left)
-            for view, redone in zip(views, left, strict=True):
-                view.out[others] = redone.out
+            result = self._redone(others, buffers, orientations, views)
             spent_ns[others] = result.spent_ns
             clipped = result.clipped
             is_jpeg = statuses != _native.Status.NOT_JPEG.value
@@ -165,6 +162,20 @@ class CpuDecoder(Decoder):
                 errors[0] = failed
             spent_ns[0, 1] += time.perf_counter_ns() - started
         return DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
+
+    def _redone(
+        self,
+        rows: npt.NDArray[np.int64],
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+    ) -> DecodeResult:
+        """Decodes some images by Pillow, into their rows of the views."""
+        left = [view.take(rows) for view in views]
+        result = self._pillow.decode([buffers[row] for row in rows.tolist()], orientations[rows], left)
+        for view, redone in zip(views, left, strict=True):
+            view.out[rows] = redone.out
+        return result
 
 
 def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:

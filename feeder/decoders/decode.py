@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from feeder.transforms import Draws
 
-__all__ = ["check_backend", "check_recipe", "decode", "decode_named", "sample_id"]
+__all__ = ["check_backend", "check_recipe", "decode", "decode_batch", "sample_id", "thread_decoder"]
 
 _local = threading.local()  # a decoder is for one thread at a time
 
@@ -71,36 +71,33 @@ def decode(
         ArgumentError: for arguments that don't fit each other, images of different sizes, or an op in a wrong place.
         BackendError: for a backend that is not installed, or can't run the recipe.
     """
-    options: dict[str, Any] = {"backend": backend, "threads": threads, "fidelity": fidelity}
-    return decode_named(images, transform, _at, _name, ids=ids, seed=seed, epoch=epoch, out=out, **options)
+    recipe = Recipe.of(transform).at(None, epoch)
+    check_recipe(recipe)
+    decoder = thread_decoder(recipe, backend, fidelity, threads)
+    return decode_batch(decoder, recipe, images, ids, seed, epoch, _at, _name, out)
 
 
-def decode_named(
+def decode_batch(
+    decoder: Decoder,
+    recipe: Recipe,
     images: Iterable[Buffer],
-    transform: Any,
+    ids: Iterable[int] | Iterable[str] | None,
+    seed: int,
+    epoch: int,
     at: Callable[[DecodeError, int], DecodeError],
     name: Callable[[int], str],
-    *,
-    ids: Iterable[int] | Iterable[str] | None = None,
-    seed: int = 0,
-    epoch: int = 0,
     out: torch.Tensor | None = None,
-    backend: str = "cpu",
-    threads: int = 1,
-    fidelity: str = "fast",
 ) -> torch.Tensor:
     """Decodes as :func:`decode` does; ``at`` fills the name of the image at a place into an error, and
     ``name`` says it by itself."""
     from feeder.decoders.tensors import as_tensor
 
-    recipe = Recipe.of(transform).at(None, epoch)
-    check_recipe(recipe)
-    decoder = _decoder(backend, recipe, threads, fidelity)
     buffers = _buffers(images)
     orientations, sizes = _headers(buffers, at)
     draws = recipe.draw(seed, epoch, _ids(ids, len(buffers)), sizes)
     shape = (len(buffers), 3, *_output_size(recipe, draws, name))
     pixels = np.empty(shape, recipe.storage_dtype) if out is None else _array(out, shape, recipe)
+
     result = decoder.decode(buffers, orientations, [View(recipe, draws, pixels)])
     for row, error in enumerate(result.errors):
         if error is not None:
@@ -130,7 +127,7 @@ def sample_id(key: str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def _decoder(backend: str, recipe: Recipe, threads: int, fidelity: str) -> Decoder:
+def thread_decoder(recipe: Recipe, backend: str, fidelity: str, threads: int = 1) -> Decoder:
     """Returns this thread's decoder for these options; to find one by name takes longer than to decode ten images."""
     check_backend(backend)
     options = backend, threads, fidelity, os.getpid()

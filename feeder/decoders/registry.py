@@ -7,6 +7,7 @@ import functools
 import importlib
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "Dali",
     "available_decoders",
     "check_name",
     "dali_is_installed",
@@ -26,11 +28,37 @@ __all__ = [
     "get_decoder",
 ]
 
-# Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes the
-# keyword arguments of `get_decoder` and returns a `feeder.decoders.decoder.Decoder`.
+# Another package adds a backend by an entry point "name = module:factory" in this group. The factory takes
+# `threads`, `max_pixels` and `fidelity` as `get_decoder` does and returns a `feeder.decoders.decoder.Decoder`.
 ENTRY_POINT_GROUP = "feeder.decoders"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dali:
+    """The decode backend "dali", with options for a GPU.
+
+    Args:
+        hw_decoder_load: Share of a batch's JPEGs that are left to the hardware JPEG engine of the GPU, 0 to 1. Try
+            which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's
+            default, 0.65.
+        memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU. Larger batches are
+            decoded in parts, and a batch is decoded ahead only where both fit. Finished batches and the decoder's own
+            memory are not counted. None: no limit.
+
+    Raises:
+        ArgumentError: for an argument out of its range.
+    """
+
+    hw_decoder_load: float | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.hw_decoder_load is not None and not 0.0 <= self.hw_decoder_load <= 1.0:
+            raise ArgumentError(f"Dali(hw_decoder_load=...) must be 0 to 1, got {self.hw_decoder_load}")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
+            raise ArgumentError(f"Dali(memory_limit_bytes=...) must be at least 1, got {self.memory_limit_bytes}")
 
 
 class BuiltIn(NamedTuple):
@@ -51,6 +79,7 @@ BUILT_IN = {
 # same recipe, so all choose alike; nothing is measured.
 _AUTO = ("cpu", "pillow")
 _AUTO_ON_CUDA = ("dali", *_AUTO)
+_ON_CUDA = ("cuda", "dali")
 
 
 def decoder_names() -> tuple[str, ...]:
@@ -75,30 +104,26 @@ def check_name(name: str) -> None:
 
 
 def get_decoder(
-    name: str = "auto",
+    name: str | Dali = "auto",
     recipe: Recipe | Views | tuple[Recipe, ...] | None = None,
     *,
     threads: int = 1,
     max_pixels: int = MAX_PIXELS,
     fidelity: str = "fast",
     device: str = "cpu",
-    gpu_memory_limit_bytes: int | None = None,
-    hw_decoder_load: float | None = None,
 ) -> Decoder:
     """Makes a backend. A backend named explicitly never falls back to another.
 
     Args:
         name: "cpu", "pillow", "dali", "cuda", the name of an installed entry point, or "auto": the first of these that
             is installed and can run the recipe: "dali" where the batches are wanted on a CUDA device, the native
-            backend "cpu", "pillow".
+            backend "cpu", "pillow". :class:`Dali` is "dali" with options.
         recipe: The recipe, the views, or several recipes that the backend must be able to run.
         threads: Number of threads for one batch.
         max_pixels: Larger images are refused.
         fidelity: "fast", "exact" for Pillow's pixels to about one level, or "draft", which decodes at half or quarter
             size what becomes smaller still, where the backend can.
         device: Destination of the batches: "cpu", or a CUDA device. "dali" and "cuda" decode on a GPU.
-        gpu_memory_limit_bytes: Limit for decoded images on the GPU, before they are cropped; None for no limit.
-        hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for the backend's default.
 
     Raises:
         ArgumentError: if there is no backend of that name.
@@ -106,11 +131,14 @@ def get_decoder(
     """
     check_options(max_pixels, threads, fidelity)
     options: dict[str, Any] = {"threads": threads, "max_pixels": max_pixels, "fidelity": fidelity}
-    on_cuda: dict[str, Any] = {"device": device, "gpu_memory_limit_bytes": gpu_memory_limit_bytes}
-    on_dali = on_cuda | {"hw_decoder_load": hw_decoder_load}
 
     if name != "auto":
-        decoder = _make(name, options | {"cuda": on_cuda, "dali": on_dali}.get(name, {}))
+        if isinstance(name, Dali):
+            options["options"] = name
+            name = "dali"
+        if name in _ON_CUDA:
+            options["device"] = device
+        decoder = _make(name, options)
         recipes = () if recipe is None else recipe if isinstance(recipe, tuple) else recipe.views
         for each in recipes:
             decoder.check(each)
@@ -120,7 +148,7 @@ def get_decoder(
     candidates = _AUTO_ON_CUDA if device.startswith("cuda") else _AUTO
     for candidate in candidates:
         try:
-            decoder = get_decoder(candidate, recipe, **options, **on_dali)
+            decoder = get_decoder(candidate, recipe, device=device, **options)
         except BackendError as error:
             reasons.append(str(error))
             continue

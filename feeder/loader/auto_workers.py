@@ -37,9 +37,9 @@ import torch
 from torch import distributed
 from torch.utils.data import IterableDataset
 
-from feeder.decoders.registry import dali_is_installed
+from feeder.decoders.registry import Dali, dali_is_installed
 from feeder.loader.group_store import group_store, is_initialized, within
-from feeder.loader.options import Dali, WorkerOptions
+from feeder.loader.options import WorkerOptions
 from feeder.loader.stateful import method_of
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
@@ -260,7 +260,8 @@ class _Draws:
     """An endless sampler with a random state of its own."""
 
     def __init__(self, samples: int, batch_size: int | None) -> None:
-        self._samples, self._batch_size = samples, batch_size
+        self._samples = samples
+        self._batch_size = batch_size
 
     def __len__(self) -> int:
         return 1 << 30

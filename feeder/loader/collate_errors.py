@@ -70,7 +70,9 @@ class ShownCollate:
     """
 
     def __init__(self, given: Callable[[Any], Any], lost: Sequence[str] = ()) -> None:
-        self.given, self.lost, self._has_warned = given, lost, False
+        self.given = given
+        self.lost = lost
+        self._has_warned = False
 
     def __call__(self, samples: Any) -> Any:
         """Returns the batch of some samples.

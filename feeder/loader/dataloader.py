@@ -18,10 +18,11 @@ import torch.utils.data
 from torch.utils.data import BatchSampler
 from typing_extensions import TypeVar
 
+from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
 from feeder.loader.collate_errors import ShownCollate, given_collate, without
-from feeder.loader.device.static_buffers import StaticBuffers
+from feeder.loader.device.feed import StaticBuffers
 from feeder.loader.fast.fast_path import FastPath
 from feeder.loader.fast.history import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.fast.position import Place
@@ -37,12 +38,10 @@ from feeder.loader.options import (
     DEFAULT_COLLATES,
     DEFAULT_PREFETCH,
     CopyStream,
-    Dali,
     DeviceOptions,
     EpochOptions,
     FixedOptions,
     Metrics,
-    Service,
     ToDevice,
     WorkerOptions,
 )
@@ -50,6 +49,7 @@ from feeder.loader.path_choice import choose_path
 from feeder.loader.ranks import current_ranks
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import change_order, check_ranks, follow_sampler, show_order, tell_epoch
+from feeder.loader.service_options import Service
 from feeder.loader.shuffle_choice import choose_shuffle
 from feeder.loader.stateful import method_of
 from feeder.order.buckets import Buckets
@@ -66,22 +66,8 @@ __all__ = ["DataLoader"]
 _T_co = TypeVar("_T_co", covariant=True, default=Any)
 _HANG_TIMEOUT_S = 300.0
 _NOTHING_TOLD = 1 << 33, 1 << 33  # a framework's latest epoch, and the loader's; no epoch follows this one
-# Attributes that the fast path reads once, when it is made.
-_FIXED = frozenset(
-    {
-        "backend",
-        "batch_sampler",
-        "collate_fn",
-        "fidelity",
-        "memory_format",
-        "mix",
-        "on_error",
-        "sampler",
-        "seed",
-        "service",
-        "sizes",
-    }
-)
+# Options that the fast path reads once, when it is made, from attributes of their names.
+_FIXED = frozenset(field.name for field in dataclasses.fields(FixedOptions)) - {"shuffle", "follows_state"}
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -245,20 +231,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             collates=collate_fn not in DEFAULT_COLLATES,
             sizes=sizes is not None,
         )
-        fixed = FixedOptions(
-            shuffle=chosen,
-            follows_state=chosen is not False and shuffle != "full" and not goes_by_shard(shuffle),
-            seed=seed,
-            backend=backend,
-            fidelity=fidelity,
-            on_error=on_error,
-            memory_format=memory_format,
-            mix=mix,
-            sizes=sizes,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            service=Service(service) if isinstance(service, str) else service,
-        )
+        self._shuffle = chosen
+        self._follows_state = chosen is not False and shuffle != "full" and not goes_by_shard(shuffle)
         # torch's constructor has no place for these, and its __setattr__ lets them pass at any time.
         self.rank = rank
         self.world_size = world_size
@@ -267,8 +241,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.sizes = sizes
         self.memory_format = memory_format
         self.device = device
-        self._to_device = device if isinstance(device, (ToDevice, type(None))) else ToDevice(device)
-        self._target_device = None if self._to_device is None else self._to_device.target()
         self.backend = backend
         self.fidelity = fidelity
         self.worker_options = worker_options
@@ -276,7 +248,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self.service = service
         self.metrics = metrics
+        vars(self)["seed"] = seed
+        fixed = self._fixed_options()
         _metrics(metrics)
+        self._target_device = None if self._to_device is None else self._to_device.target()
         self._seed = RunSeed(fixed.seed, generator, ranks) if path.is_fast or path.is_split_generic else None
         # Frameworks that make the loader anew, on one rank or on all, give it what it was given.
         vars(self)["seed"] = fixed.seed if self._seed is None else self._seed.known
@@ -287,22 +262,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             )
         self._keeps_order = False
         self._told: tuple[int, int] | None = _NOTHING_TOLD
-        self._prefetch_is_given = prefetch_factor is not None
         self._workers_choice: WorkersChoice | None = None
-        threads = self._workers.threads
-        if isinstance(num_workers, str):
-            work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
-            self._workers_choice = self._choose_workers(
-                num_workers, threads if isinstance(threads, int) else None, *work
-            )
-            num_workers, threads = self._workers_choice.num_workers, self._workers_choice.worker_threads
-        elif threads == "auto":
-            threads = threads_for(num_workers) if path.is_fast else 1
-        if threads != self._workers.threads:
-            self.worker_options = dataclasses.replace(self._workers, threads=threads)
+        work = (dataset, batch_size, batch_sampler, collate_fn, worker_init_fn, multiprocessing_context)
+        num_workers = self._settle_workers(num_workers, *work)
+
         has_service_alone = service is not None and not num_workers and prefetch_factor is not None
         if has_service_alone and prefetch_factor is not None and prefetch_factor < 1:
             raise ArgumentError(f"prefetch_factor must be 1 or more, got {prefetch_factor}")
+
         super().__init__(
             dataset,
             batch_size,
@@ -323,11 +290,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             in_order=in_order,
         )
         self.prefetch_factor = prefetch_factor if has_service_alone else self.prefetch_factor
-        self._fixed = dataclasses.replace(fixed, batch_sampler=None if path.own_order else self.batch_sampler)
         self._shown_collate = ShownCollate(vars(self)["collate_fn"])
         self._fast_path: FastPath | None = None
         self._generic_path = GenericPath(self.num_workers)
         self._metrics_page: MetricsPage | None = None
+
         if path.is_fast:
             self._fast_path = self._make_fast_path()
         else:
@@ -335,9 +302,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 self._generic_path.order = self._make_split_order()
             else:
                 make_resumable(self.sampler, self.batch_sampler)
-            path.check(fixed, self._epoch_options().ranks)
+            path.check(self._fixed_options(), self._epoch_options().ranks)
             self._check_skip(self.skip)
         self._serve_metrics()
+
+    def _fixed_options(self) -> FixedOptions:
+        """Returns the options that can't change, from their attributes: past the properties, which show others."""
+        given: dict[str, Any] = {name: vars(self).get(name) for name in _FIXED}
+        if isinstance(self.service, str):
+            given["service"] = Service(self.service)
+        if self._path_choice.own_order:
+            del given["batch_sampler"]
+        return FixedOptions(self._shuffle, self._follows_state, **given)
+
+    @property
+    def _to_device(self) -> ToDevice | None:
+        return self.device if isinstance(self.device, (ToDevice, type(None))) else ToDevice(self.device)
 
     @property
     def _workers(self) -> WorkerOptions:
@@ -353,7 +333,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             num_workers=self.num_workers,
             drop_last=self.drop_last,
             prefetch_factor=self.prefetch_factor,
-            prefetch_is_given=self._prefetch_is_given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
+            prefetch_is_given="prefetch_factor" in self._given or self.prefetch_factor not in (None, DEFAULT_PREFETCH),
             persistent_workers=self.persistent_workers,
             timeout_s=self.timeout,
             hang_timeout_s=hang_timeout_s,
@@ -380,14 +360,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._metrics_page = MetricsPage(self, DataLoader._stage_words, wanted.port, wanted.address)
 
     def __repr__(self) -> str:
-        if not hasattr(self, "_fixed"):
+        if "_fast_path" not in vars(self):
             return super().__repr__()
         dataset, path = self.dataset, self._path_choice
         if self.batch_size is None and not path.own_order:
             order = f"batch_sampler={type(self.batch_sampler).__name__}"
         else:
             order = f"batch_size={self.batch_size}, "
-            order += f"shuffle={self._fixed.shuffle}" if path.own_order else f"sampler={type(self.sampler).__name__}"
+            order += f"shuffle={self._shuffle}" if path.own_order else f"sampler={type(self.sampler).__name__}"
         parts = [
             repr(dataset) if path.source is dataset else type(dataset).__name__,
             order,
@@ -418,7 +398,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if "_shown_collate" not in vars(self):
             return function
         shown, lost = self._shown_collate, self._lost_in_torchs()
-        shown.given, shown.lost = function, lost
+        shown.given = function
+        shown.lost = lost
         has_order = path.is_fast or path.is_split_generic
         return shown if lost or (has_order and not self._keeps_order) else function
 
@@ -469,21 +450,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """URL of the metrics; None if they are not served."""
         return None if self._metrics_page is None else self._metrics_page.url
 
-    def _choose_workers(
+    def _settle_workers(
         self,
-        given: str,
-        threads: int | None,
+        given: int | str,
         dataset: Any,
         batch_size: int | None,
         batch_sampler: Any,
         collate_fn: Any,
         init: Any,
         context: Any,
-    ) -> WorkersChoice:
-        """Returns the number of workers that "auto" stands for, and of their threads; None: these are to be chosen."""
+    ) -> int:
+        """Returns the number of workers, and notes that of their threads: measured ones in place of "auto"."""
+        threads = self._workers.threads
+        is_fast = self._path_choice.is_fast
+        if not isinstance(given, str):
+            if threads == "auto":
+                self._set_threads(threads_for(given) if is_fast else 1)
+            return given
         if given != "auto":
             raise ArgumentError(f"num_workers must be 'auto', or 0 or more, got {given!r}")
-        arguments, is_fast = {"worker_init_fn": init, "multiprocessing_context": context}, self._path_choice.is_fast
+
+        arguments = {"worker_init_fn": init, "multiprocessing_context": context}
         if is_fast:
             names = ("backend", "fidelity", "sizes", "worker_options")
             arguments |= {name: getattr(self, name) for name in names}
@@ -491,15 +478,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:
             batch_size = getattr(batch_sampler, "batch_size", None) or 32
-        return choose_workers(
+        choice = self._workers_choice = choose_workers(
             DataLoader,
             dataset,
             batch_size,
             fast=is_fast,
             device=self._target_device,
-            threads=threads,
+            threads=threads if isinstance(threads, int) else None,
             arguments=arguments,
         )
+        self._set_threads(choice.worker_threads)
+        return choice.num_workers
+
+    def _set_threads(self, threads: int) -> None:
+        self.worker_options = dataclasses.replace(self._workers, threads=threads)
 
     @property
     def _fast(self) -> FastPath | None:
@@ -511,7 +503,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _make_fast_path(self) -> FastPath:
         assert self._path_choice.source is not None
         assert self._seed is not None
-        path = FastPath(self._fixed, self._epoch_options(), self._path_choice.source, self.dataset, self._seed)
+        path = FastPath(
+            self._fixed_options(), self._epoch_options(), self._path_choice.source, self.dataset, self._seed
+        )
         if path.own_order:
             show_order(self, path.unseeded, self._seed)
         return path
@@ -525,14 +519,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _make_split_order(self) -> SplitOrder:
         assert self._seed is not None
-        shuffle = self._fixed.shuffle
-        order = order_of(self.dataset, self._seed.known or 0, in_blocks(shuffle, self.batch_size))
+        order = order_of(self.dataset, self._seed.known or 0, in_blocks(self._shuffle, self.batch_size))
         show_order(self, order, self._seed)
         return SplitOrder(
             self.dataset,
             order,
-            shuffle,
-            self._fixed.follows_state,
+            self._shuffle,
+            self._follows_state,
             self.batch_size,
             self.drop_last,
             self._epoch_options().ranks,
@@ -587,7 +580,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return StaticBuffers(self.batch_size) if is_static else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and "_fixed" in self.__dict__ and self._is_fixed(name):
+        if "_fast_path" in self.__dict__ and self._is_fixed(name):
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
         if name == "skip":
             value = Skip.of(value)
@@ -607,7 +600,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _is_fixed(self, name: str) -> bool:
         """Returns True if an attribute can't be changed any more."""
-        return self._path_choice.is_fast or name == "seed"
+        if not self._path_choice.is_fast:
+            return name in ("seed", "device")
+        return name in ("sampler", "device") or (name in _FIXED and name != "worker_init_fn")
 
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
@@ -726,9 +721,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._generic.load_state_dict(self, state_dict)
             if self.skip is None:
                 self.skip = Skip.of_state(state_dict.get(SKIP_KEY))
-            if self._generic.order is not None and (
-                self._fixed.follows_state or isinstance(self._fixed.shuffle, Lanes)
-            ):
+            if self._generic.order is not None and (self._follows_state or isinstance(self._shuffle, Lanes)):
                 change_order(self, self._generic.order.order())
         else:
             self._fast.load_state_dict(state_dict)

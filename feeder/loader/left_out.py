@@ -51,7 +51,8 @@ class Kept:
     """
 
     def __init__(self, sampler: Any, left_out: frozenset[int]) -> None:
-        self.sampler, self.left_out = sampler, left_out
+        self.sampler = sampler
+        self.left_out = left_out
 
     def __len__(self) -> int:
         """Batches, or samples, of an epoch."""

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 import torch.utils.data
 
+from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
+from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.sample_order import Shuffle, goes_by_shard
 from feeder.order.skip import Skip
@@ -24,12 +26,10 @@ __all__ = [
     "DEFAULT_PREFETCH",
     "SAMPLER_OF_A_FRAMEWORK",
     "CopyStream",
-    "Dali",
     "DeviceOptions",
     "EpochOptions",
     "FixedOptions",
     "Metrics",
-    "Service",
     "ToDevice",
     "WorkerOptions",
 ]
@@ -91,32 +91,6 @@ class ToDevice:
 
 
 @dataclass(frozen=True)
-class Dali:
-    """The decode backend "dali", with options for a GPU.
-
-    Args:
-        hw_decoder_load: Share of a batch's JPEGs that are left to the hardware JPEG engine of the GPU, 0 to 1. Try
-            which is best: less with more ``num_workers``, the number of CPU threads that decode the rest. None: DALI's
-            default, 0.65.
-        memory_limit_bytes: Upper limit of the memory for decoded images of full size on the GPU. Larger batches are
-            decoded in parts, and a batch is decoded ahead only where both fit. Finished batches and the decoder's own
-            memory are not counted. None: no limit.
-
-    Raises:
-        ArgumentError: for an argument out of its range.
-    """
-
-    hw_decoder_load: float | None = None
-    memory_limit_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.hw_decoder_load is not None and not 0.0 <= self.hw_decoder_load <= 1.0:
-            raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {self.hw_decoder_load}")
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes < 1:
-            raise ArgumentError(f"Dali(memory_limit_bytes=...) must be at least 1, got {self.memory_limit_bytes}")
-
-
-@dataclass(frozen=True)
 class WorkerOptions:
     """Options of a loader's workers.
 
@@ -154,28 +128,6 @@ class WorkerOptions:
             raise ArgumentError(f"numa_node must be 'auto', None or the number of a node, got {self.numa_node!r}")
         if self.hang_timeout_s is not None and self.hang_timeout_s <= 0:
             raise ArgumentError(f"hang_timeout_s must be more than 0 seconds, got {self.hang_timeout_s}")
-
-
-@dataclass(frozen=True)
-class Service:
-    """An input service, whose servers on other nodes make parts of batches: see :mod:`feeder.service`.
-
-    Args:
-        name: Its name. ``NAME@HOST:PORT`` names another Ray cluster than the one that Ray finds by itself;
-            ``file:PATH`` takes the servers from the file that ``feeder serve --file`` keeps.
-        only: True leaves all work to the service. The loader's ``timeout`` is then the longest wait for a server, by
-            default 120 s, after which a :class:`feeder.ServiceError` follows.
-
-    Raises:
-        ArgumentError: for a name that is none.
-    """
-
-    name: str
-    only: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or self.name in ("", "file:"):
-            raise ArgumentError(f"service must be the name of an input service or a feeder.Service, got {self.name!r}")
 
 
 @dataclass(frozen=True)

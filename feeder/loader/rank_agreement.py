@@ -186,13 +186,16 @@ class Agreement:
         self._place = calling_place() if place is None else place
         self._numbers = _begun if numbers is None else numbers
         self._number: dict[int, int] = {}
-        self._settings, self._epochs, self._rank = 0, 0, 0
+        self._settings = 0
+        self._epochs = 0
+        self._rank = 0
         self._scope = self._key = ""
         self._has_raised = self._is_silent = False
 
     def epoch_was_set(self) -> None:
         """Counts epochs anew, as all ranks do after ``set_epoch``."""
-        self._settings, self._epochs = self._settings + 1, 0
+        self._settings = self._settings + 1
+        self._epochs = 0
 
     def begin(self, rank: int, values: Mapping[str, Any], left_after: int | None = None) -> None:
         """Compares an epoch that begins.
@@ -206,7 +209,9 @@ class Agreement:
             ArgumentError: if ranks differ.
         """
         before, self._key = self._key, ""
-        self._rank, self._is_silent, self._has_raised = rank, False, False
+        self._rank = rank
+        self._is_silent = False
+        self._has_raised = False
 
         connection = self._reach(rank)
         if connection is None:

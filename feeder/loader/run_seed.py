@@ -43,7 +43,8 @@ class RunSeed:
     """
 
     def __init__(self, given: int | None, generator: torch.Generator | None, ranks: tuple[int, int] | None) -> None:
-        self._is_given, self._ranks = given is not None, ranks
+        self._is_given = given is not None
+        self._ranks = ranks
         self._drawn = draw_seed(generator) if given is None else given
         self.known = None if given is None and generator is None else self._drawn
         self._place = calling_place() if self.known is None else ""

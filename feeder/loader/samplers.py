@@ -73,7 +73,9 @@ def show_order(loader: DataLoader[Any], order: Order, seed: RunSeed) -> None:
     if isinstance(loader.sampler, _Epochs):  # a copied loader's
         return
     shown = (_Shuffled if isinstance(loader.sampler, RandomSampler) else _Stored)(dataset)
-    shown.order, shown.seed, shown.loaders = order, seed, weakref.WeakSet([loader])
+    shown.order = order
+    shown.seed = seed
+    shown.loaders = weakref.WeakSet([loader])
     object.__setattr__(loader, "sampler", shown)  # torch's __setattr__ refuses it
     if loader.batch_sampler is not None:
         loader.batch_sampler.sampler = shown  # type: ignore[attr-defined]

@@ -41,7 +41,8 @@ class BucketTable:
     """
 
     def __init__(self, members: npt.NDArray[np.uint32], starts: npt.NDArray[np.int64]) -> None:
-        self.members, self.starts = members, starts
+        self.members = members
+        self.starts = starts
 
     @classmethod
     def of(

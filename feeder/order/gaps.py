@@ -30,7 +30,8 @@ class Gaps:
         by_first = by_first[ends[by_first] > first[by_first]]
         first, ends = first[by_first], np.maximum.accumulate(ends[by_first])
         apart = first[1:] > ends[:-1]  # ranges that touch are one
-        self._first, self._ends = first[np.append(True, apart)[: len(first)]], ends[np.append(apart, True)[: len(ends)]]
+        self._first = first[np.append(True, apart)[: len(first)]]
+        self._ends = ends[np.append(apart, True)[: len(ends)]]
         self._before = np.zeros(len(self._first) + 1, np.int64)
         np.cumsum(self._ends - self._first, out=self._before[1:])
         self._places = self._first - self._before[:-1]

@@ -97,7 +97,8 @@ class EqualShards:
     """
 
     def __init__(self, samples: int, size: int, lanes: int) -> None:
-        self._size, self._lanes = size, lanes
+        self._size = size
+        self._lanes = lanes
         full, last = divmod(samples, size)
         numbers = np.arange(lanes)
         self._full = (full - numbers + lanes - 1) // lanes
@@ -185,7 +186,8 @@ class UnequalShards:
     """
 
     def __init__(self, sizes: UnequalSizes, lanes: int) -> None:
-        self._sizes, self._lanes = sizes, lanes
+        self._sizes = sizes
+        self._lanes = lanes
         rounds = -(-len(sizes) // lanes)
         self._runs = -(-rounds // _RUN)
         self._shards = (len(sizes) - np.arange(lanes) + lanes - 1) // lanes

@@ -85,7 +85,9 @@ class LaneOrder:
             raise ArgumentError("Lanes need a block here, the batch size: Lanes(block=256)")
         if not len(sizes):
             sizes = EqualSizes(samples, lanes.window)
-        self._seed, self._window, self.block = seed, lanes.window, lanes.block
+        self._seed = seed
+        self._window = lanes.window
+        self.block = lanes.block
         most = min(len(sizes) // _SHARDS, samples // lanes.window)
         self.count = max(d for d in range(1, lanes.count + 1) if lanes.count % d == 0 and d <= max(1, most))
         self._shards = shards_in_lanes(sizes, self.count)

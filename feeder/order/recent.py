@@ -35,4 +35,5 @@ class Recent(Generic[_T]):
         return self._most
 
     def __setstate__(self, most: int) -> None:
-        self._most, self._kept = most, {}
+        self._most = most
+        self._kept = {}

@@ -59,12 +59,15 @@ class Registry:
     """
 
     def __init__(self, name: str, token: str, options: dict[str, Any]) -> None:
-        self._name, self._token, self._options = name, token, options
+        self._name = name
+        self._token = token
+        self._options = options
         self._heard: dict[str, tuple[str, int, float]] = {}
         self._actors: dict[str, tuple[Any, Any, float]] = {}  # with the answer that tells of its start, and since when
         self._problems: dict[str, tuple[str, str, float]] = {}  # address, reason, time
         self._keepers: set[str] = set()  # nodes whose servers have a copy of the addresses
-        self._lock, self._is_stopped = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._is_stopped = threading.Event()
         self._began_s = time.monotonic()
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -212,7 +215,8 @@ class NodeServer:
         self._place = node_host if is_any_address(bound) else bound, port
         if options["metrics_port"] is not None:
             serve_metrics(self._server.status, host, options["metrics_port"])
-        self._name, self._orphan_s = name, options["orphan_s"]
+        self._name = name
+        self._orphan_s = options["orphan_s"]
         for target in (self._run, self._announce):
             threading.Thread(target=target, daemon=True).start()
 

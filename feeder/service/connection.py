@@ -45,16 +45,22 @@ class Client:
         connection.setblocking(False)
         if not is_local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection, self.address, self.is_local = connection, address, is_local
-        self.receiver, self.sender = Receiver(connection, STRANGER_LIMITS), Sender(connection)
-        self.job, self.digest, self.wanted = "", "", ""
+        self.connection = connection
+        self.address = address
+        self.is_local = is_local
+        self.receiver = Receiver(connection, STRANGER_LIMITS)
+        self.sender = Sender(connection)
+        self.job = ""
+        self.digest = ""
+        self.wanted = ""
         self.parts: dict[int, Task] = {}
         self.is_refused = self.is_closed = False
         self._memory = memory
         self._held: dict[int, tuple[MemoryPiece, float]] = {}  # by number of the part: results on the way
         self._began_s = self.heard_s = time.monotonic()
         self._midway_s = 0.0
-        self._sent_bytes, self._mark = 0, (0, self._began_s)
+        self._sent_bytes = 0
+        self._mark = (0, self._began_s)
 
     @property
     def owed(self) -> int:

@@ -48,9 +48,11 @@ class Relays:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._connections: set[socket.socket] = set()
-        self._line, self._lock = b"", threading.Lock()
+        self._line = b""
+        self._lock = threading.Lock()
         self._alone_since_s = time.monotonic()
-        self.are_told, self.are_gone = threading.Event(), threading.Event()
+        self.are_told = threading.Event()
+        self.are_gone = threading.Event()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def tell(self, found: object) -> None:

@@ -168,7 +168,8 @@ class Receiver:
         *,
         takes_descriptors: bool = False,
     ) -> None:
-        self._connection, self.limits = connection, limits
+        self._connection = connection
+        self.limits = limits
         self._takes_descriptors = takes_descriptors
         self.descriptors: list[int] = []
         self._place = place or (lambda kind, message, size_bytes: [memoryview(bytearray(size_bytes))])
@@ -176,7 +177,9 @@ class Receiver:
 
     def _begin(self) -> None:
         self._stage = 0  # 0: head, 1: JSON, 2: payload
-        self._kind, self._sizes, self._message = Kind.BEAT, (0, 0), dict[str, Any]()
+        self._kind = Kind.BEAT
+        self._sizes = (0, 0)
+        self._message = dict[str, Any]()
         self._payload: list[memoryview] = []
         self._todo: deque[memoryview] = deque([memoryview(bytearray(HEAD.size))])
         self._whole = self._todo[0]
@@ -247,7 +250,8 @@ class Receiver:
             most = self.limits.get(kind)
             if magic != _MAGIC or most is None or sizes[0] > most[0] or sizes[1] > most[1]:
                 raise ProtocolError(f"a frame of kind {kind} and {sizes[0]} + {sizes[1]} bytes")
-            self._kind, self._sizes = Kind(kind), (sizes[0], sizes[1])
+            self._kind = Kind(kind)
+            self._sizes = (sizes[0], sizes[1])
             self._whole = memoryview(bytearray(sizes[0]))
             self._todo.append(self._whole)
             self._stage = 1

@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,46 +20,24 @@ __all__ = ["directory_of", "serve_file"]
 _MOST_BYTES = 1 << 20
 
 
-def serve_file(
-    path: str,
-    roots: Sequence[str],
-    cores: int,
-    host: str,
-    *,
-    window_bytes: int,
-    job_cores: int | None,
-    metrics_port: int | None = None,
-    allow_modules: Sequence[str] = (),
-    tcp_only: bool = False,
-) -> None:
+def serve_file(path: str, options: ServerOptions, metrics_port: int | None = None) -> None:
     """Runs a server until the process is told to end by SIGTERM or SIGINT.
 
     Args:
         path: File that the server's address and token are written to, for its owner alone. ``service="file:PATH"`` is
             the service then. It is removed in the end.
-        roots, cores, host, window_bytes, job_cores, tcp_only: See :class:`feeder.service.server_options.ServerOptions`.
+        options: Options of the server.
         metrics_port: TCP port for Prometheus; None: none.
-        allow_modules: Modules whose functions recipes and fields may call.
 
     Raises:
         ArgumentError: for a root that is none, or a host that stands for all addresses, or a file that is
             somebody else's.
         ServiceError: if the address can't be had, or the file can't be written.
     """
+    host = options.host
     if is_any_address(host):
         raise ArgumentError(f"--host {host}: give the one address at which others reach this machine")
     _check_free(path)
-    token = secrets.token_hex(32)
-    options = ServerOptions(
-        tuple(roots),
-        cores,
-        token,
-        host,
-        window_bytes=window_bytes,
-        job_cores=job_cores,
-        modules=tuple(allow_modules),
-        tcp_only=tcp_only,
-    )
     try:
         server = Server(options)
 
@@ -69,7 +46,7 @@ def serve_file(
 
         for number in (signal.SIGTERM, signal.SIGINT):  # before anybody is told of the server, by the file
             signal.signal(number, stop)
-        _write(path, {"token": token, "servers": [list(server.address)]})
+        _write(path, {"token": options.token, "servers": [list(server.address)]})
     except OSError as error:
         raise ServiceError(f"can't serve on {host}, or write {path}: {error.strerror or error}") from None
     try:
@@ -80,7 +57,7 @@ def serve_file(
         server.run()
     finally:
         with contextlib.suppress(OSError, ValueError):
-            if _read(path)["token"] == token:  # else another server has taken its place
+            if _read(path)["token"] == options.token:  # else another server has taken its place
                 os.unlink(path)
 
 

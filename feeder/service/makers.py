@@ -95,7 +95,11 @@ class Makers:
         end: Callable[[Task, Answer], None],
         again: Callable[[Task], None],
     ) -> None:
-        self._count, self._memory, self._selector, self._end, self._again = count, memory, selector, end, again
+        self._count = count
+        self._memory = memory
+        self._selector = selector
+        self._end = end
+        self._again = again
         self._hello = pack_frame(Kind.WELCOME, {"here": here, "memory_bytes": memory.size_bytes})
         self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
         self._failed_starts = 0
@@ -154,7 +158,8 @@ class Makers:
     def give(self, number: int, task: Task, work: KnownWork) -> None:
         """Gives an idle one its next task; one that is a part has its memory."""
         maker = self._supervisor.workers[number]
-        maker.task, maker.heard_ns = task, time.monotonic_ns()
+        maker.task = task
+        maker.heard_ns = time.monotonic_ns()
         if task.kind == Kind.PART and task.digest in maker.works:
             maker.works.move_to_end(task.digest)
         else:

@@ -105,7 +105,8 @@ class _Beat:
     """
 
     def __init__(self, channel: socket.socket) -> None:
-        self._channel, self._next_s = channel, 0.0
+        self._channel = channel
+        self._next_s = 0.0
 
     def __call__(self) -> None:
         now = time.monotonic()

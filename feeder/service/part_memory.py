@@ -57,8 +57,11 @@ class MemoryPiece:
     """
 
     def __init__(self, offset: int, size_bytes: int, *, is_allocated: bool = False) -> None:
-        self.offset, self.size_bytes, self.is_allocated = offset, size_bytes, is_allocated
-        self.users, self.freed_s = 0, 0.0
+        self.offset = offset
+        self.size_bytes = size_bytes
+        self.is_allocated = is_allocated
+        self.users = 0
+        self.freed_s = 0.0
 
     @property
     def end(self) -> int:
@@ -83,7 +86,8 @@ class PartMemory:
         except BaseException:
             os.close(descriptor)
             raise
-        self.region, self._kept_s = Region(size_bytes, descriptor), kept_s
+        self.region = Region(size_bytes, descriptor)
+        self._kept_s = kept_s
         self._free: list[MemoryPiece] = []  # the one freed last at the end
         self._end = 0  # nothing was ever used behind it
 
@@ -178,7 +182,8 @@ class PartMemory:
         last = joined[-1]
         if last.end == self._end:  # it goes on in what was never used
             self._forget(last)
-            last.size_bytes, self._end = self.size_bytes - last.offset, self.size_bytes
+            last.size_bytes = self.size_bytes - last.offset
+            self._end = self.size_bytes
         self._free = joined
 
     def _allocate(self, piece: MemoryPiece) -> None:

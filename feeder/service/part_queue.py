@@ -51,12 +51,19 @@ class Task:
         size: tuple[int, int] | None = None,
         size_bytes: int = 0,
     ) -> None:
-        self.kind, self.job, self.digest, self.epoch, self.numbers = kind, job, digest, epoch, numbers
-        self.size, self.size_bytes = size, size_bytes
+        self.kind = kind
+        self.job = job
+        self.digest = digest
+        self.epoch = epoch
+        self.numbers = numbers
+        self.size = size
+        self.size_bytes = size_bytes
         self.waiters: list[tuple[Any, int]] = []
         self.memory: MemoryPiece | None = None
         self.added_s = self.started_s = 0.0
-        self.passed, self.turn_of, self.interruptions = 0, job, 0
+        self.passed = 0
+        self.turn_of = job
+        self.interruptions = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -105,7 +112,8 @@ class PartQueue:
         """Takes back a task that was broken off for another job's sake: before those of its job, whose turn is over."""
         self.ended(task)
         task.interruptions += 1
-        task.added_s, task.started_s = time.monotonic(), 0.0
+        task.added_s = time.monotonic()
+        task.started_s = 0.0
         self._waiting.setdefault(task.job, deque()).appendleft(task)
         for job in {task.job, task.turn_of} & self._waiting.keys():
             self._waiting.move_to_end(job)
@@ -144,7 +152,8 @@ class PartQueue:
         if not tasks:
             del self._waiting[name]
         self.running[turn_of] = self.running.get(turn_of, 0) + 1
-        task.turn_of, task.started_s = turn_of, time.monotonic()
+        task.turn_of = turn_of
+        task.started_s = time.monotonic()
         return task
 
     def greedy_job(self, patience_s: float) -> str | None:

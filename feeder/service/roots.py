@@ -13,9 +13,8 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.loader.fast.set_json import SetPlace
 from feeder.service.listings import Listings
-from feeder.shard.cache.cache_mirror import open_mirror
+from feeder.shard.cache.cache_mirror import FetchOptions, open_mirror
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.store.store import TIMEOUT_S
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.system.files import confine, is_below
 from feeder.system.named_functions import AllowedFunctions
@@ -51,7 +50,8 @@ class Roots:
         beat: Callable[[], object] = lambda: None,
     ) -> None:
         self._functions = AllowedFunctions(modules)
-        self.listings, self._beat = Listings(), beat
+        self.listings = Listings()
+        self._beat = beat
         roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
@@ -82,7 +82,7 @@ class Roots:
             if place.is_folder:
                 raise ArgumentError(f"{place.path}: expected a folder of images on the nodes")
             url = self._url(place.path)
-            mirror = open_mirror(url, cache_dir=self._cache_dir, cache_bytes=None, allow_http=None, timeout_s=TIMEOUT_S)
+            mirror = open_mirror(FetchOptions(url), self._cache_dir)
             if self._is_confined:
                 confine([mirror.folder])
             return open_shards(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)

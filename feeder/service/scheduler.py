@@ -6,14 +6,13 @@ import hashlib
 import selectors
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any
 
 from feeder.errors import ArgumentError
 from feeder.loader.fast.work_json import check_work, size_from_json
 from feeder.service.connection import Client
 from feeder.service.frames import Kind, ProtocolError
-from feeder.service.job_counts import JobCounts
 from feeder.service.makers import NUMBER_BYTES, Answer, KnownWork, Makers
 from feeder.service.part_memory import PartMemory, memory_bytes
 from feeder.service.part_queue import PartQueue, Task
@@ -27,6 +26,9 @@ _KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses th
 _MOST_WORK_BYTES = 1 << 30  # of all
 _PATIENCE_S = 5.0  # that a job without any core waits before another one has to give one
 TURN_S = 1.0  # that it then has to ask for its first part, once its work was checked
+_EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up
+_MOST_JOBS = 256
+_COUNTED = ("parts", "images", "failed")
 
 
 class Scheduler:
@@ -51,7 +53,7 @@ class Scheduler:
         here = {"roots": options.roots, "cache_dir": options.cache_dir, "modules": options.modules}
         self.makers = Makers(options.cores, here, self.memory, selector, self._end, self._again)
         self._turn_until_s = 0.0
-        self._counts = JobCounts()
+        self._counts = _JobCounts()
         self._clients: dict[Client, None] = {}
         self.changed: set[Client] = set()
 
@@ -219,7 +221,7 @@ class Scheduler:
         self.memory.give_back()
         used = {client.wanted for client in self._clients} | {task.digest for task in self._tasks.values()}
         for digest in [digest for digest in self._works if digest not in used]:
-            if len(self._works) > _KNOWN_WORKS or _bytes_of(self._works.values()) > _WORK_BYTES:
+            if len(self._works) > _KNOWN_WORKS or sum(each.size_bytes for each in self._works.values()) > _WORK_BYTES:
                 del self._works[digest]
 
     def close(self) -> None:
@@ -345,5 +347,31 @@ def _size(value: Any) -> tuple[int, int] | None:
         raise ProtocolError(str(error)) from None
 
 
-def _bytes_of(works: Iterable[KnownWork]) -> int:
-    return sum(each.size_bytes for each in works)
+class _JobCounts:
+    """Counts by job. Those of the oldest jobs that are gone are added up: in months a service has many."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, dict[str, int]] = {}
+
+    def items(self) -> list[tuple[str, dict[str, int]]]:
+        """Returns the counts ``parts``, ``images`` and ``failed`` by job; for any thread."""
+        return [(name, dict(counts)) for name, counts in list(self._counts.items())]
+
+    def begin(self, job: str, present: Collection[str]) -> None:
+        """Begins to count a job.
+
+        Args:
+            job: Its name.
+            present: Names of the jobs that are there.
+        """
+        self._counts.setdefault(job, dict.fromkeys(_COUNTED, 0))
+        gone = [name for name in self._counts if name not in present and name != _EARLIER_JOBS]
+        for name in gone[: max(0, len(self._counts) - _MOST_JOBS)]:
+            counts, sums = self._counts.pop(name), self._counts.setdefault(_EARLIER_JOBS, dict.fromkeys(_COUNTED, 0))
+            for each in _COUNTED:
+                sums[each] += counts[each]
+
+    def add(self, job: str, *, parts: int = 0, images: int = 0, failed: int = 0) -> None:
+        """Adds to the counts of a job."""
+        for name, value in zip(_COUNTED, (parts, images, failed), strict=True):
+            self._counts[job][name] += value

@@ -67,7 +67,9 @@ class Server:
         for each in self._listeners:
             each.setblocking(False)
         self._is_listening = False
-        self._wake_read, self._wake_write = socket.socketpair()
+        wake_read, wake_write = socket.socketpair()
+        self._wake_read = wake_read
+        self._wake_write = wake_write
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._clients: set[Client] = set()
         self._strangers: dict[Client, None] = {}  # who have not said the token, the oldest first

@@ -27,7 +27,10 @@ class Result:
     """
 
     def __init__(self, report: bytes, memory: MemoryPiece, places: list[list[int]], rows: int) -> None:
-        self.report, self.memory, self.places, self.rows = report, memory, places, rows
+        self.report = report
+        self.memory = memory
+        self.places = places
+        self.rows = rows
 
 
 class ResultWindow:
@@ -39,7 +42,8 @@ class ResultWindow:
     """
 
     def __init__(self, most_bytes: int, memory: PartMemory) -> None:
-        self._most_bytes, self._memory = most_bytes, memory
+        self._most_bytes = most_bytes
+        self._memory = memory
         self._results: OrderedDict[Key, Result] = OrderedDict()
         self._bytes = 0
         self.hits = 0

@@ -83,8 +83,11 @@ class LineProgress(Progress):
         self._stream = stream
 
     def begin(self, samples: int, size_bytes: int, done_samples: int, done_bytes: int) -> None:
-        self._total, self._done, self._bytes = samples, done_samples, 0
-        self._first, self._started = done_samples, time.monotonic()
+        self._total = samples
+        self._done = done_samples
+        self._bytes = 0
+        self._first = done_samples
+        self._started = time.monotonic()
         self._due = self._started + _LINE_INTERVAL_S
 
     def advance(self, samples: int, size_bytes: int) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
-from feeder.order.batch_scores import BatchScores, batch_scores
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Shuffle, Window
+from feeder.order.split import Split
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.set_index import SetIndex
@@ -22,7 +22,7 @@ from feeder.shard.write.set_copy import SetCopy
 from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
 
-__all__ = ["Report", "inspect", "open_set", "render"]
+__all__ = ["Report", "batch_scores", "inspect", "open_set", "render"]
 
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
@@ -30,6 +30,7 @@ _RANKS, _BATCH = 8, 256
 _WINDOWS = (1024, 8192, 65536)
 _BAR = 24
 DISTINCT = 1 << 20  # numbers that are counted one by one
+_SCORED_STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def inspect(place: str | SetCopy) -> Report:
         width_px=found.width.percentiles(),
         height_px=found.height.percentiles(),
         window_scores=_window_scores(index),
-        batch_scores=_batch_scores(index),
+        batch_scores=_scores_by_shuffle(index),
         codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
         taken_down=index.header.info.taken_down,
     )
@@ -183,10 +184,12 @@ class _Distribution:
     lose as many of their last binary digits as it takes to have no more."""
 
     def __init__(self) -> None:
-        self._values, self._counts = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+        self._values = np.zeros(0, np.uint64)
+        self._counts = np.zeros(0, np.int64)
         self._waiting: list[npt.NDArray[np.uint64]] = []
         self._waits = self._dropped = 0
-        self._least, self._largest = 1 << 64, 0
+        self._least = 1 << 64
+        self._largest = 0
 
     def add(self, numbers: npt.NDArray[Any]) -> None:
         """Counts numbers, int [N] from 0 on."""
@@ -194,7 +197,8 @@ class _Distribution:
             return
         self._waiting.append(numbers.astype(np.uint64))
         self._waits += len(numbers)
-        self._least, self._largest = min(self._least, int(numbers.min())), max(self._largest, int(numbers.max()))
+        self._least = min(self._least, int(numbers.min()))
+        self._largest = max(self._largest, int(numbers.max()))
         if self._waits >= DISTINCT:
             self._merge()
 
@@ -212,7 +216,8 @@ class _Distribution:
         new = np.concatenate([np.zeros(0, np.uint64), *self._waiting]) >> np.uint64(self._dropped)
         counts = np.concatenate([self._counts, np.ones(len(new), np.int64)])
         self._set(np.concatenate([self._values, new]), counts)
-        self._waiting, self._waits = [], 0
+        self._waiting = []
+        self._waits = 0
         while len(self._values) > DISTINCT:
             self._dropped += 1
             self._set(self._values >> np.uint64(1), self._counts)
@@ -280,7 +285,7 @@ def _window_scores(index: SetIndex) -> dict[int, float]:
     return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
 
 
-def _batch_scores(index: SetIndex) -> dict[str, BatchScores]:
+def _scores_by_shuffle(index: SetIndex) -> dict[str, BatchScores]:
     """Returns the scores of each way to shuffle, if a step of all ranks is less than a part of the set."""
     counts = np.asarray(index.shard_counts())
     if len(index) <= _RANKS * _BATCH:
@@ -318,3 +323,44 @@ def _listed(label: str, items: list[str]) -> str:
     """Returns a label and its items, with line breaks only between items."""
     text = ", ".join(item.replace(" ", "\xa0") for item in items)
     return "\n".join(wrap(text, first=label, indent=" " * len(label))).replace("\xa0", " ")
+
+
+@dataclass(frozen=True)
+class BatchScores:
+    """Scores of a shuffle for a number of ranks.
+
+    Attributes:
+        rank: Mean distance at which two samples of a rank's batch are stored, relative to that of any two samples: 1 is
+            as good as a full shuffle, 0 is the stored order. Batch normalization sees a rank's batch.
+        job: The same for the batches of all ranks together, from which a step's gradient is.
+        shards: Share of the shards that a rank reads from in an epoch, 0-1.
+    """
+
+    rank: float
+    job: float
+    shards: float
+
+
+def batch_scores(order: Order, batch_size: int, world_size: int, epoch: int = 0) -> BatchScores:
+    """Measures an epoch at 16 of its steps.
+
+    Args:
+        order: The order, of at least two samples for each rank.
+        batch_size: Samples in a rank's batch, 2 or more.
+        world_size: Number of ranks.
+        epoch: 0 to 2**32-1.
+    """
+    splits = [Split(order.samples, batch_size, rank, world_size) for rank in range(world_size)]
+    steps = np.unique(np.linspace(0, max(0, len(splits[0]) - 2), _SCORED_STEPS).astype(np.int64)).tolist()
+    batches = [[order.ids(epoch, split.positions(step)) for split in splits] for step in steps]
+    usual = (order.samples + 1) / 3
+    rank = float(np.mean([_distance(batch) for ranks in batches for batch in ranks])) / usual
+    job = float(np.mean([_distance(np.concatenate(ranks)) for ranks in batches])) / usual
+    shards = 1.0 if order.lanes is None else order.lanes.share(batch_size, 0, world_size)
+    return BatchScores(round(rank, 4), round(job, 4), round(shards, 4))
+
+
+def _distance(ids: npt.NDArray[np.int64]) -> float:
+    """Returns the mean distance of two of these numbers, int64 [N], two or more."""
+    ranks = 2 * np.arange(len(ids)) - len(ids) + 1
+    return float(2 * (np.sort(ids) * ranks).sum() / (len(ids) * (len(ids) - 1)))

@@ -22,7 +22,7 @@ from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import available_decoders, get_decoder
 from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
-from feeder.errors import ArgumentError, BackendError
+from feeder.errors import BackendError
 from tests.support import conformance, cuda_driver, jpegs
 from tests.support.conformance import MEAN, STD
 from tests.support.cuda_checks import check_corpus, check_damaged, check_fixtures, decoder_on_gpu
@@ -388,8 +388,6 @@ def test_kernels_are_loaded_once_and_a_launch_that_fails_is_an_error(fake: FakeD
 
 
 def test_options_that_it_lacks_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="gpu_memory_limit_bytes is for backend 'dali'"):
-        get_decoder("cuda", gpu_memory_limit_bytes=1 << 30)
     with pytest.raises(BackendError, match=r"'cuda' can't run Lambda: it is a function.*backend='cpu'"):
         get_decoder("cuda", T.Recipe.of([*BASE, T.Lambda(abs)]))
 

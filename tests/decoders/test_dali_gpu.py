@@ -11,6 +11,7 @@ import torch
 from feeder import transforms as T
 from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.decoder import Decoder, View
+from feeder.decoders.registry import Dali
 from tests.support import conformance
 from tests.support.conformance import MEAN, STD
 from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, run, staged
@@ -140,7 +141,7 @@ class TestOnTheGpu:
 
     def test_a_memory_limit_holds_on_a_stream_that_lags_behind(self) -> None:
         buffers, limit = self.batch(), 70 * 3 * HEIGHT * WIDTH
-        decoder, plain = DaliDecoder(device="cuda", gpu_memory_limit_bytes=limit), DaliDecoder(device="cuda")
+        decoder, plain = DaliDecoder(device="cuda", options=Dali(memory_limit_bytes=limit)), DaliDecoder(device="cuda")
         draws = [draw(self.recipe, len(buffers), epoch) for epoch in range(6)]
         batches = [staged(decoder, buffers, self.recipe, each) for each in draws]
         expected = [finish(plain, batch, self.recipe, ())[0].cpu() for batch in batches]

@@ -19,6 +19,7 @@ from feeder.decoders.dali import pipeline as dali_pipeline
 from feeder.decoders.dali import queue as dali_queue
 from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
+from feeder.decoders.registry import Dali
 from tests.support.conformance import MEAN, STD, decode
 from tests.support.dali_batches import BASE, HEIGHT, WIDTH, check_alike, draw, finish, jpeg, rest, run, staged
 from tests.support.loader_data import without_tables
@@ -64,7 +65,7 @@ def test_a_failure_of_whatever_kind_leaves_no_pipeline_behind(
 def test_batches_larger_than_the_pipelines_and_in_parts_are_the_same() -> None:
     buffers = [jpeg(k) for k in range(5)] * 15
     whole = run(DaliDecoder(), buffers)
-    few = DaliDecoder(gpu_memory_limit_bytes=3 * HEIGHT * WIDTH)
+    few = DaliDecoder(options=Dali(memory_limit_bytes=3 * HEIGHT * WIDTH))
     np.testing.assert_array_equal(run(few, buffers), whole)
     assert few.dali_images == len(buffers)
     for row in (0, 63, 64, 74):
@@ -124,7 +125,7 @@ def test_batches_are_started_ahead_as_far_as_the_memory_limit_allows(
     images_in_limit: int | None, ahead: int, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = None if images_in_limit is None else images_in_limit * 3 * HEIGHT * WIDTH
-    decoder, plain = DaliDecoder(gpu_memory_limit_bytes=limit), DaliDecoder()
+    decoder, plain = DaliDecoder(options=Dali(memory_limit_bytes=limit)), DaliDecoder()
     draws = draw(BASE, 5)
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
     expected = [finish(plain, batch, BASE, ())[0] for batch in batches]
@@ -159,7 +160,7 @@ def test_what_kernels_still_read_is_in_the_memory_limit() -> None:
         def synchronize(self) -> None:
             self.come = True
 
-    decoder, event = DaliDecoder(gpu_memory_limit_bytes=10 * 3 * HEIGHT * WIDTH), Event()
+    decoder, event = DaliDecoder(options=Dali(memory_limit_bytes=10 * 3 * HEIGHT * WIDTH)), Event()
     decode_whole_images(decoder)
     batch = staged(decoder, [jpeg(k) for k in range(5)], BASE, draw(BASE, 5))
     decoder._queue._borrowed.hold(object(), 6 * 3 * HEIGHT * WIDTH, event)
@@ -204,7 +205,7 @@ def test_a_pipeline_whose_first_run_was_small_gives_way_to_another(
 
 
 def test_a_failure_gives_back_the_memory_of_what_it_loses(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = DaliDecoder(gpu_memory_limit_bytes=10 * 3 * HEIGHT * WIDTH)
+    decoder = DaliDecoder(options=Dali(memory_limit_bytes=10 * 3 * HEIGHT * WIDTH))
     decode_whole_images(decoder)
     draws = draw(BASE, 5)
     batches = [staged(decoder, [jpeg(k) for k in range(a, a + 5)], BASE, draws) for a in range(0, 20, 5)]
@@ -246,7 +247,7 @@ def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, hide_native
         hide_native()
     buffers = [jpeg(k) for k in range(6)]
     expected = run(DaliDecoder(), buffers)
-    decoder, limited = DaliDecoder(), DaliDecoder(gpu_memory_limit_bytes=2 * 3 * HEIGHT * WIDTH)
+    decoder, limited = DaliDecoder(), DaliDecoder(options=Dali(memory_limit_bytes=2 * 3 * HEIGHT * WIDTH))
     for each in (decoder, limited):
         decode_whole_images(each)
         check_alike(run(each, buffers), expected, 1)

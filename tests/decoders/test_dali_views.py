@@ -12,7 +12,7 @@ from feeder import transforms as T
 from feeder.decoders.dali.dali_decoder import DaliDecoder
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError, PipelineOptions
 from feeder.decoders.decoder import View
-from feeder.decoders.registry import get_decoder
+from feeder.decoders.registry import Dali, get_decoder
 from feeder.decoders.staged.stager import Stager
 from tests.support.conformance import encode, natural_image
 from tests.support.dali_batches import check_alike
@@ -95,7 +95,7 @@ def test_views_that_lie_apart_are_cut_and_decoded_apart() -> None:
 def test_views_in_parts_under_a_memory_limit_are_the_same(recipes: tuple[T.Recipe, ...]) -> None:
     buffers = images(seekable=True)
     expected = made(DaliDecoder(), buffers, recipes)
-    few = DaliDecoder(gpu_memory_limit_bytes=3 * 3 * HEIGHT * WIDTH // 4)
+    few = DaliDecoder(options=Dali(memory_limit_bytes=3 * 3 * HEIGHT * WIDTH // 4))
     few.stager.outlier_pixels = HEIGHT * WIDTH
     runs = []
     submit = DaliPipeline.submit

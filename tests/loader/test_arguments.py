@@ -11,9 +11,11 @@ import torch
 
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
+from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.options import Dali, Metrics, Service, ToDevice, WorkerOptions
+from feeder.loader.options import Metrics, ToDevice, WorkerOptions
+from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Window
@@ -130,6 +132,13 @@ def test_bad_arguments_are_refused(shards: Path, arguments: dict[str, Any]) -> N
 def test_bad_options_are_refused(kind: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         kind(**arguments)
+
+
+def test_the_device_stays_as_it_was_given(shards: Path) -> None:
+    for dataset in (ShardDataset(shards, CROP_AND_FLIP), torch.arange(4)):
+        loader = DataLoader(dataset, device="cpu")
+        with pytest.raises(ArgumentError, match="device can't be changed"):
+            loader.device = None
 
 
 def test_other_datasets_take_torchs_path() -> None:

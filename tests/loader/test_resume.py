@@ -12,7 +12,7 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.host_batches import HostBatches
+from feeder.loader.fast.iterator import HostBatches
 from feeder.order.sample_order import Window
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (

@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from feeder.order.batch_scores import batch_scores
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
 from feeder.order.split import Split
+from feeder.tools.inspect import batch_scores
 
 
 def test_lanes_mix_the_batches_of_all_ranks_and_read_fewer_shards() -> None:

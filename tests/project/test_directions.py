@@ -25,6 +25,7 @@ ROOMS = (
     ("shard.source",),
     ("shard.write",),
     ("dataset",),
+    ("loader.service_options",),
     ("loader.options", "loader.stateful", "loader.random_state", "loader.group_store", "loader.collate_errors"),
     ("loader.ranks",),
     ("loader.rank_agreement", "loader.path_choice", "loader.shuffle_choice"),

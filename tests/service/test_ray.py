@@ -21,7 +21,7 @@ import pytest
 import feeder
 from feeder import transforms as T
 from feeder.loader.fast.service_directory import Directory
-from feeder.loader.fast.service_options import ServiceOptions, job_name
+from feeder.loader.service_options import Service, job_name
 from tests.support import ROOT, held_parts, named_functions
 from tests.support.batches import check_same, copied_epoch
 from tests.support.held_parts import HeldParts, held
@@ -241,7 +241,7 @@ def test_while_the_registry_does_not_answer_loaders_learn_of_the_servers_that_we
     wait_until(lambda: len(status(cluster)) == 2)
     one = loader(root, cluster, only=True)
     check_same(copied_epoch(one), expected[0])
-    known = Directory(ServiceOptions(f"feeder@{cluster.address}"))
+    known = Directory(Service(f"feeder@{cluster.address}"))
 
     def is_known() -> bool:
         known.look()

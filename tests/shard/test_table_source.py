@@ -21,9 +21,9 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
-from feeder.shard.source import parquet
-from feeder.shard.source.parquet import parquet_rows
+from feeder.shard.source import table_rows
 from feeder.shard.source.table_file import ManifestColumns
+from feeder.shard.source.table_rows import parquet_rows
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, make_tree, pixels
@@ -468,10 +468,10 @@ def test_a_small_parquet_file_does_not_take_much_memory(
     assert most < 512 << 20
     lists = pyarrow.table({"path": ["class-0/img-000.jpg"], "x": pyarrow.array([[0] * 100_000])})
     pyarrow.parquet.write_table(lists, images / "lists.parquet")
-    monkeypatch.setattr(parquet, "BATCH_VALUES", 99_999)
+    monkeypatch.setattr(table_rows, "BATCH_VALUES", 99_999)
     with pytest.raises(SourceError, match=r"column 'x.list.element' has 100,000 values in a row, more than 99,999"):
         sharded(images / "lists.parquet", tmp_path)
-    monkeypatch.setattr(parquet, "BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr(table_rows, "BATCH_BYTES", 1 << 20)
     with pytest.raises(SourceError, match=r"column 'image' unpacks from [\d,]+ bytes to 4,19\d,\d+, more than"):
         sharded(path, tmp_path)
 

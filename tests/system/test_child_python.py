@@ -19,7 +19,7 @@ import feeder, mine
 from feeder import transforms as T
 from feeder.errors import BackendError
 from feeder.loader.fast.service_directory import Directory
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import Service
 from feeder.tools.bench.run import Contestant
 from feeder.tools.cli import main
 from feeder.tools.doctor.gpu_waits import _need_gpu
@@ -31,7 +31,7 @@ for path in (folder, url):  # by a server of workers, and by a fetcher
 
 assert main(["shard", f"{folder}/list.parquet", "--out", f"{folder}/of-parquet", "-q"]) == 0
 
-directory = Directory(ServiceOptions("name@127.0.0.1:1"))
+directory = Directory(Service("name@127.0.0.1:1"))
 while "ray is missing" not in directory.problem:  # as a ray.py beside the script says
     directory.look()
 directory.close()

@@ -17,9 +17,8 @@ from feeder.system.nvml import GpuSample, Nvml, open_nvml
 from feeder.system.versions import PILLOW_SIMD
 from feeder.tools.doctor import Finding, check_machine, render
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
-from feeder.tools.doctor.pagecache import cached_bytes
 from feeder.tools.doctor.resources import check_cores, check_gpus, check_memory, check_shared_memory
-from feeder.tools.doctor.storage import ReadRate, check_data, disk_of, read_rate, survey
+from feeder.tools.doctor.storage import ReadRate, cached_bytes, check_data, disk_of, read_rate, survey
 from tests.support import ROOT, fake_nvml
 from tests.support.images import make_tree
 from tests.support.requirements import pins

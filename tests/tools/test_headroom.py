@@ -18,8 +18,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.tools.headroom.fit import Fit
-from feeder.tools.headroom.headroom import Headroom
-from feeder.tools.headroom.remedies import Remedy
+from feeder.tools.headroom.headroom import Headroom, Remedy
 from feeder.transforms import Compose, Normalize, RandomResizedCrop
 from tests.support.generators import generator_states
 from tests.support.loader_data import write_shards

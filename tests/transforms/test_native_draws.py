@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from feeder.loader.fast.part_runner import base_ops
 from feeder.transforms import (
     CenterCrop,
     ClampBoundingBoxes,
@@ -26,7 +27,6 @@ from feeder.transforms import (
     SanitizeKeyPoints,
     ToDtype,
 )
-from feeder.transforms.native_draws import base_ops
 
 RECIPES: list[list[Op]] = [
     [RandomResizedCrop(224), RandomHorizontalFlip(), ToDtype("float32", scale=True)],

@@ -19,7 +19,7 @@ from feeder.decoders.device.rows import join_rows
 from feeder.decoders.staged.staged import RowKind, Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, StagedView, TrainerDecoder
 from feeder.decoders.tensors import to_device
-from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.errors import BackendError, DecodeError
 
 __all__ = ["CudaDecoder"]
 
@@ -50,7 +50,6 @@ class CudaDecoder(TrainerDecoder):
         threads: Threads of the CPU backend.
         fidelity: "fast", or "draft", which is the same here.
         device: A CUDA device ("cuda", "cuda:1").
-        gpu_memory_limit_bytes: None; there is no limit.
 
     Attributes:
         cuda_images: Number of images that the kernels have decoded.
@@ -71,18 +70,12 @@ class CudaDecoder(TrainerDecoder):
         threads: int = 1,
         fidelity: str = "fast",
         device: str | torch.device = "cpu",
-        gpu_memory_limit_bytes: int | None = None,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
         if fidelity == "exact":
             raise BackendError(
                 f"backend 'cuda' has no fidelity {fidelity!r}: its kernels resize chroma from its own resolution; use "
                 "fidelity='fast', or backend='cpu' or 'dali'"
-            )
-        if gpu_memory_limit_bytes is not None:
-            raise ArgumentError(
-                "gpu_memory_limit_bytes is for backend 'dali': 'cuda' keeps no whole images, but 5 to 10 bytes for "
-                "each pixel of two batches' crops; leave it out"
             )
         self.device = checked_device(device)
         self._kernels = load_kernels(self.device.index or 0)

@@ -17,6 +17,7 @@ from feeder.decoders.decoder import MAX_PIXELS, Buffer, check_options
 from feeder.decoders.device.finisher import Finishers
 from feeder.decoders.device.rows import join_rows
 from feeder.decoders.image_header import quiet_pillow
+from feeder.decoders.registry import Dali
 from feeder.decoders.staged.staged import RowKind, Staged, by_size
 from feeder.decoders.staged.stager import Stager
 from feeder.decoders.staged.trainer_decoder import StagedView, TrainerDecoder
@@ -50,10 +51,8 @@ class DaliDecoder(TrainerDecoder):
             DALI's default: its JPEG engine is faster then.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
         outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the default limit.
-        gpu_memory_limit_bytes: Limit for all decoded images on the GPU at a time, from their start in DALI until they
-            are resized. Larger batches are split, and a batch is started ahead of its turn only if it fits beside the
-            others. DALI's own pools and the resized images do not count.
-        hw_decoder_load: Share of images for the hardware JPEG engine, 0 to 1; None for DALI's default, 0.65.
+        options: Load of the JPEG engine, and the limit for all decoded images on the GPU at a time, from their start in
+            DALI until they are resized; None for the defaults.
         preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
 
     Attributes:
@@ -75,16 +74,11 @@ class DaliDecoder(TrainerDecoder):
         fidelity: str = "fast",
         device: str | torch.device = "cpu",
         outlier_pixels: int | None = None,
-        gpu_memory_limit_bytes: int | None = None,
-        hw_decoder_load: float | None = None,
+        options: Dali | None = None,
         preallocate: tuple[int, int] | None = None,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
-        if gpu_memory_limit_bytes is not None and gpu_memory_limit_bytes < 1:
-            raise ArgumentError(f"gpu_memory_limit_bytes must be at least 1, got {gpu_memory_limit_bytes}")
-        if hw_decoder_load is not None and not 0.0 <= hw_decoder_load <= 1.0:
-            raise ArgumentError(f"hw_decoder_load must be 0 to 1, got {hw_decoder_load}")
-
+        options = Dali() if options is None else options
         is_draft = fidelity == "draft"
         fidelity = "fast" if is_draft else fidelity
 
@@ -98,14 +92,14 @@ class DaliDecoder(TrainerDecoder):
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
 
         outliers = {} if outlier_pixels is None else {"outlier_pixels": outlier_pixels}
-        if gpu_memory_limit_bytes is not None:
-            fitting = gpu_memory_limit_bytes // PIXEL_BYTES
+        if options.memory_limit_bytes is not None:
+            fitting = options.memory_limit_bytes // PIXEL_BYTES
             outliers["outlier_pixels"] = min(fitting, outliers.get("outlier_pixels", fitting))
         # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
         apart = self.device.type == "cpu"
         self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart, **outliers)
 
-        self.memory_limit_bytes = gpu_memory_limit_bytes
+        self.memory_limit_bytes = options.memory_limit_bytes
         self.dali_images = self.cpu_images = self.redone_images = 0
         self._threads = threads
         self._fidelity = fidelity
@@ -114,11 +108,13 @@ class DaliDecoder(TrainerDecoder):
                 device_id=self.device.index if self.device.type == "cuda" else None,
                 threads=threads,
                 crops=self.device.type == "cpu",
-                hw_decoder_load=PipelineOptions.hw_decoder_load if hw_decoder_load is None else hw_decoder_load,
+                hw_decoder_load=PipelineOptions.hw_decoder_load
+                if options.hw_decoder_load is None
+                else options.hw_decoder_load,
                 preallocate=preallocate,
                 fancy_upsampling=not (is_draft and self.device.type == "cuda"),
             ),
-            gpu_memory_limit_bytes,
+            options.memory_limit_bytes,
         )
 
         self._finishers = Finishers(self.name, self.device)

@@ -169,7 +169,10 @@ class _Cut:
     def move(self, move: Move, canvas: tuple[int, int]) -> None:
         height, width = canvas
         if isinstance(move, Swap):
-            self._mask, self._rows, self._columns = self._mask.T, self._columns, self._rows
+            rows = self._rows
+            self._mask = self._mask.T
+            self._rows = self._columns
+            self._columns = rows
         elif isinstance(move, Flip):
             if move.is_vertical:
                 self._rows = _along(self._rows, height)[::-1]

@@ -35,7 +35,8 @@ class CudaGuard:
     """
 
     def __init__(self, device: torch.device | None, stream: Any = None) -> None:
-        self.device, self._stream = device, stream
+        self.device = device
+        self._stream = stream
 
     def record(self) -> list[Any]:
         """Events on the consumer's current stream, of each GPU that it may be on, and on the feeding one; during a

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import collections
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,6 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import HELD_BATCHES, Samples, Sizes, SlotView
-from feeder.loader.slots.reused_memory import ReusedMemory
 from feeder.order.sample_order import Order
 from feeder.order.split import Split, ordered_batches
 from feeder.system.warning import warn
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine
     from feeder.loader.workers.iterator_lock import IteratorLock
 
-__all__ = ["BatchQueue", "make_here", "requests"]
+__all__ = ["BatchQueue", "ReusedMemory", "make_here", "requests"]
+
+_LINE_BYTES = 64
 
 
 def requests(
@@ -63,7 +66,7 @@ def make_here(
 ) -> Iterator[Finished | BaseException]:
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
-    The next batches use it again, see :class:`feeder.loader.slots.reused_memory.ReusedMemory`.
+    The next batches use it again, see :class:`ReusedMemory`.
 
     Args:
         work: Makes the samples.
@@ -113,7 +116,10 @@ class BatchQueue:
     def __init__(
         self, engine: Engine, requests: Iterator[Request], timeout_s: float, batch_size: int | None, use: IteratorLock
     ) -> None:
-        self._engine, self._timeout_s, self._batch_size, self._use = engine, timeout_s, batch_size, use
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._batch_size = batch_size
+        self._use = use
         self._requests = requests
         self._waiting: Request | None = None
         self._queue: collections.deque[_Making] = collections.deque()
@@ -245,3 +251,49 @@ class BatchQueue:
         if report.collated is not None and report.collated.message is not None:
             self._engine.grow_slots(report.collated.message.wanted, rows)
         return _finished(arrays, making.request.epoch, making.edges, report)
+
+
+class ReusedMemory:
+    """Memory for one array of each batch. It is used again when the last array or tensor on it is gone.
+
+    Without that the system clears the pages of every batch anew, a tenth of the time that it takes to make it. No more
+    memory is in use than without: a loop has the next batch made while it still holds the last one.
+    """
+
+    def __init__(self) -> None:
+        # Filled by finalizers, which run at any moment and in any thread: appending to a deque is atomic.
+        self._idle: deque[_Memory] = deque(maxlen=HELD_BATCHES)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> npt.NDArray[Any]:
+        """Returns an uninitialized array, aligned to a cache line, as :func:`numpy.empty` does."""
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        while self._idle:
+            memory = self._idle.pop()
+            if memory.nbytes >= size:
+                break
+        else:
+            memory = _aligned(size)
+        use = memory.view(_Use)
+        use.idle = self._idle
+        array: npt.NDArray[Any] = np.ndarray(shape, dtype, use)
+        return array
+
+
+class _Memory(np.ndarray):
+    """Bytes of a class of their own: numpy skips a base whose own base is a plain array."""
+
+
+class _Use(np.ndarray):
+    """Keeps memory from being used again while an array on it lives."""
+
+    base: _Memory
+    idle: deque[_Memory]
+
+    def __del__(self) -> None:
+        self.idle.append(self.base)
+
+
+def _aligned(size: int) -> _Memory:
+    memory = np.empty(size + _LINE_BYTES, np.uint8)
+    start = -memory.__array_interface__["data"][0] % _LINE_BYTES
+    return memory[start : start + size].view(_Memory)

@@ -96,7 +96,8 @@ class Engine:
         self._is_retired = False
         self.ahead = 0
         self.warned = False
-        self._work, self._options = work, options
+        self._work = work
+        self._options = options
         self._ring: Ring | None = None
         self._sizes = PartSizes(max(1, options.pool.workers))
         stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)

@@ -76,8 +76,11 @@ class FastPath:
     def __init__(
         self, fixed: FixedOptions, options: EpochOptions, source: FeederDataset, dataset: Any, seed: RunSeed
     ) -> None:
-        self._fixed, self._options, self._seed = fixed, options, seed
-        self.dataset, self._given_dataset = source, dataset
+        self._fixed = fixed
+        self._options = options
+        self._seed = seed
+        self.dataset = source
+        self._given_dataset = dataset
         self.own_order = fixed.batch_sampler is None
         self._worker_init: WorkerInit | None = None
         if fixed.worker_init_fn is not None or fixed.collate_fn is not None:
@@ -92,7 +95,8 @@ class FastPath:
         self._service = make_service(fixed, options, self.work)
         if self.work.table is not None:
             self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(fixed.shuffle))
-        self.backend, self._fused = decoder.name, decoder.fused
+        self.backend = decoder.name
+        self._fused = decoder.fused
         self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
 
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
@@ -101,7 +105,8 @@ class FastPath:
         self._ledger = Ledger()
 
         self._progress: EpochProgress | None = None
-        self._next, self._spans = Place(), Spans()
+        self._next = Place()
+        self._spans = Spans()
         self._iterator: weakref.ref[FastIterator] | None = None
         self._iterators: weakref.WeakSet[FastIterator] = weakref.WeakSet()
         self._engine: Engine | None = None
@@ -193,7 +198,8 @@ class FastPath:
         try:
             iterator = FastIterator(self._epoch(place, split), owner)
         except BaseException:  # nothing of it was handed out: the next one starts there
-            self._next, self._progress = place, progress
+            self._next = place
+            self._progress = progress
             raise
         self._note(place, split)
         self._iterator = weakref.ref(iterator)
@@ -403,7 +409,8 @@ class FastPath:
         if self.skip is None and skip is not None:
             self.skip = skip
         self._seed.known = seed
-        self.unseeded, self._next = order.with_seed(self.unseeded.seed), Place(epoch, start, by_bucket, sampler)
+        self.unseeded = order.with_seed(self.unseeded.seed)
+        self._next = Place(epoch, start, by_bucket, sampler)
         self._iterator = self._progress = None
 
     @property
@@ -473,7 +480,9 @@ class FastPath:
         if fixed.service is not None:  # which leaves "auto" only the backends of the CPU
             fixed = dataclasses.replace(fixed, service=None, backend=self.backend)
         path = FastPath(fixed, options, self.dataset, self._given_dataset, self._seed)
-        path.unseeded, path._next, path._has_told = self.unseeded.with_seed(path.unseeded.seed), place, True
+        path.unseeded = self.unseeded.with_seed(path.unseeded.seed)
+        path._next = place
+        path._has_told = True
         return path
 
     def stats(self) -> dict[str, Any]:

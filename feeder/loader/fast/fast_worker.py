@@ -90,11 +90,18 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         relay(channel, board, rows, view_of, work)
         return
 
+    board.beat(number)
+    waits.beat = lambda: board.beat(number)
+    _make_parts(channel, board, number, view_of, work)
+
+
+def _make_parts(
+    channel: socket.socket, board: Board, number: int, view_of: Callable[[Part], SlotView], work: Work
+) -> None:
+    """Makes parts as they come onto the board, until the trainer's socket closes."""
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
     poll.register(channel, select.POLLIN)
-    board.beat(number)
-    waits.beat = lambda: board.beat(number)
     work.meter = board.meter(number)
     idle_from = time.perf_counter_ns()
 
@@ -123,7 +130,9 @@ class _PartViews:
     """
 
     def __init__(self, layout: Layout, whole: npt.NDArray[np.uint8], work: Work) -> None:
-        self._layout, self._whole, self._work = layout, whole, work
+        self._layout = layout
+        self._whole = whole
+        self._work = work
         self._slots = [SlotView.of(layout, memory) for memory in whole]
         self._kept: dict[tuple[int, int, int], SlotView] = {}
 

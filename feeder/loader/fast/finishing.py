@@ -56,9 +56,13 @@ class Finishing:
             )
         if mix and mix[0].num_classes is not None:  # the same for all
             _check_labels(mix[0], work)
-        self._work, self._channels_last, self._mix = work, channels_last, mix
+
+        self._work = work
+        self._channels_last = channels_last
+        self._mix = mix
         self._is_on_device = device is not None
         self._device = device
+
         # What a collate_fn made stays as it is. Where sizes vary, these are the last steps at one of them.
         recipes = () if work.makes_batches else work.recipes_at(work.largest, 0)
         splits = work.splits or (None,) * len(recipes)

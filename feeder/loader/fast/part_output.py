@@ -75,7 +75,10 @@ class PixelSink:
         images: tuple[npt.NDArray[Any], ...],
         meter: Meter,
     ) -> None:
-        self._decoder, self._splits, self._images, self._meter = decoder, splits, images, meter
+        self._decoder = decoder
+        self._splits = splits
+        self._images = images
+        self._meter = meter
         both = zip(recipes, splits, strict=True)
         self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
         self.takes_rows = decoder.takes_rows
@@ -111,7 +114,10 @@ class SampleSink:
     """
 
     def __init__(self, decoder: Decoder, recipe: Recipe, images: Any, meter: Meter) -> None:
-        self._decoder, self._recipe, self._images, self._meter = decoder, recipe, images, meter
+        self._decoder = decoder
+        self._recipe = recipe
+        self._images = images
+        self._meter = meter
         self.takes_rows = decoder.takes_rows
 
     def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
@@ -171,7 +177,10 @@ class StagedSink:
     def __init__(
         self, stager: Stager, recipes: tuple[Recipe, ...], memory: npt.NDArray[np.uint8], meter: Meter
     ) -> None:
-        self._stager, self._recipes, self._memory, self._meter = stager, recipes, memory, meter
+        self._stager = stager
+        self._recipes = recipes
+        self._memory = memory
+        self._meter = meter
         rows = np.zeros(len(memory) * len(recipes), ROW)
         rows["kind"] = RowKind.FAILED
         self._staged = Staged(rows, [b""] * len(rows), len(recipes))

@@ -24,8 +24,8 @@ from feeder.errors import WorkerError
 from feeder.loader.fast.fast_worker import FAILED_START, HEAD, Declined, work_loop
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.slots.image_slots import Ring
 from feeder.loader.slots.shared_pickle import pack
 from feeder.loader.workers.process import Forked, InContext, Process

@@ -204,15 +204,21 @@ class ReadAhead:
     def __init__(
         self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int, *, takes_rows: bool
     ) -> None:
-        self._reader, self._order, self._split, self._epoch = reader, order, split, progress.place.epoch
-        self._progress, self._moved = weakref.ref(progress), progress.moved
+        self._reader = reader
+        self._order = order
+        self._split = split
+        self._epoch = progress.place.epoch
+        self._progress = weakref.ref(progress)
+        self._moved = progress.moved
         self._is_over = threading.Event()
+
         self._chunk = max(1, _CHUNK_SAMPLES // split.batch_size)  # batches
         samples = split.batch_size * split.world_size
         self._made = made
         needed = -(-_looked_ahead(order) // samples) + made + 1  # steps
         self._together = max(1, min(self._chunk, needed // _TOGETHER))
         self._ahead = needed + self._together - 1
+
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
         per_index = self._steps_per_index() if takes_rows else {}
         fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())
@@ -342,7 +348,9 @@ class DrawnAhead:
     """
 
     def __init__(self, reader: Reader, progress: EpochProgress, made: int, *, takes_rows: bool) -> None:
-        self._reader, self._made, self._takes_rows = reader, made, takes_rows
+        self._reader = reader
+        self._made = made
+        self._takes_rows = takes_rows
         self._progress = weakref.ref(progress)
         self._drawn: queue.SimpleQueue[tuple[int, Int64s]] = queue.SimpleQueue()
         self._is_over = threading.Event()

@@ -34,9 +34,9 @@ from feeder.loader.fast.relay_claims import Claims
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
-from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.work_json import work_data
+from feeder.loader.service_options import ServiceOptions
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import BEAT_S, Frame, Kind
 
@@ -82,15 +82,21 @@ class _Relay:
         work: Work,
         options: ServiceOptions,
     ) -> None:
-        self._channel, self._board, self._view_of = channel, board, view_of
-        self._work, self._options = work, options
+        self._channel = channel
+        self._board = board
+        self._view_of = view_of
+        self._work = work
+        self._options = options
+
         self._receiver = PartReceiver(work)
         self._servers: Servers[PartRequest] = Servers(options, work_data(work), self._buffers)
         self._claims = Claims(board, 0 if options.only else options.local_workers)
         self._idle_rows = deque(rows)
         self._asked: dict[int, AskedPart] = {}
         self._returned: dict[int, AskedPart] = {}
-        self._poll, self._polled = select.poll(), dict[int, int]()
+        self._poll = select.poll()
+        self._polled = dict[int, int]()
+
         now = time.monotonic()
         self._next_s = self._looked_s = self._late_s = now
         self._answered_s = now  # when a server answered, or parts began to wait for one
@@ -362,7 +368,7 @@ class _Relay:
 
     def _fail(self, asked: AskedPart) -> None:
         error = ServiceError(
-            f"no server of the service {self._options.place!r} was there for {self._options.timeout_s:g} s: "
+            f"no server of the service {self._options.name!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
         )
         self._finish(asked, PartReport(), error)

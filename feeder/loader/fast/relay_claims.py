@@ -22,7 +22,8 @@ class Claims:
     """
 
     def __init__(self, board: Board, local_workers: int) -> None:
-        self._board, self._local_workers = board, local_workers
+        self._board = board
+        self._local_workers = local_workers
         self._seen = (-1, 0.0)  # the oldest part that waits, and since when
 
     def take(self, row: int) -> Part | None:

@@ -105,7 +105,8 @@ class Work:
     )
 
     def __post_init__(self) -> None:
-        self.images, self.values = images_in(self.extras), values_in(self.extras)
+        self.images = images_in(self.extras)
+        self.values = values_in(self.extras)
         self._key_rows = key_rows(self.recipe, self.extras)
         counts = [len(self.recipe.views), *(len(image.recipe.views) for image in self.images)]
         ends = list(itertools.accumulate(counts))
@@ -122,7 +123,8 @@ class Work:
 
     def reseed(self, seed: int) -> None:
         """Has the augmentation follow from another seed, 0 to 2**64-1."""
-        self.seed, self._runners = seed, {}
+        self.seed = seed
+        self._runners = {}
 
     @property
     def decoder(self) -> Decoder:

@@ -52,14 +52,18 @@ class Replay:
     def __init__(
         self, sampler: Any, samples: int, rank: int, start: int = 0, saved: Mapping[str, Any] | None = None
     ) -> None:
-        self._sampler, self._samples, self._rank = sampler, samples, rank
-        self._start, self._saved = start, saved
+        self._sampler = sampler
+        self._samples = samples
+        self._rank = rank
+        self._start = start
+        self._saved = saved
         self._chain = dict(_chain(sampler))
         self._stateful = next((s for s in self._chain.values() if is_stateful(s)), None)
         self._is_there = False
         self._generators: dict[str, Any] = {}
         self._global: dict[str, Any] = {}
-        self._digest, self._first = _NOTHING, 0
+        self._digest = _NOTHING
+        self._first = 0
         self._own: Any = None
         self._ahead: collections.deque[tuple[bytes, int, Any]] = collections.deque()
         self.refusal: ArgumentError | None = None
@@ -97,7 +101,8 @@ class Replay:
 
         self._own = self._own_state()
         self._generators = {path: get_state(source) for path, source in self._sources().items()}
-        self._digest, self._first = digest, first
+        self._digest = digest
+        self._first = first
 
         batches = self._begin({} if saved is None else saved["global"])
         for batch in batches:
@@ -119,7 +124,8 @@ class Replay:
                 self._ahead.append((digest, first + len(ids), self._own_state()))
                 yield Samples(first + np.arange(len(ids), dtype=np.int64), ids, repeats)
             else:
-                self._digest, self._first = digest, first + len(ids)
+                self._digest = digest
+                self._first = first + len(ids)
                 if saved is not None and saved["rank"] == self._rank and self._first > saved["samples"]:
                     self._refuse(
                         f"{count(number, 'batch', 'batches')} from the beginning on make more than the "
@@ -135,7 +141,10 @@ class Replay:
 
     def handed_out(self) -> None:
         """Counts the next batch as handed out."""
-        self._digest, self._first, self._own = self._ahead.popleft()
+        digest, first, own = self._ahead.popleft()
+        self._digest = digest
+        self._first = first
+        self._own = own
 
     def state(self) -> dict[str, Any]:
         """Returns the sampler's part of a state, to be saved beside the number of batches handed out.

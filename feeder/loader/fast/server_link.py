@@ -66,7 +66,9 @@ class ServerLink(Generic[R]):
         self.memory: npt.NDArray[np.uint8] | None = None
         self._next = 0
         self.refusal = self.lost = ""
-        self._hello, self._work, self._place = hello, work, place
+        self._hello = hello
+        self._work = work
+        self._place = place
         self._is_connected = self._is_local = False
         self._receiving: int | None = None  # the request whose payload comes
         self._begin(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address)
@@ -258,8 +260,13 @@ class ServerLink(Generic[R]):
         self._begin(socket.AF_UNIX, f"\0{local['socket']}"[:_MOST_NAME_BYTES])
         if self.lost:  # it is that of another network namespace
             self.connection.close()
-            self.lost, self._is_local = "", False
-            self.connection, self._receiver, self._sender, self._ends, self.heard_s = by_tcp
+            self.lost = ""
+            self._is_local = False
+            self.connection = by_tcp[0]
+            self._receiver = by_tcp[1]
+            self._sender = by_tcp[2]
+            self._ends = by_tcp[3]
+            self.heard_s = by_tcp[4]
             return False
         by_tcp[0].close()
         return True

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.service_directory import Directory
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import ServiceOptions
 from feeder.service.frames import Frame, peer_versions
 from feeder.system.text import count, say
 
@@ -35,7 +35,9 @@ class Servers(Generic[R]):
     def __init__(
         self, options: ServiceOptions, work: bytes, place: Callable[[R, dict[str, Any]], Sequence[memoryview]]
     ) -> None:
-        self._options, self._work, self._place = options, work, place
+        self._options = options
+        self._work = work
+        self._place = place
         self._directory = Directory(options)
         self._links: dict[tuple[str, int], ServerLink[R]] = {}
         self._not_before: dict[tuple[str, int], float] = {}
@@ -138,4 +140,4 @@ class Servers(Generic[R]):
         """Says on standard error, once, what keeps a server from being of use."""
         if text not in self._told:
             self._told.add(text)
-            say(f"feeder: service {self._options.place!r}: {text}", file=sys.stderr)
+            say(f"feeder: service {self._options.name!r}: {text}", file=sys.stderr)

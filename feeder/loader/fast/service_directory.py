@@ -21,7 +21,7 @@ import subprocess
 import time
 from typing import Any
 
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import Service
 from feeder.system.child_python import child_python
 
 __all__ = ["Directory", "peer_uid", "socket_name"]
@@ -36,7 +36,7 @@ class Directory:
     """The servers and the token of a service, as far as they are known.
 
     Args:
-        options: The service.
+        service: The service.
 
     Attributes:
         servers: Host and port of each.
@@ -44,14 +44,14 @@ class Directory:
         problem: The reason for which nothing is known; empty if something is.
     """
 
-    def __init__(self, options: ServiceOptions) -> None:
-        self._options = options
+    def __init__(self, service: Service) -> None:
+        self._service = service
         self.servers: list[tuple[str, int]] = []
         self.token = ""
         self.problem = "nothing is known of it yet"
         self._helpers: list[subprocess.Popen[bytes]] = []  # that were started here, and have not ended
         self._connection: socket.socket | None = None
-        self._name = socket_name(options)
+        self._name = socket_name(service)
         self._received = b""
         self._look_s = self._start_s = 0.0
         self._pause_s = _RESTART_S
@@ -65,8 +65,8 @@ class Directory:
     def look(self) -> None:
         """Takes in what is new. To be called every 250 ms: a helper that has ended is a zombie until then."""
         self._helpers = [each for each in self._helpers if each.poll() is None]
-        if self._options.file is not None:
-            self._read_file(self._options.file)
+        if self._service.file is not None:
+            self._read_file(self._service.file)
         elif self._connection is not None or self._connect():
             self._read_helper()
         else:
@@ -114,7 +114,7 @@ class Directory:
             return
         self._start_s = now + self._pause_s
         self._pause_s = min(_MOST_RESTART_S, 2 * self._pause_s)
-        name, address = self._options.name_and_address
+        name, address = self._service.name_and_address
         helper = subprocess.Popen(
             child_python(_HELPER, name, address, self._name),
             stdin=subprocess.DEVNULL,
@@ -149,7 +149,8 @@ class Directory:
                 return
             servers = [(str(host), int(port)) for host, port in found["servers"][:_MOST_SERVERS]]
             self._pause_s = _RESTART_S
-            self.token, self.servers = str(found["token"]), servers
+            self.token = str(found["token"])
+            self.servers = servers
             self.problem = str(found.get("problem", "" if servers else "it has no server now"))
         except (ValueError, TypeError, KeyError):
             self.problem = "what names its servers is damaged"
@@ -161,7 +162,7 @@ def peer_uid(connection: socket.socket) -> int:
     return uid
 
 
-def socket_name(options: ServiceOptions) -> str:
+def socket_name(service: Service) -> str:
     """Returns the name of the helper's socket: one for all that would start the same helper."""
-    same = (os.getuid(), os.readlink("/proc/self/ns/mnt"), options.name_and_address, os.environ.get("RAY_ADDRESS"))
+    same = (os.getuid(), os.readlink("/proc/self/ns/mnt"), service.name_and_address, os.environ.get("RAY_ADDRESS"))
     return f"feeder-finder-{hashlib.blake2b(repr(same).encode(), digest_size=16).hexdigest()}"

@@ -25,9 +25,9 @@ from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
-from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, Dali, EpochOptions, FixedOptions
+from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
 from feeder.loader.ranks import current_ranks
+from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
 from feeder.order.sample_order import goes_by_shard
@@ -54,16 +54,13 @@ def make_work(
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
     # all that a service makes.
     in_workers = collate_fn is not None or ((sizes.varies or fixed.service is not None) and fixed.backend == "auto")
-    name, dali = ("dali", fixed.backend) if isinstance(fixed.backend, Dali) else (fixed.backend, Dali())
     decoder = get_decoder(
-        name,
+        fixed.backend,
         (*recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU.
         device="cpu" if target is None or in_workers else str(target),
-        gpu_memory_limit_bytes=dali.memory_limit_bytes,
-        hw_decoder_load=dali.hw_decoder_load,
     )
 
     _check_sizes(fixed, options, sizes)
@@ -237,9 +234,10 @@ def make_service(fixed: FixedOptions, options: EpochOptions, work: Work) -> Serv
     from feeder.loader.fast.work_json import work_data  # which few loaders need
 
     work_data(work)
-    timeout_s = options.timeout_s or DEFAULT_TIMEOUT_S
-    workers = 0 if fixed.service.only else options.num_workers
-    return ServiceOptions(fixed.service.name, fixed.service.only, timeout_s, workers, job_name())
+    name, only = fixed.service.name, fixed.service.only
+    return ServiceOptions(
+        name, only, options.timeout_s or DEFAULT_TIMEOUT_S, 0 if only else options.num_workers, job_name()
+    )
 
 
 def _torchs_context(work: Work) -> Any:

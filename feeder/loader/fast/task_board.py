@@ -92,7 +92,8 @@ class Board:
         patience_s: float | None = None,
         meters: int | None = None,
     ) -> None:
-        self.capacity, self.workers = capacity, workers
+        self.capacity = capacity
+        self.workers = workers
         self.meters = workers if meters is None else meters
         self.evicted: set[int] = set()
         self._patience_s = patience_s
@@ -104,7 +105,8 @@ class Board:
             self.sent = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         else:
             self.region = Region(8 * words, descriptors[0])
-            self.event, self.sent = descriptors[1:]
+            self.event = descriptors[1]
+            self.sent = descriptors[2]
 
         self._pid = os.getpid()
         numbers = self.region.array(np.int64, (words,))
@@ -114,7 +116,8 @@ class Board:
         at = _HEADER
         self._parts = each[at : at + capacity * _PART_WORDS]
         at += capacity * _PART_WORDS
-        self._fresh, self._again = each[at : at + capacity], each[at + capacity : at + 2 * capacity]
+        self._fresh = each[at : at + capacity]
+        self._again = each[at + capacity : at + 2 * capacity]
         at += 2 * capacity
         self._rows = each[at : at + workers * _WORKER_WORDS]
         self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
@@ -300,7 +303,9 @@ class Board:
 
 class _Lock:
     def __init__(self, descriptor: int, patience_s: float | None, evicted: set[int]) -> None:
-        self._descriptor, self._patience_s, self._evicted = descriptor, patience_s, evicted
+        self._descriptor = descriptor
+        self._patience_s = patience_s
+        self._evicted = evicted
 
     def __enter__(self) -> None:
         if self._patience_s is None:

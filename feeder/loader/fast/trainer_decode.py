@@ -72,8 +72,13 @@ class DecodeFeed:
         meter: Meter | None = None,
     ) -> None:
         self._meter = Meter() if meter is None else meter
-        self._source, self._work, self._decoder, self._source_ready = source, work, decoder, ready
-        self._mixing, self._channels_last, self._stream = mixing, channels_last, stream
+        self._source = source
+        self._work = work
+        self._decoder = decoder
+        self._source_ready = ready
+        self._mixing = mixing
+        self._channels_last = channels_last
+        self._stream = stream
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._failure: Exception | None = None
 

@@ -30,7 +30,9 @@ class BatchSlots:
 
     def __init__(self, ahead: int, limit_bytes: int | None, guard: Guard | None) -> None:
         self.current: Slots | None = None
-        self._count, self._limit_bytes, self._guard = ahead + HELD_BATCHES, limit_bytes, guard
+        self._count = ahead + HELD_BATCHES
+        self._limit_bytes = limit_bytes
+        self._guard = guard
 
     def assign(self, pending: Pending, others: Iterable[Pending]) -> None:
         """Gives a batch a slot, if there is one.
@@ -46,7 +48,8 @@ class BatchSlots:
         if slot is None:  # the caller has them all, or an interrupt lost some
             slots.reclaim({p.slot for p in others if p.slots is slots and p.slot is not None})
             slot = slots.acquire()
-        pending.slots, pending.slot = slots, slot
+        pending.slots = slots
+        pending.slot = slot
 
     def fit(self, wanted_bytes: int) -> None:
         """Makes slots for batches of that size, unless they fit those that are there, or are small or too large."""

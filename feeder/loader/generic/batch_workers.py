@@ -57,7 +57,9 @@ class BatchWorkers:
         meters: GenericMeters,
         replacements: list[dict[str, Any]],
     ) -> None:
-        self.processes, self.pending, self.slots = processes, pending, slots
+        self.processes = processes
+        self.pending = pending
+        self.slots = slots
         self.job = job
         self.failure: WorkerError | None = None
         self._first_states = first_states

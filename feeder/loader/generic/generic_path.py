@@ -216,11 +216,13 @@ class GenericPath:
             base_seed = self._seeds.begin(_sampler_of(loader))
         self.meters.expect(loader.num_workers)
         if loader.num_workers == 0:
-            self._here, self._progress = HereIterator(loader, self.order, self.meters, state, base_seed), None
+            self._here = HereIterator(loader, self.order, self.meters, state, base_seed)
+            self._progress = None
             return self._here
         loader.check_worker_number_rationality()
         iterator = WorkersIterator(loader, options, self.order, self.meters, state, base_seed, self._replacements)
-        self._here, self._progress = None, iterator.progress
+        self._here = None
+        self._progress = iterator.progress
         self._with_workers = weakref.ref(iterator)
         if loader.persistent_workers:
             loader._iterator = iterator
@@ -242,7 +244,8 @@ class _OnDevice:
 
     def __init__(self, iterator: Any, options: EpochOptions, meters: GenericMeters) -> None:
         self.state: dict[str, Any] | None = iterator.state_dict()
-        self._iterator, self._meters = iterator, meters
+        self._iterator = iterator
+        self._meters = meters
         self.view: LiveView | None = None
         self._feed: DeviceFeed[dict[str, Any]] = DeviceFeed(_WithStates(iterator), options.device, meters.here)
 

@@ -263,13 +263,7 @@ def _run(channel: Channel, job: Job) -> None:
             slots = region, region.array(np.uint8, (count, size))
 
         if task.begin is not None:
-            try:
-                worker.seed(task.begin[0])
-                worker.begin(None)
-                result = BatchResult(None, None, worker.state())
-            except Exception:
-                result = BatchResult(None, _caught(where), None)
-            channel.send(pack(result, Slot(_NO_MEMORY)))
+            channel.send(pack(worker.begun_again(task.begin[0], where), Slot(_NO_MEMORY)))
         if task.number is None:
             continue
 
@@ -337,6 +331,15 @@ class _Worker:
         )
         if state is not None and job.kind == _DatasetKind.Iterable and state["fetcher_state"] is not None:
             load_if_stateful(self.fetcher.dataset_iter, state["fetcher_state"]["dataset_iter_state"])
+
+    def begun_again(self, shared_seed: int | None, where: str) -> BatchResult:
+        """Begins the next epoch; returns the answer to the trainer, without a batch."""
+        try:
+            self.seed(shared_seed)
+            self.begin(None)
+            return BatchResult(None, None, self.state())
+        except Exception:
+            return BatchResult(None, _caught(where), None)
 
     def state(self) -> dict[str, Any]:
         return worker_state(self.job.worker, self.job.kind, self.fetcher, self.dataset)

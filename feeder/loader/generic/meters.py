@@ -67,7 +67,8 @@ class GenericMeters:
         if workers > len(self._words):
             words = np.zeros((workers, METER_WORDS), np.int64)
             words[: len(self._words)] = self._words
-            self._words, self._meters = words, [Meter(row) for row in words]
+            self._words = words
+            self._meters = [Meter(row) for row in words]
 
     def made(self, worker: int, spent: Spent) -> None:
         """Counts a batch that a worker has made."""
@@ -118,7 +119,8 @@ class GenericMeters:
 
     def begin(self) -> None:
         """Notes that the caller asks for an epoch."""
-        self._asked_ns, self._given_ns = time.monotonic_ns(), 0
+        self._asked_ns = time.monotonic_ns()
+        self._given_ns = 0
 
     def asked(self) -> None:
         """Notes that the caller asks for a batch."""

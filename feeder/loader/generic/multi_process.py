@@ -89,10 +89,6 @@ class WorkersIterator(_BaseDataLoaderIter):
 
         context = options.multiprocessing_context or torch.multiprocessing
         self._processes = Processes(context, options.hang_timeout_s)
-        init_fn = loader.worker_init_fn
-        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
-            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
-
         self.progress = GenericProgress()
         self._pending = PendingBatches(loader.in_order)
 
@@ -108,21 +104,7 @@ class WorkersIterator(_BaseDataLoaderIter):
             self._base_seed = main.get("_base_seed", self._base_seed)
             self._shared_seed = main.get("_shared_seed", self._shared_seed)
 
-        job = Job(
-            self._dataset_kind,
-            self._dataset,
-            self._auto_collation,
-            self._collate_fn,
-            self._drop_last,
-            int(self._base_seed),
-            init_fn,
-            0,
-            self._num_workers,
-            None if self._shared_seed is None else int(self._shared_seed),
-            None,
-            None if order is None else order.seeding,
-        )
-
+        job = self._job(loader.worker_init_fn, order)
         ahead = self._prefetch_factor * self._num_workers
         slots = BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device))
         self._batches = BatchWorkers(
@@ -143,6 +125,25 @@ class WorkersIterator(_BaseDataLoaderIter):
         except BaseException:
             self._shutdown_workers()
             raise
+
+    def _job(self, init_fn: Callable[[int], object] | None, order: SplitOrder | None) -> Job:
+        """Returns what all workers have to do."""
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        return Job(
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+            int(self._base_seed),
+            init_fn,
+            0,
+            self._num_workers,
+            None if self._shared_seed is None else int(self._shared_seed),
+            None,
+            None if order is None else order.seeding,
+        )
 
     @property
     def _workers(self) -> list[Any]:
@@ -254,7 +255,9 @@ class WorkersIterator(_BaseDataLoaderIter):
             if self._last_worker != last:
                 raise ArgumentError("the dataset gives other samples than when the state was saved")
         else:
-            progress.main, progress.step, progress.last_worker = main, self._num_yielded, last
+            progress.main = main
+            progress.step = self._num_yielded
+            progress.last_worker = last
             self._turn = (last + 1) % self._num_workers
             self._fill()
         since = state["_steps_since_snapshot"]
@@ -361,8 +364,10 @@ class WorkersIterator(_BaseDataLoaderIter):
         self._last_worker = pending.worker
         progress.since += 1
         if pending.main is not None and is_prefix:
-            progress.main, progress.since = pending.main, 0
-            progress.step, progress.last_worker = self._num_yielded + 1, pending.worker
+            progress.main = pending.main
+            progress.since = 0
+            progress.step = self._num_yielded + 1
+            progress.last_worker = pending.worker
             progress.workers = self._batches.states()
         if self._pin_memory:  # tensors in page-locked slots stay where they are
             data = pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]

@@ -67,7 +67,8 @@ class _ResumableIterator(abc.ABC):
         return {"yielded": self._yielded, "generator": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._start, self._indices = state["generator"], None
+        self._start = state["generator"]
+        self._indices = None
         _pass_over(self._begun(), state["yielded"])
         self._yielded = state["yielded"]
 
@@ -131,7 +132,8 @@ class _DrawnAtOnce(_ResumableIterator):
 
     def __init__(self, sampler: Any, iterate: Callable[[], Iterator[int]]) -> None:
         super().__init__()
-        self._sampler, self._iterate = sampler, iterate
+        self._sampler = sampler
+        self._iterate = iterate
 
     def _begun(self) -> Iterator[int]:
         if self._indices is None:

@@ -141,11 +141,17 @@ class SplitOrder:
         skip: Skip | None,
         seed: RunSeed,
     ) -> None:
-        self._dataset, self._order, self._shuffle, self._given = dataset, order, shuffle, ranks
+        self._dataset = dataset
+        self._order = order
+        self._shuffle = shuffle
+        self._given = ranks
         self._follows_state = follows_state
-        self._batch_size, self._drop_last = batch_size or 1, drop_last
-        self._seed, self._stored_order = seed, goes_by_shard(order.shuffle)
+        self._batch_size = batch_size or 1
+        self._drop_last = drop_last
+        self._seed = seed
+        self._stored_order = goes_by_shard(order.shuffle)
         self.skip = skip
+
         self._gaps = EpochGaps()
         self.padded: list[int] = []
         self.fixed_epoch: int | None = None
@@ -255,7 +261,8 @@ class SplitOrder:
         order = resumed_order(self._order, self._shuffle, state, self._reordered if self._follows_state else None)
         order = order.with_seed(seed)
         check_identity(state, self._identity(order))
-        self._order, self._seed.known = order, seed
+        self._order = order
+        self._seed.known = seed
 
 
 class SplitEpoch:
@@ -281,7 +288,8 @@ class SplitEpoch:
         self.begun()
         positions, ids = next(self._batches)
         batch = SeededBatch(ids.tolist())
-        batch.epoch, batch.position = self.epoch, int(positions[0])
+        batch.epoch = self.epoch
+        batch.position = int(positions[0])
         self._steps += 1
         return batch
 

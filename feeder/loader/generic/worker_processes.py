@@ -51,7 +51,9 @@ class GenericWorker(Worker):
         result, self.beginning = self.beginning, None
         if isinstance(result.data, ExceptionWrapper):
             result.data.reraise()  # type: ignore[no-untyped-call]
-        self.state, self.has_begun, self.failed_starts = result.state, True, 0
+        self.state = result.state
+        self.has_begun = True
+        self.failed_starts = 0
 
 
 @dataclass
@@ -92,7 +94,8 @@ class Processes(Supervisor[GenericWorker]):
         before = self.workers[number] if number < len(self.workers) else None
         worker = self.start(number, lambda connection: InContext(self._context, worker_main, (connection, job)))
         if before is not None:
-            worker.is_active, worker.state = before.is_active, before.state
+            worker.is_active = before.is_active
+            worker.state = before.state
             worker.failed_starts = before.failed_starts
         return worker
 

@@ -75,7 +75,9 @@ class LiveView:
     ) -> None:
         self._gpu_busy = current_gpu_busy() if gpu_busy is None else gpu_busy
         self._gpu_shares: list[float] = []
-        self._stats, self._batches, self._title = stats, batches, title
+        self._stats = stats
+        self._batches = batches
+        self._title = title
         self._stream = sys.stderr if stream is None else stream
         self._done = 0
         self._first = self._last = stats()
@@ -145,7 +147,9 @@ class LiveView:
         if self._rates is not None:
             new = min(1.0, seconds / _SMOOTH_S)
             rates = {name: new * value + (1 - new) * self._rates[name] for name, value in rates.items()}
-        self._rates, self._last, self._seen = rates, stats, now
+        self._rates = rates
+        self._last = stats
+        self._seen = now
         left = None
         if self._batches is not None and rates["batches"] > 0:
             left = max(0, self._batches - self._done) / rates["batches"]

@@ -137,7 +137,8 @@ class _Server:
         self._server.set_app(prometheus_client.make_wsgi_app(registry))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
-        self.address, self.port = address, int(self._server.server_port)
+        self.address = address
+        self.port = int(self._server.server_port)
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
 
@@ -161,6 +162,17 @@ class _Server:
                 copy.close()
 
 
+_COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+    "batches": ("Batches handed out", lambda s: s["batches"]),
+    "samples": ("Samples handed out", lambda s: s["samples"]),
+    "skipped_samples": ("Bad samples that others took the place of", lambda s: s.get("skipped", 0)),
+    "worker_respawns": ("Workers replaced", lambda s: s["respawns"]),
+    "elapsed_seconds": ("From asking for an epoch to its last batch", lambda s: s["elapsed_ns"] / 1e9),
+    "waited_seconds": ("Of that, waiting for workers", lambda s: s["waited_ns"] / 1e9),
+    "busy_seconds": ("Of all workers at work, or of the caller without any", lambda s: s["busy_ns"] / 1e9),
+}
+
+
 class _Collector:
     """Collects the metrics of a scrape, in the server's thread."""
 
@@ -170,18 +182,9 @@ class _Collector:
     def collect(self) -> Iterator[Any]:
         from prometheus_client import core
 
-        counters: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
-            "batches": ("Batches handed out", lambda s: s["batches"]),
-            "samples": ("Samples handed out", lambda s: s["samples"]),
-            "skipped_samples": ("Bad samples that others took the place of", lambda s: s.get("skipped", 0)),
-            "worker_respawns": ("Workers replaced", lambda s: s["respawns"]),
-            "elapsed_seconds": ("From asking for an epoch to its last batch", lambda s: s["elapsed_ns"] / 1e9),
-            "waited_seconds": ("Of that, waiting for workers", lambda s: s["waited_ns"] / 1e9),
-            "busy_seconds": ("Of all workers at work, or of the caller without any", lambda s: s["busy_ns"] / 1e9),
-        }
         families: dict[str, Any] = {
             name: core.CounterMetricFamily(f"feeder_{name}", text, labels=["loader"])
-            for name, (text, _) in counters.items()
+            for name, (text, _) in _COUNTERS.items()
         }
         slots = core.GaugeMetricFamily("feeder_slots", "Batches that slots are used for", labels=["loader", "state"])
         processes = core.GaugeMetricFamily("feeder_workers", "Worker processes", labels=["loader"])
@@ -202,7 +205,7 @@ class _Collector:
             if loader is None:
                 continue
             label, stats = str(number), loader.stats()
-            for name, (_, value) in counters.items():
+            for name, (_, value) in _COUNTERS.items():
                 families[name].add_metric([label], value(stats))
             processes.add_metric([label], len(stats["workers"]))
             for state, count in stats["slots"].items():

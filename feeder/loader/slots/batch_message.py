@@ -100,7 +100,9 @@ class Packed:
     """
 
     def __init__(self, message: bytes, used: int, wanted: int) -> None:
-        self.message, self.used, self.wanted = message, used, wanted
+        self.message = message
+        self.used = used
+        self.wanted = wanted
 
 
 class _Pickler(ForkingPickler):

@@ -52,7 +52,9 @@ class Lease:
         address = slots.address + slot * slots.slot_bytes
         shape = (slots.slot_bytes,)
         self.__array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
-        self._slot, self.token, self._slots = slot, object(), slots
+        self._slot = slot
+        self.token = object()
+        self._slots = slots
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self._slots is not None:  # see Note [At the interpreter's end]

@@ -37,7 +37,8 @@ class IteratorLock:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._pid, self._lock = os.getpid(), threading.RLock()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
 
     @contextlib.contextmanager
     def begun(self, function: Callable[[], object]) -> Iterator[None]:
@@ -53,7 +54,8 @@ class IteratorLock:
     def lock(self) -> threading.RLock:
         """The lock itself."""
         if self._pid != os.getpid():  # forked off: it may be held by a thread that is not here
-            self._pid, self._lock = os.getpid(), threading.RLock()
+            self._pid = os.getpid()
+            self._lock = threading.RLock()
         return self._lock
 
     def check(self) -> None:

@@ -87,7 +87,8 @@ class Supervisor(Generic[W]):
     ) -> None:
         self.workers: list[W] = []
         self.hang_timeout_s = hang_timeout_s
-        self._make, self._head = make, head
+        self._make = make
+        self._head = head
         self._poll = select.poll()
         self._numbers: dict[int, int] = {}
         self._pid = os.getpid()
@@ -188,7 +189,8 @@ class Supervisor(Generic[W]):
                 break
             except ConnectionResetError:
                 data = b""
-            worker.has_spoken, worker.has_closed = worker.has_spoken or bool(data), not data
+            worker.has_spoken = worker.has_spoken or bool(data)
+            worker.has_closed = not data
             worker.received += data
             worker.heard_ns = time.monotonic_ns()
             if len(data) < _RECEIVE_BYTES:

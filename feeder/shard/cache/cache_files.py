@@ -68,7 +68,8 @@ class CacheFiles:
         self.ring_bytes: int | None = None
         self.budget_bytes = self.used_bytes = self.coming_bytes = self.whole_bytes = 0
         self._pinned_bytes = self._largest = 0
-        self.is_needed, self.is_read = is_needed, is_read
+        self.is_needed = is_needed
+        self.is_read = is_read
         self._waits_until = 0.0
         self.damaged: set[str] = set()
         self.notes: collections.deque[str] = collections.deque()
@@ -341,7 +342,8 @@ class CacheFiles:
     def set_budget(self, budget_bytes: int | None) -> None:
         """Sets the budget; None: what leaves 10 GiB of the disk free, or a tenth of a smaller one."""
         with self.lock:
-            self._has_budget, self._looked = budget_bytes is not None, time.monotonic()
+            self._has_budget = budget_bytes is not None
+            self._looked = time.monotonic()
             self.budget_bytes = self._free_budget() if budget_bytes is None else budget_bytes
 
     def _look_at_disk(self) -> None:

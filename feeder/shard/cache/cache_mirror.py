@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from feeder.errors import ArgumentError, NotFoundError, StoreError
@@ -105,7 +105,9 @@ class _Local(threading.local):
         self.pid = os.getpid()
         self.files: OrderedDict[str, _File] = OrderedDict()
         self.link: Link | None = None
-        self.hits, self.told, self.tells = 0, time.monotonic(), True
+        self.hits = 0
+        self.told = time.monotonic()
+        self.tells = True
 
     def close_retired(self) -> None:
         """Closes files that have left the cache: they take room on its disk for as long as somebody has them open."""
@@ -129,7 +131,9 @@ class CacheMirror:
     """
 
     def __init__(self, folder: str, options: FetchOptions, target: str = FETCHER) -> None:
-        self.folder, self.options, self._target = folder, options, target
+        self.folder = folder
+        self.options = options
+        self._target = target
         self._place = str(Url.parse(options.url)) if is_remote(options.url) else options.url
         self._local = _Local()
         self._counts: dict[str, int] = {}
@@ -212,7 +216,8 @@ class CacheMirror:
             local.link.send({"hits": local.hits})
         except (ConnectionError, StoreError):  # nobody waits for it, so it is not tried again and again
             local.tells = False
-        local.hits, local.told = 0, time.monotonic()
+        local.hits = 0
+        local.told = time.monotonic()
 
     def counts(self) -> dict[str, int]:
         """Returns the fetcher's counts, those of :meth:`feeder.shard.cache.fetcher.Fetcher.stats`; where it can't be
@@ -292,41 +297,30 @@ class CacheMirror:
             local.files.popitem(last=False)
 
 
-def open_mirror(
-    url: str,
-    *,
-    cache_dir: str | os.PathLike[str] | None,
-    cache_bytes: int | None,
-    allow_http: bool | None,
-    timeout_s: float,
-    reads_crops: bool = False,
-    allow_private: bool = False,
-) -> CacheMirror:
+def open_mirror(options: FetchOptions, cache_dir: str | os.PathLike[str] | None) -> CacheMirror:
     """Opens the mirror of a remote set, with the set's newest header.
 
     Args:
-        url: The set's folder, or its header.
+        options: Options, with the URL of the set's folder or of its header, and no identity.
         cache_dir: The cache's folder; None: the user's.
-        cache_bytes, allow_http, timeout_s, reads_crops, allow_private: See :class:`FetchOptions`.
 
     Raises:
         ArgumentError: if the URL or the folder can't be used.
         StoreError: if the store can't be read.
     """
-    place, index = Url.parse(url), FetchOptions.index
+    place, index = Url.parse(options.url), options.index
 
-    path, _, query = url.partition("?")
+    path, _, query = options.url.partition("?")
     if place.prefix.endswith(".bin"):
         place, index = place.parent(), place.name
         path = path.rstrip("/").rpartition("/")[0]
-    allows = allows_http(place, allow_http)
+    url = f"{path}?{query}" if query else path
+    allows = allows_http(place, options.allow_http)
 
     for _ in range(_OPENINGS):
         folder = mirror_folder(place, index, cache_dir)
-        who = identity(folder, allow_http=allows, allow_private=allow_private)
-        url = f"{path}?{query}" if query else path
-        options = FetchOptions(url, index, cache_bytes, allows, allow_private, timeout_s, who, reads_crops)
-        mirror = CacheMirror(folder, options)
+        who = identity(folder, allow_http=allows, allow_private=options.allow_private)
+        mirror = CacheMirror(folder, replace(options, url=url, index=index, allow_http=allows, identity=who))
         try:
             mirror.ask({"refresh": index})
             return mirror

@@ -31,7 +31,8 @@ class CachedFile:
     __slots__ = ("busy", "contents", "inode", "is_done", "name", "present_bytes", "record")
 
     def __init__(self, name: str, record: Record) -> None:
-        self.name, self.record = name, record
+        self.name = name
+        self.record = record
         self.contents: Contents | None = None
         self.present_bytes = record.present_bytes()
         self.busy = 0

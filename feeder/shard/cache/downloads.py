@@ -118,14 +118,17 @@ class Downloads:
         self, store: Store, files: CacheFiles, ahead: Callable[[], tuple[CachedFile, int, int] | None] = lambda: None
     ) -> None:
         self.counts = Counts()
-        self._store, self._files, self._next_ahead = store, files, ahead
+        self._store = store
+        self._files = files
+        self._next_ahead = ahead
         self._lock = files.lock
         self._wake = threading.Condition(self._lock)
         self._urgent: collections.deque[Download] = collections.deque()
         self._coming: dict[tuple[CachedFile, int], Download] = {}
         self._waits: dict[tuple[CachedFile, int], list[Wait]] = {}
         self._running: set[Download] = set()
-        self._ahead_running, self._ahead_most = 0, _FIRST_AHEAD
+        self._ahead_running = 0
+        self._ahead_most = _FIRST_AHEAD
         self._is_closed = False
         self._times: collections.deque[float] = collections.deque(maxlen=_TIMES)
         for _ in range(_THREADS):
@@ -427,7 +430,8 @@ class Downloads:
                     if not is_slow or download.twins == MOST_TWINS:
                         continue
                     if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
-                        download.twins, download.hedged = download.twins + 1, now
+                        download.twins = download.twins + 1
+                        download.hedged = now
                         self.counts.hedges += 1
                         coming += download.left_bytes
                         self._urgent.appendleft(download)

@@ -82,7 +82,8 @@ class Fetcher:
         budget_bytes: int | None = None,
         identity: str = "",
     ) -> None:
-        self.folder, self.store = folder, store
+        self.folder = folder
+        self.store = store
         self._identity = identity
         self._listener: socket.socket | None = None
         self._is_ended = False

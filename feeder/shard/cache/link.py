@@ -132,7 +132,9 @@ class Link:
     def __init__(
         self, folder: str, options: dict[str, Any], timeout_s: float, target: str, beat: Callable[[], object]
     ) -> None:
-        self._folder, self._timeout_s, self._beat = folder, timeout_s, beat
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._beat = beat
         hello = {name: options[name] for name in ("cache_bytes", "identity", "timeout_s")}
         while True:
             self._socket = self._connect(target, options)

@@ -140,7 +140,8 @@ class Record:
         self.path = path
         self.size_bytes, flags, self.identity, self.boot = _head(path, data)
         self.blocks = blocks_of(0, self.size_bytes)[1]
-        self.is_retired, self.is_pinned = bool(flags & _RETIRED), bool(flags & _PINNED)
+        self.is_retired = bool(flags & _RETIRED)
+        self.is_pinned = bool(flags & _PINNED)
         self._present = bytearray(data[_HEAD.size :])
 
     @classmethod
@@ -201,7 +202,8 @@ class Record:
 
     def retire(self) -> None:
         """Ends the record of a file that was unlinked, and removes it."""
-        self.is_retired, self.is_pinned = True, False
+        self.is_retired = True
+        self.is_pinned = False
         self._present = bytearray(self.blocks)
         self._write_flags()
         with contextlib.suppress(FileNotFoundError):

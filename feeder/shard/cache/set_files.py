@@ -56,7 +56,10 @@ class SetFiles:
         mirror: Mirror,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._store, self._files, self._index, self._mirror = store, files, index, mirror
+        self._store = store
+        self._files = files
+        self._index = index
+        self._mirror = mirror
         self._is_wanted = is_wanted
         self._lock = threading.Lock()
         self._locks: collections.defaultdict[str, threading.Lock] = collections.defaultdict(threading.Lock)

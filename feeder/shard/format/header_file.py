@@ -48,14 +48,18 @@ class HeaderFile:
     """
 
     def __init__(self, path: str, mirror: Mirror | None) -> None:
-        self._path, self._mirror = path, mirror
+        self._path = path
+        self._mirror = mirror
         self._name = os.path.basename(path)
         self._is_moved = False
         self.shown = path if mirror is None else f"{mirror.place}/{self._name}"
         self.version: int | None = None
         self.need((0, PREFIX_BYTES))
         self._map()
-        self.head, self.hash, self.head_end = self._read_head()
+        head, digest, head_end = self._read_head()
+        self.head = head
+        self.hash = digest
+        self.head_end = head_end
 
     @property
     def size_bytes(self) -> int:
@@ -155,5 +159,6 @@ class HeaderFile:
         except (FormatError, NotFoundError):  # there is none
             pass
         if not self._is_moved:
-            self._name, self._data = before, data
+            self._name = before
+            self._data = data
         return self._is_moved

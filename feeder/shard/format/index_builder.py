@@ -29,7 +29,8 @@ class IndexBuilder:
         self.numbered = numbered
         self.fields: dict[str, int] = {}
         columns = [name for name in COLUMNS if name != "shard" and not name.endswith(("_start", "_data"))]
-        self._target, self._source_rows = array("f"), array("Q")
+        self._target = array("f")
+        self._source_rows = array("Q")
         self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
         self._starts = {name: array("q", [0]) for name in STARTS}
         self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}

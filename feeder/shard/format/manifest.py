@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from feeder.errors import FormatError
@@ -103,10 +103,6 @@ class Manifest:
             return cls(**known | {"shards": shards})
         except (KeyError, TypeError) as error:
             raise FormatError(f"{path}: damaged: {error!r}; restore it, or shard the dataset again") from None
-
-    def with_index(self, index: dict[str, Any]) -> Manifest:
-        """Returns the manifest with another index: its size and SHA-256."""
-        return replace(self, index=index)
 
     def write(self, folder: str) -> None:
         """Writes the manifest atomically; its bytes depend only on its contents."""

@@ -147,16 +147,11 @@ def write_header(
     table["first"] = starts[:-1][::page_shards]
     for k, start in enumerate(pages):
         table["hash"][k] = np.void(short_hash(rows[start : start + page_shards].tobytes()))
-
     pattern = _pattern(names)
     blobs = [] if pattern else [b"\0".join(map(os.fsencode, names[start : start + page_shards])) for start in pages]
     at_pages = table.nbytes
     at_names = at_pages + rows.nbytes
-    name_table = np.zeros(len(blobs), _NAMES_ROW)
-    offset = at_names + name_table.nbytes
-    for k, blob in enumerate(blobs):
-        name_table[k] = (offset, len(blob), np.void(short_hash(blob)))
-        offset += len(blob)
+    name_table = _name_table(blobs, at_names)
 
     head = {
         "format": _FORMAT,
@@ -180,13 +175,7 @@ def write_header(
         "pages": [at_pages, rows.nbytes, None],
         "names": [at_names, name_table.nbytes, short_hash(name_table.tobytes()).hex()],
     }
-
-    if info.codebooks:
-        head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
-    if info.taken_down:
-        head["taken_down"] = info.taken_down
-    if info.image_of is not None:
-        head["image_of"] = info.image_of
+    head |= _rarer(info)
 
     with atomic_file(path) as file:
         file.write(sealed(HEADER_MAGIC, head, most_bytes=HEADER_BYTES))
@@ -195,6 +184,28 @@ def write_header(
             file.write(rows[start : start + page_shards].tobytes())
         file.write(name_table.tobytes())
         file.writelines(blobs)
+
+
+def _name_table(blobs: Sequence[bytes], at: int) -> npt.NDArray[Any]:
+    """Returns the table, at a byte of the file, of the pages' names, which follow it."""
+    table = np.zeros(len(blobs), _NAMES_ROW)
+    offset = at + table.nbytes
+    for k, blob in enumerate(blobs):
+        table[k] = (offset, len(blob), np.void(short_hash(blob)))
+        offset += len(blob)
+    return table
+
+
+def _rarer(info: SetInfo) -> dict[str, Any]:
+    """Returns those entries of the head that few sets have."""
+    head: dict[str, Any] = {}
+    if info.codebooks:
+        head["codebooks"] = [base64.b64encode(codebook).decode() for codebook in info.codebooks]
+    if info.taken_down:
+        head["taken_down"] = info.taken_down
+    if info.image_of is not None:
+        head["image_of"] = info.image_of
+    return head
 
 
 def _pattern(names: Sequence[str]) -> list[Any] | None:
@@ -225,7 +236,9 @@ class SetHeader:
 
     def __init__(self, path: str, mirror: Mirror | None = None) -> None:
         self._file = HeaderFile(path, mirror)
-        self._shown, self.hash, self._end = self._file.shown, self._file.hash, self._file.head_end
+        self._shown = self._file.shown
+        self.hash = self._file.hash
+        self._end = self._file.head_end
         try:
             self._take(self._file.head)
         except (KeyError, IndexError, TypeError, ValueError, OverflowError, AttributeError) as error:
@@ -256,8 +269,11 @@ class SetHeader:
             image_of=None if origin is None else ImageOf(bytes.fromhex(origin[0]).hex(), int(origin[1])),
         )
 
-        self.samples, self.shards, self.size_bytes = (int(head[name]) for name in ("samples", "shards", "size_bytes"))
-        self.page_shards, self.equal = int(head["page"]), int(head["equal"])
+        self.samples = int(head["samples"])
+        self.shards = int(head["shards"])
+        self.size_bytes = int(head["size_bytes"])
+        self.page_shards = int(head["page"])
+        self.equal = int(head["equal"])
         pattern = head["pattern"]
         self._pattern = None if pattern is None else (str(pattern[0]), int(pattern[1]), str(pattern[2]))
 

@@ -68,12 +68,16 @@ class SetIndex:
     def __init__(
         self, path: str | os.PathLike[str], mirror: Mirror | None = None, *, most_open: int = _OPEN_INDEXES
     ) -> None:
-        self.path, self._most_open = os.fspath(path), most_open
+        self.path = os.fspath(path)
+        self._most_open = most_open
         self.header = SetHeader(self.path, mirror)
         info = self.header.info
-        self.fields, self.targets, self.version = info.fields, info.targets, info.version
+        self.fields = info.fields
+        self.targets = info.targets
+        self.version = info.version
         self.classes = None if info.classes is None else list(info.classes)
-        self.codebooks, self.image_of = info.codebooks, info.image_of
+        self.codebooks = info.codebooks
+        self.image_of = info.image_of
         self.identity = self.header.hash
         self._mirror = mirror
         self._folder = os.path.dirname(self.path)
@@ -563,7 +567,9 @@ class RecordRows:
         self, index: SetIndex, shards: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], records: npt.NDArray[Any]
     ) -> None:
         self.shard = shards
-        self._index, self._rows, self._records = index, rows, records
+        self._index = index
+        self._rows = rows
+        self._records = records
 
     @property
     def offset(self) -> npt.NDArray[Any]:

@@ -255,22 +255,11 @@ class ShardIndex:
         fetch: Callable[[str, int, bytes], memoryview] | None = None,
         descriptor: int | None = None,
     ) -> None:
-        self.path, self._fetch = path, fetch
+        self.path = path
+        self._fetch = fetch
 
-        try:
-            opened = open_regular(path) if descriptor is None else descriptor
-            try:
-                size = os.fstat(opened).st_size
-                with explained():
-                    self._data = map_file(opened, size)
-            finally:
-                if descriptor is None:
-                    os.close(opened)
-        except OSError as error:
-            raise FormatError(
-                f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "
-                "`feeder inspect --verify`"
-            ) from None
+        self._data = _mapped(path, descriptor)
+        size = len(self._data)
 
         head, self.hash, self._end = read_head(path, _MAGIC, self._data)
         if shard is not None and (self.hash != shard.index_hash or size < shard.index_bytes):
@@ -289,7 +278,8 @@ class ShardIndex:
         try:
             if head["version"] != _VERSION:
                 raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
-            self.samples, self.is_wide = int(head["samples"]), bool(head["is_wide"])
+            self.samples = int(head["samples"])
+            self.is_wide = bool(head["is_wide"])
             self.tar_bytes = int(head["tar_bytes"])
             self.fields = tuple(str(name) for name in head["fields"])
             self.targets = tuple(str(name) for name in head["targets"])
@@ -528,3 +518,20 @@ def _starts(sizes: Any) -> npt.NDArray[np.uint64]:
 def _chunk(row: int) -> range:
     """The chunk of a row, as a range of one."""
     return range(row // CHUNK_ROWS, row // CHUNK_ROWS + 1)
+
+
+def _mapped(path: str, descriptor: int | None) -> memoryview:
+    """Returns the bytes of an index; a descriptor that was given stays open."""
+    try:
+        opened = open_regular(path) if descriptor is None else descriptor
+        try:
+            with explained():
+                return map_file(opened, os.fstat(opened).st_size)
+        finally:
+            if descriptor is None:
+                os.close(opened)
+    except OSError as error:
+        raise FormatError(
+            f"{path}: the index of a shard, which can't be opened ({error.strerror}); restore it, or run "
+            "`feeder inspect --verify`"
+        ) from None

@@ -159,7 +159,8 @@ class TarHeaders:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._comes_pax = False
-        self.seek, self.tell = file.seek, file.tell
+        self.seek = file.seek
+        self.tell = file.tell
 
     def read(self, size: int) -> bytes:
         if size > _EXTENDED_HEADER_BYTES:

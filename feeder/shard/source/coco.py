@@ -68,29 +68,16 @@ def open_coco(
     source.add_container(os.path.abspath(annotations))
     are_captions = _are_captions(data)
     shown = os.path.basename(annotations)
-    categories = sorted(
-        data.get("categories", []), key=lambda category: (isinstance(category["id"], str), category["id"])
-    )
-    classes = list(dict.fromkeys(category["name"] for category in categories))
-    for name in classes if len(classes) < len(categories) else ():
-        if len(ids := [str(category["id"]) for category in categories if category["name"] == name]) > 1:
-            source.notes.append(f"{shown}: the categories {', '.join(ids)} are all named {name!r}: one class")
+    classes, labels = _classes(data, shown, source)
     source.classes = None if are_captions else classes
-    labels = {category["id"]: classes.index(category["name"]) for category in categories}
     wanted = read_names(names)
-    objects: dict[Any, list[Annotation]] = {image["id"]: [] for image in data["images"]}
-    if len(objects) < len(data["images"]):
-        raise SourceError(f"{annotations}: two images have the same id")
-    for annotation in data["annotations"]:
-        if annotation["image_id"] in objects:
-            objects[annotation["image_id"]].append(annotation)
-        else:
-            source.reject(f"{shown}#{annotation.get('id')}", "is of an image that the file does not list")
+    objects = _objects(data, annotations, source)
     if rasterize is not None and data["annotations"] and all(map(_is_bare, data["annotations"])):
         raise SourceError(f"{annotations}: no annotation has a segmentation to make masks of; leave the masks out")
     further = dict.fromkeys(key for each in data["annotations"] for key in each if key not in _TAKEN)
     keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
     points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
+
     bare = short = 0
     found_names: set[str] = set()
 
@@ -127,6 +114,7 @@ def open_coco(
             source.table.add(os.fsencode(path), size, status.st_mtime_ns, -1, parts)
             bare += sum(map(_is_bare, objects[image["id"]]))
             short += sum(map(_short_polygons, objects[image["id"]]))
+
     for name in sorted((wanted or set()) - found_names):
         source.reject(name, f"is wanted, but has no image in {shown}")
     if rasterize is not None and bare:
@@ -135,6 +123,32 @@ def open_coco(
         source.notes.append(f"{shown}: {count(short, 'polygon')} of fewer than three points: not in {INSTANCES}")
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source
+
+
+def _classes(data: dict[str, Any], shown: str, source: Source) -> tuple[list[str], dict[Any, int]]:
+    """Returns the names of the classes, and labels by the ids of categories; notes names that several have."""
+    categories = sorted(
+        data.get("categories", []), key=lambda category: (isinstance(category["id"], str), category["id"])
+    )
+    classes = list(dict.fromkeys(category["name"] for category in categories))
+    for name in classes if len(classes) < len(categories) else ():
+        if len(ids := [str(category["id"]) for category in categories if category["name"] == name]) > 1:
+            source.notes.append(f"{shown}: the categories {', '.join(ids)} are all named {name!r}: one class")
+    return classes, {category["id"]: classes.index(category["name"]) for category in categories}
+
+
+def _objects(data: dict[str, Any], annotations: str, source: Source) -> dict[Any, list[Annotation]]:
+    """Returns the annotations of each image, by its id; rejects those of other images."""
+    objects: dict[Any, list[Annotation]] = {image["id"]: [] for image in data["images"]}
+    if len(objects) < len(data["images"]):
+        raise SourceError(f"{annotations}: two images have the same id")
+    for annotation in data["annotations"]:
+        if annotation["image_id"] in objects:
+            objects[annotation["image_id"]].append(annotation)
+        else:
+            name = f"{os.path.basename(annotations)}#{annotation.get('id')}"
+            source.reject(name, "is of an image that the file does not list")
+    return objects
 
 
 def as_json(value: Any) -> bytes:

@@ -101,8 +101,11 @@ class _Lines:
     """
 
     def __init__(self, lines: Iterable[str]) -> None:
-        self.delimiter, self.columns = ",", 0
-        self._lines, self._ahead, self._number = iter(lines), collections.deque[str](), 0
+        self.delimiter = ","
+        self.columns = 0
+        self._lines = iter(lines)
+        self._ahead = collections.deque[str]()
+        self._number = 0
 
     def head(self, count: int) -> list[str]:
         """Returns the first lines, of which rows are still made."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
 import threading
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from feeder.decoders.packed import CODEBOOK_NAME
 from feeder.errors import SourceError
 from feeder.shard.format.tar import Member, Refused, Seam, members_of
 from feeder.shard.store.store import Entry, Store, download
-from feeder.shard.store.store_file import open_object
 from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX
 
 __all__ = ["GZIP_MAGIC", "TarMembers", "compressed_error", "fetched_tars"]
@@ -106,7 +106,7 @@ def _members(store: Store, entry: Entry) -> TarMembers:
     """Lists a tar in a store, with the fields that labels may come from; passes over large members."""
     found = TarMembers([], {})
     left = _LABELS_BYTES
-    with open_object(store, entry, _REQUEST_BYTES) as file:
+    with io.BufferedReader(_StoreFile(store, entry), _REQUEST_BYTES) as file:
         for member in members_of(file, entry.size_bytes):
             found.members.append(member)
             if not isinstance(member, Member) or member.size > min(left, _LABEL_BYTES):
@@ -124,3 +124,37 @@ def _members(store: Store, entry: Entry) -> TarMembers:
 def compressed_error(path: str) -> SourceError:
     """Returns the error for a tar that must not be compressed."""
     return SourceError(f"{path}: is compressed, so it can't be indexed; unpack it, or shard it")
+
+
+class _StoreFile(io.RawIOBase):
+    """An object of a store as a file. What lies within a buffer around it costs no further request."""
+
+    def __init__(self, store: Store, entry: Entry) -> None:
+        self._store = store
+        self._entry = entry
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._entry.size_bytes}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._entry.size_bytes)
+        if end <= self._position:
+            return 0
+        entry = self._entry
+        data = self._store.get(entry.key, self._position, end, entry.etag, size_bytes=entry.size_bytes)
+        view[: len(data)] = data
+        self._position = end
+        return len(data)

@@ -79,7 +79,8 @@ def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool
             note_members(tree, members)
             return tree
         flat = Source(SourceKind.FLAT_FOLDER, root, skip_unreadable=skip_unreadable)
-        flat.rejected, flat.unreadable_folders = tree.rejected, tree.unreadable_folders
+        flat.rejected = tree.rejected
+        flat.unreadable_folders = tree.unreadable_folders
         flat.left_out = tree.left_out
         _list_files(flat, "", -1, None, members)
         note_members(flat, members)

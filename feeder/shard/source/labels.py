@@ -81,7 +81,8 @@ class LabelColumn:
     """
 
     def __init__(self, place: str, remedy: str) -> None:
-        self._place, self._remedy = place, remedy
+        self._place = place
+        self._remedy = remedy
         self._codes: dict[str, int] = {}
         self._numbers = array("f")  # NaN for a label that is not a number
         self._names: dict[int, str] = {}  # by code, the labels that are not numbers

@@ -145,7 +145,8 @@ class SampleTable:
         The new table numbers these containers from 0. Its fields and targets are those of this one.
         """
         found = SampleTable()
-        found.fields, found.targets = dict(self.fields), self.targets
+        found.fields = dict(self.fields)
+        found.targets = self.targets
         starts, places = _gathered(self._path_starts, ids)
         found._path_starts = array("q", starts.tobytes())
         found._paths = bytearray(np.frombuffer(self._paths, np.uint8)[places].tobytes())
@@ -154,10 +155,12 @@ class SampleTable:
         if self.targets:
             targets = np.frombuffer(self._target, np.float32).reshape(-1, len(self.targets))
             found._target = array("f", targets[ids].tobytes())
+
         starts, places = _gathered(self._part_starts, ids)
         found._part_starts = array("q", starts.tobytes())
         for name in ("_part_fields", "_part_containers", "_part_offsets", "_part_lengths"):
             setattr(found, name, _taken(getattr(self, name), places))
+
         containers = np.frombuffer(found._part_containers, np.int32)
         used = np.unique(containers[containers != OWN_FILE])
         for k, container in enumerate(containers.tolist()):
@@ -227,7 +230,8 @@ class SampleTable:
         """Gives all samples numbers in place of labels: float32 [N, K], a column for each name."""
         labels = np.frombuffer(self._labels, np.int64)
         labels[:] = -1
-        self.targets, self._target = tuple(names), array("f", numbers.tobytes())
+        self.targets = tuple(names)
+        self._target = array("f", numbers.tobytes())
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every sample, int64 [N]; a view."""

@@ -205,8 +205,11 @@ class Source:
             container if is_remote(container.path) else container._replace(path=os.path.abspath(container.path))
             for container in found.containers
         ]
-        found.classes, found.rejected, found.notes = None, [], []
-        found.left_out, found.likely_members = {}, {}
+        found.classes = None
+        found.rejected = []
+        found.notes = []
+        found.left_out = {}
+        found.likely_members = {}
         found._descriptors = {}
         return found
 

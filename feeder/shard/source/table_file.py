@@ -165,7 +165,9 @@ class _Unusable(Exception):
 
     def __init__(self, reason: str, path: str | None = None, *, is_bad: bool = True) -> None:
         super().__init__(reason)
-        self.reason, self.path, self.is_bad = reason, path, is_bad
+        self.reason = reason
+        self.path = path
+        self.is_bad = is_bad
 
 
 class _Listing:
@@ -331,6 +333,17 @@ class _Listing:
                 f"{self._manifest}: {count(found.missing, 'row')} without a label, which is {none} there"
             )
 
+    def _advice(self, row: Row) -> str:
+        """Returns the way to the images of a manifest without a column for them."""
+        stem = os.path.splitext(self._manifest)[0]
+        beside = next((each for each in (f"{stem}.tar", stem) if os.path.exists(each)), None)
+        if beside is not None:  # as img2dataset writes them
+            return f"if the images are in {beside}, name its folder, {os.path.dirname(stem) or '.'}"
+        column = next((name for name in row if _is_web(row[name])), None)
+        if column is not None:
+            return self._to_download(column)
+        return "name it with --path-column or --image-column, ids with --path-column and --suffix"
+
     def resolve(self, rows: list[Row]) -> None:
         """Decides the purpose of each column by its name, and of "image" by its type in the first rows.
 
@@ -358,15 +371,8 @@ class _Listing:
                 path = next((name for name in _IDS if isinstance(row.get(name), (str, int))), None)
 
         if path is None and image is None:
-            stem = os.path.splitext(self._manifest)[0]
-            beside = next((each for each in (f"{stem}.tar", stem) if os.path.exists(each)), None)
-            advice = "name it with --path-column or --image-column, ids with --path-column and --suffix"
-            if beside is not None:  # as img2dataset writes them
-                advice = f"if the images are in {beside}, name its folder, {os.path.dirname(stem) or '.'}"
-            elif (column := next((name for name in names if _is_web(row[name])), None)) is not None:
-                advice = self._to_download(column)
             raise SourceError(
-                f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: {advice}"
+                f"{self._manifest}: no column for the images; it has {', '.join(map(str, names))}: {self._advice(row)}"
             )
 
         if path is None:

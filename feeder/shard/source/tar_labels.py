@@ -39,7 +39,9 @@ class TarLabels:
         if columns.label is None and not columns.targets and columns.has_labels:
             columns = replace(columns, targets=_own_targets(folder))
         self._manifest = Manifest.read(folder)
-        self._source, self._pattern, self._columns = source, pattern, columns
+        self._source = source
+        self._pattern = pattern
+        self._columns = columns
         key = columns.label
         place = f"{pattern}: the cls field" if key is None else f"{pattern}: {key!r} of the json field"
         remedy = "name a key of the samples' json that has the label with --label-column, or give --no-labels"

@@ -427,7 +427,8 @@ class _Group:
         self.has_seam = True
         self._place = max(self._place, _JOINED)
         self.finish()
-        self._key, self._next_place = "", max(self._next_place, _JOINED)
+        self._key = ""
+        self._next_place = max(self._next_place, _JOINED)
 
     def add(self, key: str, part: StoredField | str) -> None:
         """Takes the next member, or the reason why it was refused."""
@@ -446,7 +447,8 @@ class _Group:
     def finish(self) -> None:
         """Adds the sample to the table, or rejects it."""
         path, parts, broken = f"{self._tar}/{self._key}", self._parts, self._broken
-        self._parts, self._broken = {}, None
+        self._parts = {}
+        self._broken = None
         if not parts and not broken:
             return
         broken = broken or lacks_image(parts, self._image_fields)

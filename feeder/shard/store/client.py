@@ -105,6 +105,11 @@ def make_client(url: Url, base: str = "", *, allow_http: bool, writing: bool, re
             fabric = url.service.replace("core.windows.net", "fabric.microsoft.com")
             options.update(_guard(url.service, [_INSTANCES, fabric, _AUTHORITY, *map(os.environ.get, _AUTHORITIES)]))
         return AzureStore(url.place, prefix=prefix, **endpoint, **common)  # type: ignore[arg-type]
+    return _s3(url, options, common)
+
+
+def _s3(url: Url, options: dict[str, Any], common: dict[str, Any]) -> S3Store:
+    """Returns a client of an S3 store."""
     config: dict[str, Any] = {}
     if url.service:  # obstore knows not all of the names that boto3 has for it
         config["endpoint"] = url.service
@@ -121,7 +126,7 @@ def make_client(url: Url, base: str = "", *, allow_http: bool, writing: bool, re
         *map(os.environ.get, ("AWS_METADATA_ENDPOINT", "AWS_CONTAINER_CREDENTIALS_FULL_URI")),
     ]
     options.update(_guard(url.service or f"https://s3.{region}.amazonaws.com", givers))
-    return S3Store(url.place, prefix=prefix, credential_provider=provider, **config, **common)
+    return S3Store(url.place, prefix=url.prefix or None, credential_provider=provider, **config, **common)
 
 
 def tls_context() -> ssl.SSLContext:

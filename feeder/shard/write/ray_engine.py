@@ -275,7 +275,8 @@ class _Run:
             self._lose(generator, error)
             return
         if kind == "started":
-            attempt.node, attempt.address = content
+            attempt.node = content[0]
+            attempt.address = content[1]
             attempt.started_s = time.monotonic()
             self._began_s = None
         elif kind == "advanced":

@@ -89,7 +89,8 @@ class _Guard(BaseHTTPMiddleware):
 
     def __init__(self, app: Any, token: str, hosts: Hosts) -> None:
         super().__init__(app)
-        self._token, self._hosts = token, hosts
+        self._token = token
+        self._hosts = hosts
 
     async def dispatch(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         if not self._hosts.has(request.headers.get("host", "")):

@@ -72,7 +72,10 @@ class Scan:
         kinds: Collection[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
-        self._place, self._version, self._kinds, self._targets = place, version, kinds, targets
+        self._place = place
+        self._version = version
+        self._kinds = kinds
+        self._targets = targets
         self._path = scan_path(place, contents, folder, version)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -97,7 +97,9 @@ class SetView:
     def __init__(
         self, path: str, scans: str | None = None, version: int | None = None, targets: Sequence[str] = ()
     ) -> None:
-        self._scans, self._version, self._targets = scans, version, tuple(targets)
+        self._scans = scans
+        self._version = version
+        self._targets = tuple(targets)
         self.path = path
         self.dataset = self.open(None)
         self.reader: Any = self.dataset.reader

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -50,6 +51,34 @@ def add(commands: Any) -> None:
         help="module whose functions recipes and fields may call; may be repeated. No others are",
     )
 
+    _add_nodes(command)
+    command.add_argument(
+        "--host",
+        default=None,
+        metavar="ADDRESS",
+        help="address to listen on (default: the node's in the cluster unless it is public, 127.0.0.1 with --file); "
+        "0.0.0.0 for all of a node's",
+    )
+    command.add_argument(
+        "--file",
+        metavar="FILE",
+        help="without Ray: serve on this machine until interrupted, and write address and token to this file, for "
+        "service='file:FILE'",
+    )
+    command.add_argument(
+        "--tcp-only", action="store_true", help="send parts over TCP to jobs on the same machine, too: to measure that"
+    )
+
+    what = command.add_mutually_exclusive_group()
+    what.add_argument("--status", action="store_true", help="show nodes, jobs and images/s")
+    what.add_argument("--stop", action="store_true", help="end the service")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(run=run)
+
+
+def _add_nodes(command: Any) -> None:
+    """Adds the options for the nodes, and for what a server takes of its node."""
+    command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument("--cpus", type=int, metavar="N", help="cores of each node that make parts")
     command.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: all that have the cores)")
     command.add_argument("--job-cpus", type=int, metavar="N", help="most cores of a node that one job gets at a time")
@@ -61,7 +90,6 @@ def add(commands: Any) -> None:
         help="memory of each node for parts that other trials of a search may want, too (default: 512MiB)",
     )
 
-    command.add_argument("--metrics-port", type=int, metavar="PORT", help="serve each node's counts to Prometheus")
     command.add_argument(
         "--label",
         action="append",
@@ -78,30 +106,6 @@ def add(commands: Any) -> None:
         type=_amount,
         help="resource of Ray that each server takes from its node, such as memory=8GiB; may be given several times",
     )
-
-    command.add_argument(
-        "--host",
-        default=None,
-        metavar="ADDRESS",
-        help="address to listen on (default: the node's in the cluster unless it is public, 127.0.0.1 with --file); "
-        "0.0.0.0 for all of a node's",
-    )
-
-    command.add_argument(
-        "--file",
-        metavar="FILE",
-        help="without Ray: serve on this machine until interrupted, and write address and token to this file, for "
-        "service='file:FILE'",
-    )
-    command.add_argument(
-        "--tcp-only", action="store_true", help="send parts over TCP to jobs on the same machine, too: to measure that"
-    )
-
-    what = command.add_mutually_exclusive_group()
-    what.add_argument("--status", action="store_true", help="show nodes, jobs and images/s")
-    what.add_argument("--stop", action="store_true", help="end the service")
-    command.add_argument("--json", action="store_true", help="print one JSON object")
-    command.set_defaults(run=run)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -131,19 +135,24 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if not arguments.root or arguments.cpus is None or arguments.cpus < 1:
         raise ArgumentError("give --root, below which sets may be read, and --cpus, 1 or more")
-    options = {
-        "window_bytes": arguments.window,
-        "job_cores": arguments.job_cpus,
-        "metrics_port": arguments.metrics_port,
-        "allow_modules": arguments.allow_module,
-        "tcp_only": arguments.tcp_only,
-    }
+
     if arguments.file is not None:
         from feeder.service.local_server import serve_file
+        from feeder.service.server_options import ServerOptions
 
-        host = arguments.host or "127.0.0.1"
-        serve_file(arguments.file, arguments.root, arguments.cpus, host, **options)
+        options = ServerOptions(
+            tuple(arguments.root),
+            arguments.cpus,
+            secrets.token_hex(32),
+            arguments.host or "127.0.0.1",
+            window_bytes=arguments.window,
+            job_cores=arguments.job_cpus,
+            modules=tuple(arguments.allow_module),
+            tcp_only=arguments.tcp_only,
+        )
+        serve_file(arguments.file, options, arguments.metrics_port)
         return 0
+
     from feeder.service.cluster import start
 
     found = start(
@@ -153,9 +162,13 @@ def run(arguments: argparse.Namespace) -> int:
         nodes=arguments.nodes,
         address=arguments.address,
         host=arguments.host,
+        window_bytes=arguments.window,
+        job_cores=arguments.job_cpus,
+        metrics_port=arguments.metrics_port,
+        allow_modules=arguments.allow_module,
+        tcp_only=arguments.tcp_only,
         labels=dict(arguments.label),
         resources=dict(arguments.resource),
-        **options,
     )
     if arguments.json:
         say(json.dumps(found))

@@ -51,6 +51,28 @@ def add(commands: Any) -> None:
     )
     limit.add_argument("--samples-per-shard", type=int, metavar="N", help="inputs in a shard, in place of a size")
     command.add_argument("--no-shuffle", action="store_true", help="keep the source's order")
+    _add_encoding(command)
+    add_source(command)
+
+    command.add_argument(
+        "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
+    )
+    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
+    command.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: write the shards on the nodes of a Ray cluster, to a shared folder or a store; the same bytes",
+    )
+    command.add_argument("--address", metavar="HOST:PORT", help="with --engine ray: the cluster (default: auto)")
+    command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
+
+    add_output(command)
+    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
+
+
+def _add_encoding(command: Any) -> None:
+    """Adds the options for the files of the set."""
     command.add_argument(
         "--max-file-bytes",
         type=size_bytes,
@@ -58,7 +80,6 @@ def add(commands: Any) -> None:
         metavar="BYTES",
         help="reject larger files unread (default: %(default)s, the most that can be loaded)",
     )
-
     command.add_argument(
         "--encode",
         choices=("seekable", "packed", "keep", "jpeg", "raw"),
@@ -90,23 +111,6 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
     )
-    add_source(command)
-    command.add_argument(
-        "--force", action="store_true", help="replace a shard set in the output folder, but nothing else"
-    )
-    command.add_argument("--image-field", metavar="NAME", help=IMAGE_FIELD_HELP)
-
-    command.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="ray: write the shards on the nodes of a Ray cluster, to a shared folder or a store; the same bytes",
-    )
-    command.add_argument("--address", metavar="HOST:PORT", help="with --engine ray: the cluster (default: auto)")
-    command.add_argument("--dry-run", action="store_true", help="only list and plan; write nothing")
-
-    add_output(command)
-    command.set_defaults(run=run, on_interrupt="every finished shard is kept; the same command resumes the run")
 
 
 def add_source(command: Any) -> None:
@@ -127,22 +131,7 @@ def add_source(command: Any) -> None:
         help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
     )
 
-    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
-    command.add_argument(
-        "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
-    )
-    command.add_argument("--suffix", default="", metavar="EXT", help="appended to each path, such as .jpg to ids")
-    command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
-    add_labels(command, "manifest column, or json key in tars,")
-
-    command.add_argument(
-        "--list-column",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="manifest column that differs between rows of an image, such as captions: rows of the same path become "
-        "one sample, with a list; may be repeated",
-    )
+    _add_columns(command)
 
     command.add_argument(
         "--annotations",
@@ -172,6 +161,26 @@ def add_source(command: Any) -> None:
     )
     command.add_argument(
         "--names", metavar="FILE", help="with --annotations or --pair: names of the samples to take, a line each"
+    )
+
+
+def _add_columns(command: Any) -> None:
+    """Adds the options for the columns of a manifest."""
+    command.add_argument("--path-column", metavar="NAME", help="manifest column with the image's path or id")
+    command.add_argument(
+        "--image-root", metavar="DIR", help="folder or URL that paths are relative to (default: the manifest's)"
+    )
+    command.add_argument("--suffix", default="", metavar="EXT", help="appended to each path, such as .jpg to ids")
+    command.add_argument("--image-column", metavar="NAME", help="manifest column with the image's bytes")
+    add_labels(command, "manifest column, or json key in tars,")
+
+    command.add_argument(
+        "--list-column",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="manifest column that differs between rows of an image, such as captions: rows of the same path become "
+        "one sample, with a list; may be repeated",
     )
 
 

@@ -60,7 +60,9 @@ class Walk:
     """
 
     def __init__(self, script: Script, report: Callable[[Event, ast.expr, ast.expr], None]) -> None:
-        self._script, self._names, self._report = script, script.names, report
+        self._script = script
+        self._names = script.names
+        self._report = report
         self._losses: set[str] = set()
         self._env: dict[str, Kind] = {}
         self._owner: ast.ClassDef | None = None
@@ -78,7 +80,8 @@ class Walk:
                     self._losses.add(text)
         moves = any(moves_tensor(script, call) for call in calls)
         first: Kind = "host" if moves and not script.prepares_loaders else "device"
-        self._env, self._owner = {}, region.owner
+        self._env = {}
+        self._owner = region.owner
         if isinstance(region.node, ast.For | ast.AsyncFor):
             self._bind_loop(region.node.target, region.node.iter, first)
         elif isinstance(region.node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -92,7 +95,8 @@ class Walk:
 
     def module(self, function: Function) -> None:
         """Follows a module's ``forward()``, whose arguments are on the device."""
-        self._env, self._owner = {}, self._script.owners[function]
+        self._env = {}
+        self._owner = self._script.owners[function]
         for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]:
             if argument.arg != "self":
                 self._env[argument.arg] = "device"
@@ -329,7 +333,9 @@ class Walk:
         self._done[key] = ""
 
         saved = self._env, self._owner, self._returned
-        self._env, self._owner, self._returned = env, self._script.owners[function], ""
+        self._env = env
+        self._owner = self._script.owners[function]
+        self._returned = ""
         self._depth += 1
         is_evaluation = is_no_grad(self._names, function) and any(isinstance(n, ast.For) for n in ast.walk(function))
         self._block(function.body, steady and not is_evaluation)
@@ -337,7 +343,9 @@ class Walk:
         self._done[key] = found = self._returned
 
         shared = {k: v for k, v in self._env.items() if k.startswith("self.")}
-        self._env, self._owner, self._returned = saved
+        self._env = saved[0]
+        self._owner = saved[1]
+        self._returned = saved[2]
         self._env.update(shared)
         return found
 

@@ -42,7 +42,8 @@ class RuleFindings:
     """
 
     def __init__(self, source: ScriptSource, script: Script) -> None:
-        self.source, self.script = source, script
+        self.source = source
+        self.script = script
         self._found: dict[tuple[str, int, int], tuple[Finding, ast.AST]] = {}
 
     def add(self, rule: str, node: ast.AST, why: str, remedy: str, level: Level = "warning", what: str = "") -> None:

@@ -27,7 +27,9 @@ class StepRules:
     """
 
     def __init__(self, findings: RuleFindings) -> None:
-        self._add, self.script, self.names = findings.add, findings.script, findings.script.names
+        self._add = findings.add
+        self.script = findings.script
+        self.names = findings.script.names
 
     def check(self) -> None:
         """Checks every training loop and step, and the modules that they call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -15,10 +16,9 @@ from feeder.errors import ArgumentError
 from feeder.system.cores import memory_limit
 from feeder.system.text import count
 from feeder.tools.doctor.finding import Finding
-from feeder.tools.doctor.pagecache import cached_bytes
 from feeder.tools.terminal import size
 
-__all__ = ["Data", "ReadRate", "check_data", "read_rate", "survey"]
+__all__ = ["Data", "ReadRate", "cached_bytes", "check_data", "read_rate", "survey"]
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".ppm", ".pgm", ".avif", ".jp2")
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "beegfs", "gpfs", "glusterfs", "9p", "afs"}
@@ -27,6 +27,12 @@ _CHUNK_BYTES = 1 << 20
 _SMALL_FILE_BYTES = 4 << 20
 _SAMPLE_FILES = 1000
 _THREADS = 8
+_CACHESTAT = 451  # the same on every architecture; since Linux 6.5
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 @dataclass(frozen=True)
@@ -241,3 +247,52 @@ def _file_system(folder: str) -> tuple[str, bool | None]:
         except OSError:
             continue
     return kind, None
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("offset", ctypes.c_uint64), ("length", ctypes.c_uint64)]
+
+
+class _Stat(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")]
+
+
+def cached_bytes(path: str, *, use_cachestat: bool = True) -> int | None:
+    """Returns how many of a file's bytes are in memory; None if the kernel does not report it.
+
+    Raises:
+        OSError: if the file can't be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            return 0
+        pages = _by_cachestat(descriptor) if use_cachestat else None
+        if pages is None:
+            pages = _by_mincore(descriptor, size)
+        return None if pages is None else min(size, pages * mmap.PAGESIZE)
+    finally:
+        os.close(descriptor)
+
+
+def _by_cachestat(descriptor: int) -> int | None:
+    found = _Stat()
+    code = _libc.syscall(_CACHESTAT, descriptor, ctypes.byref(_Range(0, 0)), ctypes.byref(found), 0)
+    return int(found.cached) if code == 0 else None
+
+
+def _by_mincore(descriptor: int, size: int) -> int | None:
+    # To a process that may not write to the file, the kernel reports that it is entirely in memory.
+    if not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
+        return None
+    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        return None
+    try:
+        vector = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        if _libc.mincore(address, size, vector) != 0:
+            return None
+        return sum(page & 1 for page in vector.raw[: len(vector)])
+    finally:
+        _libc.munmap(address, size)

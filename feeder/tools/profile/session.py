@@ -6,6 +6,8 @@ import contextlib
 import os
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,17 +15,22 @@ from feeder.errors import ArgumentError, FeederError
 from feeder.system.cores import cores, local_world_size
 from feeder.system.files import check_writable, write_text
 from feeder.system.nvml import Nvml, open_nvml
+from feeder.system.process_usage import stat_fields
 from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script, show
+from feeder.tools.instrument.record import GpuReading, Sample
 from feeder.tools.profile.analysis import Analysis, analyse
-from feeder.tools.profile.sampler import Sampler
 from feeder.tools.profile.trace import StepTrace
 from feeder.tools.terminal import columns
 
 __all__ = ["ProfileOptions", "profile"]
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MOST_SAMPLES = 4000
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ def profile(script: str, arguments: Sequence[str], options: ProfileOptions) -> i
             stack.callback(nvml.close)
         steps = StepTrace(options.trace_steps)
         meter = LoaderHooks(folder, steps.on_batch if trace is not None else None)
-        sampler = Sampler(nvml)
+        sampler = _Sampler(nvml)
         meter.install()
         meter_children(folder)
         sampler.start()
@@ -129,3 +136,79 @@ def _tell(
     command = " ".join([os.path.basename(script), *arguments])
     write_text(out, render_page(command, best, findings, others, gpu_absent, code))
     say(f"\nreport: {out}", file=sys.stderr)
+
+
+class _Sampler:
+    """A thread that takes samples until it is stopped.
+
+    Args:
+        nvml: NVIDIA's library, or the reason for its absence.
+        interval_s: Seconds between two samples; doubled each time there are too many of them.
+    """
+
+    def __init__(self, nvml: Nvml | str, interval_s: float = 0.25) -> None:
+        self.samples: list[Sample] = []
+        self._interval_s = interval_s
+        self._gpus = [(nvml, gpu) for gpu in nvml.visible()] if isinstance(nvml, Nvml) else []
+        self._end = threading.Event()
+        self._busy: dict[int, int] = {}
+        self._last_ns = time.monotonic_ns()
+        self._thread = threading.Thread(target=self._run, name="feeder profile", daemon=True)
+
+    def start(self) -> None:
+        """Starts."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> list[Sample]:
+        """Takes a last sample and stops.
+
+        Returns:
+            All samples but the first, which has no CPU time.
+        """
+        self._end.set()
+        self._thread.join()
+        self._look()
+        return self.samples[1:]
+
+    def _run(self) -> None:
+        while not self._end.wait(self._interval_s):
+            self._look()
+            if len(self.samples) > _MOST_SAMPLES:
+                del self.samples[1::2]
+                self._interval_s *= 2
+
+    def _look(self) -> None:
+        own = os.getpid()
+        now_ns = time.monotonic_ns()
+        busy: dict[int, int] = {}
+        memory = 0
+        for pid in [own, *_below(own)]:
+            fields = stat_fields(pid)
+            if fields is not None:
+                busy[pid] = int(fields[11]) + int(fields[12])
+                memory += int(fields[21]) * _PAGE_BYTES
+
+        elapsed_s = max(1e-6, (now_ns - self._last_ns) / 1e9)
+        used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed_s for pid, ticks in busy.items()}
+        own_cores = used.pop(own, 0.0)
+        gpus = []
+        for nvml, gpu in self._gpus:
+            found = nvml.sample(gpu)
+            gpus.append(
+                GpuReading(gpu.index, found.busy, found.memory_bytes, found.received_bytes_s, found.sent_bytes_s)
+            )
+        self.samples.append(Sample(now_ns, own_cores, sum(used.values()), memory, tuple(gpus)))
+        self._busy = busy
+        self._last_ns = now_ns
+
+
+def _below(pid: int) -> list[int]:
+    """Returns all descendants of a process. Reads their lists of children only, not every process of the machine."""
+    found = [pid]
+    for parent in found:
+        with contextlib.suppress(OSError):  # it has ended
+            for task in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{task}/children", encoding="ascii") as file:
+                    found += map(int, file.read().split())
+    return found[1:]

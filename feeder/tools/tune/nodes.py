@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from feeder.errors import ServiceError
 from feeder.loader.fast.service_directory import Directory
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import Service
 from feeder.loader.trial import Trial
 from feeder.service.server_status import server_status
 from feeder.system.text import count
@@ -120,7 +120,7 @@ def measure_service(place: str, run: Callable[[], Trial], *, patience_s: float =
     Raises:
         ServiceError: if no server is there.
     """
-    with contextlib.closing(Directory(ServiceOptions(place))) as directory:
+    with contextlib.closing(Directory(Service(place))) as directory:
         ends = time.monotonic() + patience_s
         while not directory.servers:
             if time.monotonic() > ends:

@@ -16,11 +16,12 @@ from feeder.dataset.base import FeederDataset
 from feeder.dataset.extras import Column
 from feeder.dataset.shards import ShardDataset
 from feeder.dataset.subset import as_feeder, is_feeders
-from feeder.decoders.registry import available_decoders, get_decoder
+from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast.part_sizes import enough_ahead, part_rows
-from feeder.loader.options import DEFAULT_PREFETCH, Dali, Service, WorkerOptions
+from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
+from feeder.loader.service_options import Service
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout
 from feeder.loader.trial import run, step_rate
 from feeder.order.sample_order import Order, Window

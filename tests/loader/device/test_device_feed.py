@@ -151,7 +151,7 @@ def test_a_copy_ahead_that_finds_no_room_is_made_when_its_turn_comes(
 
     monkeypatch.setattr("feeder.loader.device.feed.move", has_room_for_one)
     loader = DataLoader(_dataset(shards), batch_size=8, device=ToDevice("cpu", prefetch=2))
-    monkeypatch.setattr("feeder.loader.fast.host_batches.HostBatches.ready", lambda self: True)
+    monkeypatch.setattr("feeder.loader.fast.iterator.HostBatches.ready", lambda self: True)
     for batch in loader:
         found.append([x.clone() if isinstance(x, torch.Tensor) else x for x in batch])
     check_same(found, [*DataLoader(_dataset(shards), batch_size=8)])

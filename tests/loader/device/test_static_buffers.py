@@ -11,7 +11,7 @@ import torch
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.device.static_buffers import StaticBuffers
+from feeder.loader.device.feed import StaticBuffers
 from feeder.loader.options import ToDevice
 from feeder.transforms import (
     RandomResizedCrop,

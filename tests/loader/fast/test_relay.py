@@ -19,8 +19,8 @@ from feeder.loader.fast import relay, relay_claims, server_link, servers
 from feeder.loader.fast.asked_part import answer_limit_s
 from feeder.loader.fast.relay import relay_loop
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.service_options import ServiceOptions
 from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.service_options import ServiceOptions
 from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, pack_frame
 from tests.support.clock import Clock
 from tests.support.fake_server import FakeServer

@@ -13,7 +13,7 @@ import pytest
 from feeder.loader.fast import server_link, servers
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import ServiceOptions
 from feeder.service.frames import Kind
 from tests.support.clock import Clock
 from tests.support.fake_server import FakeServer

@@ -15,14 +15,14 @@ import pytest
 
 from feeder.loader.fast import service_directory
 from feeder.loader.fast.service_directory import Directory, socket_name
-from feeder.loader.fast.service_options import ServiceOptions
+from feeder.loader.service_options import Service
 from feeder.service import finder
 from feeder.service.finder import Relays
 from feeder.system.child_python import child_python
 from tests.support.clock import Clock
 from tests.support.processes import wait_until
 
-OPTIONS = ServiceOptions("service@10.0.0.1:1")
+OPTIONS = Service("service@10.0.0.1:1")
 
 
 def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pyt
     monkeypatch.setattr(service_directory, "time", clock)
     monkeypatch.setattr(subprocess, "Popen", Helper)
     monkeypatch.setattr(sys, "executable", "/bin/true")
-    directory = Directory(ServiceOptions("none"))
+    directory = Directory(Service("none"))
     for _ in range(600):
         directory.look()
         clock.now += 0.25
@@ -90,11 +90,11 @@ def test_the_name_of_a_helper_is_there_once(relays: Relays) -> None:
     code = "from feeder.service.finder import main; main(*sys.argv[1:])"
     command = child_python(code, "service", "10.0.0.1:1", socket_name(OPTIONS))
     assert os.spawnv(os.P_WAIT, sys.executable, command) == 0  # another helper ends at once
-    assert socket_name(ServiceOptions("other@10.0.0.1:1")) != socket_name(OPTIONS)
+    assert socket_name(Service("other@10.0.0.1:1")) != socket_name(OPTIONS)
 
 
 def test_helpers_that_were_slower_than_another_one_leave_no_zombies(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ServiceOptions("other@10.0.0.1:1")
+    options = Service("other@10.0.0.1:1")
     helpers: list[subprocess.Popen[bytes]] = []
     begin, clock = subprocess.Popen, Clock()
 

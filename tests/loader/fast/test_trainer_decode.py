@@ -22,11 +22,11 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.dali import dali_decoder as dali_backend
 from feeder.decoders.dali.pipeline import DaliPipeline, PipelineError
 from feeder.decoders.dali.queue import DaliQueue
+from feeder.decoders.registry import Dali
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
 from feeder.loader.fast.batches import Finished
 from feeder.loader.fast.trainer_decode import DecodeFeed
-from feeder.loader.options import Dali
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
     CutMix,

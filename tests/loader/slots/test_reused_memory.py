@@ -10,8 +10,8 @@ import torch
 from feeder import transforms as T
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
+from feeder.loader.fast.batch_queue import ReusedMemory
 from feeder.loader.slots.image_slots import HELD_BATCHES
-from feeder.loader.slots.reused_memory import ReusedMemory
 from tests.support.batches import copied_epoch, same_batches
 
 

@@ -317,7 +317,7 @@ def test_plain_http_is_refused_whatever_a_fetcher_that_runs_may_do(
 ) -> None:
     monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
     with pytest.raises(StoreError, match="without encryption"):
-        open_mirror(url, cache_dir=tmp_path, cache_bytes=None, allow_http=None, timeout_s=5)
+        open_mirror(FetchOptions(url, timeout_s=5), tmp_path)
     assert not any(tmp_path.iterdir())  # no fetcher was asked
 
 

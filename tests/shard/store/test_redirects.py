@@ -16,9 +16,8 @@ import pytest
 from obstore.exceptions import GenericError
 
 from feeder.errors import NotFoundError, StoreError
-from feeder.shard.store.addresses import private_one
 from feeder.shard.store.fault import FaultKind, fault_of
-from feeder.shard.store.requests import redirect_of
+from feeder.shard.store.requests import private_one, redirect_of
 from feeder.shard.store.store import Store, open_store
 from tests.support.remote import Read, without_proxies
 from tests.support.tls import TlsProxy, haproxy_is_installed

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from feeder.loader.fast.service_options import job_name
+from feeder.loader.service_options import job_name
 
 
 @pytest.fixture(autouse=True)
