@@ -7,24 +7,26 @@ import collections
 import contextlib
 import csv
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from feeder.errors import SourceError
 from feeder.system.files import open_regular
-from feeder.system.text import count
+from feeder.system.text import BOM, count
 
-__all__ = ["csv_rows"]
+__all__ = ["csv_rows", "text_encoding"]
 
 _SNIFFED_LINES = 100
 _ROW_LINES = 1000  # of a row, at most
+_NAMED_DELIMITER = re.compile(r'"?sep=(.)"?[\r\n]*')  # Excel's first line
 
 
 def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str, Any] | str]:
     """Streams the rows of a CSV file; yields the reason for a row that can't be read.
 
     Args:
-        path: The file, in UTF-8 or UTF-16.
+        path: The file; see :func:`text_encoding`.
         delimiters: What its columns may be separated by, the usual one first.
         notes: Gets what was taken for granted.
 
@@ -33,16 +35,21 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
     """
     csv.field_size_limit(2**31 - 1)
 
-    with open(path, encoding=_encoding(path, notes), errors="surrogateescape", newline="", opener=open_regular) as file:
+    encoding = text_encoding(path, notes)
+    with open(path, encoding=encoding, errors="surrogateescape", newline="", opener=open_regular) as file:
         lines = _Lines(file)
-        delimiter = lines.delimiter = _delimiter(lines.head(_SNIFFED_LINES), delimiters)
+        head = lines.head(_SNIFFED_LINES)
+        if head and (named := _NAMED_DELIMITER.fullmatch(head[0])):
+            delimiters = named[1]
+            lines.row()
+        delimiter = lines.delimiter = _delimiter(head, delimiters)
         if delimiter != delimiters[0]:
             notes.append(f"{path}: its columns are separated by {delimiter!r}")
 
         names = lines.row() or []
         if isinstance(names, str):
             raise SourceError(f"{path}: {names}")
-        header = [name.strip() for name in names]
+        header = [name.strip().removeprefix(BOM) for name in names]
         while header and not header[-1]:  # of columns that are empty in every row
             del header[-1]
         if not header:
@@ -55,20 +62,29 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
         lines.columns = len(header)
         while (row := lines.row()) is not None:
             if isinstance(row, list):
-                values = [value.strip() for value in row] if delimiter == "|" else row  # Flickr30k's has blanks there
+                values = [value.removeprefix(BOM) for value in row]
+                if delimiter == "|":  # Flickr30k's has blanks there
+                    values = [value.strip() for value in values]
                 yield dict(zip(header, values, strict=True))
             else:
                 yield row
 
 
-def _encoding(path: str, notes: list[str]) -> str:
-    """Returns the encoding of a text file by its first bytes.
+def text_encoding(path: str, notes: list[str]) -> str:
+    """Returns the encoding of a text file by its first bytes: UTF-8, or UTF-16 or UTF-32 with a byte order mark.
+
+    Args:
+        path: The file.
+        notes: Gets what was taken for granted.
 
     Raises:
-        SourceError: if it is none of UTF-8 and UTF-16.
+        SourceError: if it is none of these.
     """
     with open(path, "rb", opener=open_regular) as file:
         head = file.read(1 << 10)
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        notes.append(f"{path}: read as UTF-32")
+        return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         notes.append(f"{path}: read as UTF-16")
         return "utf-16"
@@ -152,4 +168,4 @@ class _Lines:
     def _taken(self) -> str | None:
         line = self._ahead.popleft() if self._ahead else next(self._lines, None)
         self._number += line is not None
-        return line
+        return None if line is None else line.removeprefix(BOM)  # of a file that `cat` has joined to the first

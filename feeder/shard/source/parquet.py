@@ -11,7 +11,7 @@ from typing import Any
 from feeder.errors import SourceError
 from feeder.shard.source.image_file import unpacked_limit
 from feeder.system.child_python import child_python
-from feeder.system.text import count
+from feeder.system.text import BOM, count, without_bom
 
 __all__ = ["parquet_rows"]
 
@@ -47,12 +47,16 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
     _check_footer(path)
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+                raise SourceError(f"{path}: names a column {twice!r} twice: {', '.join(map(repr, names))}")
             first = 1
             for number in range(file.metadata.num_row_groups):
                 rows = _batch_rows(path, file.metadata.row_group(number))
                 for batch in file.iter_batches(batch_size=rows, row_groups=[number]):
+                    batch = batch.rename_columns([name.removeprefix(BOM) for name in names])
                     try:
-                        yield from batch.to_pylist()
+                        yield from map(_without_bom, batch.to_pylist())
                     except (ValueError, OverflowError):
                         yield from map(_row, range(first, first + batch.num_rows), _singly(batch))
                     first += batch.num_rows
@@ -102,6 +106,14 @@ def _batch_rows(path: str, group: Any) -> int:
             )
         rows = min(rows, BATCH_BYTES // max(1, size_bytes), BATCH_VALUES // max(1, row_values))
     return max(1, rows)
+
+
+def _without_bom(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row with no byte order mark at the start of texts, and of those in lists of texts."""
+    for name, value in row.items():
+        if isinstance(value[0] if isinstance(value, list) and value else value, str):
+            row[name] = without_bom(value)
+    return row
 
 
 def _singly(batch: Any) -> Iterator[Any]:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from feeder.shard.source.csv_rows import csv_rows
+from feeder.shard.source.csv_rows import csv_rows, text_encoding
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.parquet import parquet_rows
 from feeder.system.files import open_regular
+from feeder.system.text import BOM, without_bom
 
 __all__ = ["Row", "json_bytes", "table_rows"]
 
 Row = dict[str, Any]
+
+_JSON = json.JSONDecoder(parse_constant={"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}.__getitem__)
 
 
 def table_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
@@ -29,8 +33,8 @@ def table_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
     if suffix == ".parquet":
         return parquet_rows(path)
     if suffix in (".jsonl", ".ndjson"):
-        return _json_rows(path)
-    return csv_rows(path, "\t" if suffix == ".tsv" else ",;|", notes)
+        return _json_rows(path, notes)
+    return csv_rows(path, "\t,;|" if suffix == ".tsv" else ",;|\t", notes)
 
 
 def json_bytes(row: Row) -> bytes:
@@ -47,13 +51,16 @@ def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _json_rows(path: str) -> Iterator[Row | str]:
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
+def _json_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
+    with open(path, encoding=text_encoding(path, notes), errors="surrogateescape", opener=open_regular) as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
+            line = line.strip().removeprefix(BOM)
+            if not line:
                 continue
             try:
-                row = json.loads(line)
+                row = _JSON.decode(line)
+                if BOM in line or "ufeff" in line.lower():
+                    row = without_bom(row)
             except (ValueError, RecursionError) as error:
                 yield f"line {number}: not JSON: {error}"
                 continue
