@@ -446,6 +446,21 @@ def test_lines_of_json_that_begin_with_a_byte_order_mark_are_read(images: Path, 
     assert json.loads(member(out, "class-0/img-001.jpg", "json") or b"") == {"texts": ["a"]}
 
 
+@pytest.mark.parametrize(
+    ("suffix", "head", "row"), [("csv", "path,note\n", "{},{}\n"), ("jsonl", "", '{{"path": "{}", "note": "{}"}}\n')]
+)
+def test_lines_that_are_not_utf8_are_counted_in_a_note(
+    images: Path, tmp_path: Path, suffix: str, head: str, row: str
+) -> None:
+    rows = [row.format(f"class-0/img-00{i}.jpg", note) for i, note in enumerate(["caf\xe9", "cafe"])]
+    (images / f"list.{suffix}").write_text(head + "".join(rows), "latin-1")
+    summary = shard(str(images / f"list.{suffix}"), str(tmp_path / "out"), kept())
+    assert summary.samples == 2
+    assert any(": 1 line with bytes that are not UTF-8" in note for note in summary.notes)
+    (images / f"list.{suffix}").write_text(head + "".join(rows), "utf-8")
+    assert not any("UTF-8" in note for note in shard(str(images / f"list.{suffix}"), str(tmp_path / "b"), kept()).notes)
+
+
 def test_nan_is_a_missing_value_where_columns_are_told_apart(images: Path, tmp_path: Path) -> None:
     (images / "list.jsonl").write_text('{"path": "class-0/img-000.jpg"}\n{"path": NaN}\n')
     out = sharded(images / "list.jsonl", tmp_path)

@@ -8,16 +8,17 @@ import contextlib
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from feeder.errors import SourceError
 from feeder.system.files import open_regular
 from feeder.system.text import BOM, count
 
-__all__ = ["csv_rows", "text_encoding"]
+__all__ = ["csv_rows", "text_lines"]
 
 _SNIFFED_LINES = 100
+_SURROGATE = re.compile("[\udc80-\udcff]")  # stands for a byte that is not UTF-8
 _ROW_LINES = 1000  # of a row, at most
 _NAMED_DELIMITER = re.compile(r'"?sep=(.)"?[\r\n]*')  # Excel's first line
 
@@ -26,7 +27,7 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
     """Streams the rows of a CSV file; yields the reason for a row that can't be read.
 
     Args:
-        path: The file; see :func:`text_encoding`.
+        path: The file; see :func:`text_lines`.
         delimiters: What its columns may be separated by, the usual one first.
         notes: Gets what was taken for granted.
 
@@ -35,9 +36,8 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
     """
     csv.field_size_limit(2**31 - 1)
 
-    encoding = text_encoding(path, notes)
-    with open(path, encoding=encoding, errors="surrogateescape", newline="", opener=open_regular) as file:
-        lines = _Lines(file)
+    with contextlib.closing(text_lines(path, notes, newline="")) as found:
+        lines = _Lines(found)
         head = lines.head(_SNIFFED_LINES)
         if head and (named := _NAMED_DELIMITER.fullmatch(head[0])):
             delimiters = named[1]
@@ -70,16 +70,34 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
                 yield row
 
 
-def text_encoding(path: str, notes: list[str]) -> str:
-    """Returns the encoding of a text file by its first bytes: UTF-8, or UTF-16 or UTF-32 with a byte order mark.
+def text_lines(path: str, notes: list[str], newline: str | None = None) -> Generator[str]:
+    """Yields the lines of a text file in UTF-8, or UTF-16 or UTF-32 with a byte order mark; other bytes as surrogates.
 
     Args:
         path: The file.
-        notes: Gets what was taken for granted.
+        notes: Gets what was taken for granted, and the number of lines that are not UTF-8.
+        newline: See :func:`open`.
 
     Raises:
-        SourceError: if it is none of these.
+        SourceError: if it is UTF-16 without a byte order mark.
     """
+    odd = 0
+    with open(
+        path, encoding=_encoding(path, notes), errors="surrogateescape", newline=newline, opener=open_regular
+    ) as file:
+        for line in file:
+            odd += not line.isascii() and _SURROGATE.search(line) is not None
+            yield line
+
+    if odd:
+        notes.append(
+            f"{path}: {count(odd, 'line')} with bytes that are not UTF-8, which stay as they are, and fields.Text and "
+            "fields.Json refuse: save the table as UTF-8"
+        )
+
+
+def _encoding(path: str, notes: list[str]) -> str:
+    """Returns the encoding of a text file by its first bytes; raises SourceError as :func:`text_lines` does."""
     with open(path, "rb", opener=open_regular) as file:
         head = file.read(1 << 10)
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):

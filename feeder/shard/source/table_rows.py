@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from feeder.shard.source.csv_rows import csv_rows, text_encoding
+from feeder.shard.source.csv_rows import csv_rows, text_lines
 from feeder.shard.source.json_field import json_field
 from feeder.shard.source.parquet import parquet_rows
-from feeder.system.files import open_regular
 from feeder.system.text import BOM, without_bom
 
 __all__ = ["Row", "json_bytes", "table_rows"]
@@ -52,8 +52,8 @@ def _plain(value: Any) -> Any:
 
 
 def _json_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
-    with open(path, encoding=text_encoding(path, notes), errors="surrogateescape", opener=open_regular) as file:
-        for number, line in enumerate(file, 1):
+    with contextlib.closing(text_lines(path, notes)) as lines:
+        for number, line in enumerate(lines, 1):
             line = line.strip().removeprefix(BOM)
             if not line:
                 continue
