@@ -676,12 +676,12 @@ def test_masks_of_cocos_sizes_must_have_the_images(tmp_path: Path) -> None:
 
 def test_verification_tells_masks_that_do_not_fit(tmp_path: Path) -> None:
     jpeg, rgb = encode(pixels(1)), encode(pixels(1), "PNG")
-    rows = [(gray(1), rgb), (gray(1, 12, 8), rgb), (rgb, rgb)]
+    rows = [(gray(1), rgb), (gray(1, 12, 8), rgb), (rgb, rgb), (b"", rgb)]
     samples = [{"jpg": jpeg, "masks.png": mask, "label.png": other} for mask, other in rows]
     summary = feeder.write_shards(samples, tmp_path / "out", encode="keep", shuffle=False, samples_per_shard=1)
     assert [note for note in summary.notes if "T.Mask" in note] == [
-        "label.png of 3 samples is nothing that T.Mask takes: feeder inspect --verify says why",
-        "masks.png of 2 samples is nothing that T.Mask takes: feeder inspect --verify says why",
+        "label.png of 4 samples is nothing that T.Mask takes: feeder inspect --verify says why",
+        "masks.png of 3 samples is nothing that T.Mask takes: feeder inspect --verify says why",
     ]
     notes: list[str] = []
 
@@ -689,12 +689,13 @@ def test_verification_tells_masks_that_do_not_fit(tmp_path: Path) -> None:
         def note(self, line: str) -> None:
             notes.append(line)
 
-    small, colors = verify(str(tmp_path / "out"), progress=Notes())
+    small, colors, empty = verify(str(tmp_path / "out"), progress=Notes())
     assert small[1:] == ("00000001", "its masks.png: the mask has 12x8 pixels (width x height), the image 24x16")
     assert (colors.sample, colors.reason[:49]) == ("00000002", "its masks.png: the mask is a PNG of RGB colors, w")
+    assert empty.reason.startswith("its masks.png: a mask must be a PNG; this member starts with b''")
     (note,) = notes
     assert note.startswith(
-        "label.png of 3 samples, such as 00000000, is nothing that T.Mask takes: its label.png: the mask is"
+        "label.png of 4 samples, such as 00000000, is nothing that T.Mask takes: its label.png: the mask is"
     )
 
 
