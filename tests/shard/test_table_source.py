@@ -331,6 +331,7 @@ def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) 
         ("a,b\n1,2\n", ManifestColumns(), "no column for the images; it has a, b.*--path-column"),
         ("path,path\nx,y\n", ManifestColumns(), "names a column 'path' twice: 'path', 'path'"),
         ('"path,a\nx,y\n', ManifestColumns(), "line 1: a quote is left open there"),
+        ("\n<!doctype html><p>", ManifestColumns(), "is a page of a web server or XML, which starts with .*<!doctype"),
         ("p\0a\0t\0h\0\n\0", ManifestColumns(), "looks like UTF-16 without a byte order mark"),
         ("path,label\nclass-0/img-000.jpg,1\n", ManifestColumns(label="kind"), "no column 'kind'; it has path, label"),
         ("path,a\nclass-0/img-000.jpg,0.5\n", ManifestColumns(targets=("a", "b")), "no column 'b'; it has path, a"),

@@ -18,6 +18,7 @@ from feeder.system.text import BOM, count
 __all__ = ["csv_rows", "text_lines"]
 
 _SNIFFED_LINES = 100
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
 _SURROGATE = re.compile("[\udc80-\udcff]")  # stands for a byte that is not UTF-8
 _ROW_LINES = 1000  # of a row, at most
 _NAMED_DELIMITER = re.compile(r'"?sep=(.)"?[\r\n]*')  # Excel's first line
@@ -100,6 +101,11 @@ def _encoding(path: str, notes: list[str]) -> str:
     """Returns the encoding of a text file by its first bytes; raises SourceError as :func:`text_lines` does."""
     with open(path, "rb", opener=open_regular) as file:
         head = file.read(1 << 10)
+    if _PAGE.match(head):
+        raise SourceError(
+            f"{path}: is a page of a web server or XML, which starts with {head[:16]!r}, and no table: check its URL, "
+            "or what has downloaded it"
+        )
     if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         notes.append(f"{path}: read as UTF-32")
         return "utf-32"

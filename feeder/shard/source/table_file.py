@@ -144,6 +144,9 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
+        except SourceError as error:
+            raise SourceError(str(error).replace(path, shown)) from None  # not the copy of an object
+        source.notes = [note.replace(path, shown) for note in source.notes]
         listing.finish()
         if columns.lists:
             join_rows(source, spool, columns.lists, shown)
