@@ -41,6 +41,7 @@ def open_samples(
         SourceError: for a sample that is not such a dict, or a value that can't be encoded.
     """
     source = Source(SourceKind.SAMPLES, os.path.dirname(spool_path))
+    image_field = None if image_field is None else image_field.lower()
     labels = LabelColumn("the field 'cls'", "give the field another name")
 
     with Spool(source, spool_path) as spool:
