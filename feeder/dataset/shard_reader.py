@@ -450,9 +450,9 @@ class ShardReader(ShardFields):
                 checksum = zlib.crc32(data, checksum)
         if not is_same or checksum != int(index.row(i).crc32[0]):
             raise FormatError(
-                f"{index.shard_path(shard)}: it was changed or replaced while it was in use, and sample "
-                f"{index.key(i)!r} no longer matches {index.path}; create the dataset again to use the present shards, "
-                "or restore the earlier ones and go on"
+                f"{index.shard_path(shard)}: it was changed or replaced while it was in use, as by `feeder takedown`, "
+                f"and sample {index.key(i)!r} no longer matches {index.path}; create the dataset again to use the "
+                "present shards, or restore the earlier ones and go on"
             )
 
     def _open(self, shard: int) -> OpenFile:
@@ -510,8 +510,8 @@ def _shard_reader(
     reader = ShardReader(index, exif=exif, classes=classes, version=version, mirror=mirror, is_of_field=is_of_field)
     if reader.index.identity != identity:
         raise FormatError(
-            f"{index}: it was replaced by another index while it was in use; create the dataset again, or restore the "
-            "earlier index and shards and go on"
+            f"{index}: it was replaced by another index while it was in use, as by `feeder takedown`; create the "
+            "dataset again, or restore the earlier index and shards and go on"
         )
     reader.made_ns = made_ns
     reader.field_of = field_of

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from feeder.errors import ArgumentError
 from feeder.fields.field import Field, MissingValueError, shown
+from feeder.system.text import BOM, without_bom
 
 __all__ = ["Bytes", "Json", "Lines", "Text"]
 
@@ -52,7 +53,8 @@ class Lines(Field):
     fill_types: ClassVar[tuple[type, ...]] = (list,)
 
     def parse(self, data: bytes, draw: float = 0.0) -> list[str]:
-        return [line for each in data.decode("utf-8-sig").splitlines() if (line := each.strip())]
+        lines = (each.strip().removeprefix(BOM).strip() for each in data.decode("utf-8-sig").splitlines())
+        return [line for line in lines if line]
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Json(Field):
     def parse(self, data: bytes, draw: float = 0.0) -> Any:
         try:
             value = json.loads(data)
+            if b"ufeff" in data.lower() or BOM.encode() in data:
+                value = without_bom(value)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"is not JSON: {error}") from None
         if self.key is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["count", "printable", "say"]
+__all__ = ["BOM", "count", "printable", "say", "without_bom"]
+
+BOM = "\ufeff"  # the byte order mark
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:
@@ -30,6 +32,21 @@ def printable(text: str, *, lines: bool = False) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or (lines and each == "\n") else repr(each)[1:-1] for each in text)
+
+
+def without_bom(value: Any) -> Any:
+    """Returns a value with no byte order mark at the start of any text in it, at any depth of lists and dicts.
+
+    Raises:
+        RecursionError: if it is too deep.
+    """
+    if isinstance(value, str):
+        return value.removeprefix(BOM)
+    if isinstance(value, list):
+        return [without_bom(each) for each in value]
+    if isinstance(value, dict):
+        return {without_bom(key): without_bom(each) for key, each in value.items()}
+    return value
 
 
 def say(text: str, file: TextIO | None = None) -> None:

@@ -137,11 +137,11 @@ def _verify_masks(index: SetIndex, number: int, rows: range) -> dict[str, list[D
         for i in rows:
             row = index.row(i)
             info = ImageInfo("", int(row.width[0]), int(row.height[0]), int(row.orientation[0]))
-            for field, offset, _ in index.members(i):
+            for field, offset, length in index.members(i):
                 if is_mask_field(field) and field != index.image_field(i):
                     damage = None
                     try:
-                        check_mask(os.pread(file.fileno(), MASK_HEAD_BYTES, offset), info.sizes)
+                        check_mask(os.pread(file.fileno(), min(length, MASK_HEAD_BYTES), offset), info.sizes)
                     except DecodeError as error:
                         damage = Damage(name, index.key(i), f"its {field}: {error.reason}")
                     masks.setdefault(field, []).append(damage)

@@ -51,6 +51,19 @@ def test_a_byte_order_mark_is_no_text(kind: Field, data: bytes, expected: Any) -
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        (Lines(), "a cat\n\ufeffa dog\n \ufeff \n", ["a cat", "a dog"]),
+        (Json(), '{"\ufeffa": ["\ufeffb", {"c": "\ufeff"}]}', {"a": ["b", {"c": ""}]}),
+        (Json("a"), '{"a": "\\ufeffb"}', "b"),
+        (Json("a"), '{"a": "\\uFEFFb"}', "b"),
+    ],
+)
+def test_a_byte_order_mark_is_no_text_in_any_line_or_value(kind: Field, text: str, expected: Any) -> None:
+    assert kind.parse(text.encode()) == expected
+
+
+@pytest.mark.parametrize(
     ("kind", "data", "reason"),
     [
         (Text(), b"a\xff", "can't decode byte 0xff in position 1"),

@@ -11,6 +11,7 @@ import pytest
 
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
+from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.options import ShardSummary
 from feeder.shard.write.sharding import shard, write_shards
 from tests.support.images import encode, pixels
@@ -55,8 +56,10 @@ def _joined_table(place: Path, out: Path) -> ShardSummary:
 
 
 def _tars(place: Path, out: Path) -> ShardSummary:
-    folder = _put(place / "src", {"._a.tar": b"x", "b.tar.part": b"x"})
+    folder = _put(place / "src", {"._a.tar": b"x", "b.tar.part": b"x", "c.tar.zst": b"x", "d.jpg": JPEG})
     write_tar(folder / "a.tar", [("1.jpg", JPEG), ("1.cls", b"3"), ("2.txt", b"x"), ("README", b"x")])
+    hidden = [(f"{folder}/{k}.jpg", JPEG) for folder in ("__MACOSX", "./x/.thumbs") for k in range(3)]
+    write_tar(folder / "E.TAR", [("1.jpg", JPEG), *hidden, ("../2.jpg", JPEG)])
     return _sharded(folder, out)
 
 
@@ -96,7 +99,7 @@ def _written(place: Path, out: Path) -> ShardSummary:
         (_flat_folder, 1, 5),
         (_table, 1, 4),
         (_joined_table, 2, 2),
-        (_tars, 1, 5),
+        (_tars, 2, 11),
         (_coco, 1, 4),
         (_voc, 1, 6),
         (_pairs, 1, 6),
@@ -113,6 +116,20 @@ def test_all_objects_of_a_store_are_samples_or_rejected(tmp_path: Path, bucket: 
     for name, data in CLASSES.items():
         bucket.put(f"src/{name}", data)
     _check(tmp_path / "out", _sharded(f"{bucket.url}/src", tmp_path / "out"), 2, 7)
+
+
+@pytest.mark.parametrize("command", ["shard", "index"])
+def test_all_tars_of_a_store_are_read_or_left_out(tmp_path: Path, bucket: Bucket, command: str) -> None:
+    write_tar(tmp_path / "a.tar", [("1.jpg", JPEG), ("@eaDir/2.jpg", JPEG)])
+    for name in ("a.tar", "B.TAR"):
+        bucket.put(f"src/{name}", (tmp_path / "a.tar").read_bytes())
+    for name in ("._a.tar", "c.tar.xz", "d.jpg"):
+        bucket.put(f"src/{name}", b"x")
+    if command == "shard":
+        _check(tmp_path / "out", _sharded(f"{bucket.url}/src", tmp_path / "out"), 2, 7)
+    else:
+        found = index_tars(f"{bucket.url}/src")
+        assert (found.shards, found.samples, len(found.rejected)) == (2, 2, 5)
 
 
 def _check(out: Path, summary: ShardSummary, samples: int, inputs: int) -> None:

@@ -179,6 +179,17 @@ def test_tars_behind_a_web_server(tmp_path: Path, upload: Upload, real_bucket: B
         shard(url, str(tmp_path / "none"), kept())
 
 
+def test_notes_and_errors_on_a_manifest_name_its_object_and_not_the_copy(tmp_path: Path, bucket: Bucket) -> None:
+    bucket.put("set/1.jpg", encode(pixels(1)))
+    bucket.put("set/list.csv", "path;label\n1.jpg;3\n".encode("utf-16"))
+    summary = shard(f"{bucket.url}/set/list.csv", str(tmp_path / "out"), kept())
+    assert [note for note in summary.notes if str(tmp_path) in note] == []
+    assert f"{bucket.url}/set/list.csv: read as UTF-16" in summary.notes
+    bucket.put("set/list.csv", b"<html>")
+    with pytest.raises(SourceError, match=rf"^{bucket.url}/set/list.csv: is a page of a web server"):
+        shard(f"{bucket.url}/set/list.csv", str(tmp_path / "b"), kept())
+
+
 def test_a_manifest_in_a_store_with_paths_there(tmp_path: Path, upload: Upload) -> None:
     folder = tmp_path / "data"
     (folder / "images").mkdir(parents=True)

@@ -331,6 +331,7 @@ def test_image_bytes_come_from_parquet_and_base64(images: Path, tmp_path: Path) 
         ("a,b\n1,2\n", ManifestColumns(), "no column for the images; it has a, b.*--path-column"),
         ("path,path\nx,y\n", ManifestColumns(), "names a column 'path' twice: 'path', 'path'"),
         ('"path,a\nx,y\n', ManifestColumns(), "line 1: a quote is left open there"),
+        ("\n<!doctype html><p>", ManifestColumns(), "is a page of a web server or XML, which starts with .*<!doctype"),
         ("p\0a\0t\0h\0\n\0", ManifestColumns(), "looks like UTF-16 without a byte order mark"),
         ("path,label\nclass-0/img-000.jpg,1\n", ManifestColumns(label="kind"), "no column 'kind'; it has path, label"),
         ("path,a\nclass-0/img-000.jpg,0.5\n", ManifestColumns(targets=("a", "b")), "no column 'b'; it has path, a"),
@@ -402,6 +403,93 @@ def test_tables_of_spreadsheets_are_read(
     summary = shard(str(path), str(tmp_path / "out"), kept())
     assert sorted(label for _, _, label in samples_of(tmp_path / "out")) == [3, 4][: text.count("class-0")]
     assert [each for each in summary.notes if note is not None and note in each] or note is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize(
+    ("suffix", "text"),
+    [
+        ("csv", "path\tlabel\nclass-0/img-000.jpg\t3\n"),
+        ("tsv", "path,label\nclass-0/img-000.jpg,3\n"),
+        ("csv", "sep=;\npath;label\nclass-0/img-000.jpg;3\n"),
+        ("jsonl", '{"path": "class-0/img-000.jpg", "label": 3}\n'),
+    ],
+)
+def test_tables_are_read_by_their_first_bytes_and_line(
+    images: Path, tmp_path: Path, suffix: str, text: str, encoding: str
+) -> None:
+    (images / f"list.{suffix}").write_text(text, encoding)
+    summary = shard(str(images / f"list.{suffix}"), str(tmp_path / "out"), kept())
+    assert [label for *_, label in samples_of(tmp_path / "out")] == [3]
+    expected = [f"read as {encoding.upper()}"] if encoding != "utf-8-sig" else []
+    assert [note.partition(": ")[2] for note in summary.notes if "read as" in note] == expected
+    assert any("are separated by" in note for note in summary.notes) == (suffix != "jsonl" and "sep=" not in text)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+def test_a_byte_order_mark_is_no_part_of_any_text_of_a_table(images: Path, tmp_path: Path, kind: str) -> None:
+    """Such as of files that ``cat`` has joined, or of columns that were read with one."""
+    rows = [
+        {"\ufeffpath": "class-0/img-000.jpg", "label": "dog", "note": "\ufeffa"},
+        {"\ufeffpath": "\ufeffclass-0/img-001.jpg", "label": "\ufeffdog", "note": "b"},
+    ]
+    out = sharded(write_manifest(images, kind, rows), tmp_path)
+    assert Manifest.read(str(out)).classes == ["dog"]  # type: ignore[union-attr]
+    found = [json.loads(member(out, f"class-0/img-00{i}.jpg", "json") or b"") for i in range(2)]
+    assert found == [{"note": "a"}, {"note": "b"}]
+
+
+def test_lines_of_json_that_begin_with_a_byte_order_mark_are_read(images: Path, tmp_path: Path) -> None:
+    lines = [f'\ufeff{{"path": "class-0/img-00{i}.jpg", "texts": ["\\ufeffa"]}}\n' for i in range(2)]
+    (images / "list.jsonl").write_text("".join(lines))
+    out = sharded(images / "list.jsonl", tmp_path)
+    assert len(samples_of(out)) == 2
+    assert json.loads(member(out, "class-0/img-001.jpg", "json") or b"") == {"texts": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "head", "row"), [("csv", "path,note\n", "{},{}\n"), ("jsonl", "", '{{"path": "{}", "note": "{}"}}\n')]
+)
+def test_lines_that_are_not_utf8_are_counted_in_a_note(
+    images: Path, tmp_path: Path, suffix: str, head: str, row: str
+) -> None:
+    rows = [row.format(f"class-0/img-00{i}.jpg", note) for i, note in enumerate(["caf\xe9", "cafe"])]
+    (images / f"list.{suffix}").write_text(head + "".join(rows), "latin-1")
+    summary = shard(str(images / f"list.{suffix}"), str(tmp_path / "out"), kept())
+    assert summary.samples == 2
+    assert any(": 1 line with bytes that are not UTF-8" in note for note in summary.notes)
+    (images / f"list.{suffix}").write_text(head + "".join(rows), "utf-8")
+    assert not any("UTF-8" in note for note in shard(str(images / f"list.{suffix}"), str(tmp_path / "b"), kept()).notes)
+
+
+def test_nan_is_a_missing_value_where_columns_are_told_apart(images: Path, tmp_path: Path) -> None:
+    (images / "list.jsonl").write_text('{"path": "class-0/img-000.jpg"}\n{"path": NaN}\n')
+    out = sharded(images / "list.jsonl", tmp_path)
+    assert rejected(out) == {"list.jsonl#2": "no path in column 'path'"}
+
+
+def test_labels_of_bytes_are_text(images: Path, tmp_path: Path) -> None:
+    rows = [{"path": f"class-0/img-00{i}.jpg", "label": label} for i, label in enumerate([b"dog", b"cat"])]
+    out = sharded(write_manifest(images, "parquet", rows), tmp_path)
+    assert Manifest.read(str(out)).classes == ["cat", "dog"]  # type: ignore[union-attr]
+
+
+def test_two_columns_of_parquet_with_one_name_are_an_error(images: Path, tmp_path: Path) -> None:
+    columns = [pyarrow.array(["class-0/img-000.jpg"]), pyarrow.array([1]), pyarrow.array([2])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["path", "label", "label"]), images / "list.parquet")
+    with pytest.raises(SourceError, match="names a column 'label' twice: 'path', 'label', 'label'"):
+        sharded(images / "list.parquet", tmp_path)
+
+
+def test_images_of_hugging_face_may_be_paths(images: Path, tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"image": {"bytes": None, "path": "class-0/img-000.jpg"}, "label": 4},
+        {"image": {"bytes": JPEG, "path": "class-0/img-001.jpg"}, "label": 5},
+        {"image": {"bytes": None, "path": None}, "label": 6},
+    ]
+    out = sharded(write_manifest(images, "parquet", rows), tmp_path)
+    assert sorted(label for *_, label in samples_of(out)) == [4, 5]
+    assert rejected(out) == {"list.parquet#3": "no image bytes in column 'image'"}
 
 
 def test_a_wild_label_is_an_error(images: Path, tmp_path: Path) -> None:
@@ -514,7 +602,7 @@ def test_half_of_a_surrogate_pair_is_kept(images: Path, tmp_path: Path) -> None:
 def test_rows_that_cannot_be_written_as_json_are_listed(images: Path, tmp_path: Path) -> None:
     deep = "[" * 900 + "]" * 900
     (images / "list.jsonl").write_text(
-        f'{{"path": "class-0/img-000.jpg", "note": {deep}, "score": NaN}}\n{{"path": "class-0/img-001.jpg"}}\n'
+        f'{{"path": "class-0/img-000.jpg", "note": {deep}, "score": Infinity}}\n{{"path": "class-0/img-001.jpg"}}\n'
     )
     found = rejected(sharded(images / "list.jsonl", tmp_path))
     assert list(found) == ["list.jsonl#1"], found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import pickle
 import shutil
 import tarfile
 from pathlib import Path
@@ -121,6 +122,13 @@ def test_a_loader_that_is_open_meanwhile_says_so(folder: Path) -> None:
     again = DataLoader(ShardDataset(folder, RECIPE, ["key"]), 1)
     again.load_state_dict(state)
     assert len(list(again)) == 13 - state["consumed"]
+
+
+def test_a_dataset_that_was_sent_to_a_worker_before_names_the_takedown(folder: Path) -> None:
+    sent = pickle.dumps(ShardDataset(folder, RECIPE, ["key"]))
+    takedown(str(folder), [rows(folder)[3][2]])
+    with pytest.raises(FormatError, match=r"replaced .* while it was in use, as by `feeder takedown`"):
+        len(pickle.loads(sent))
 
 
 def test_a_substitute_that_goes_is_replaced_and_keys_may_be_named_again(folder: Path) -> None:

@@ -151,6 +151,69 @@ def test_coco_as_other_tools_write_it_is_read(tmp_path: Path) -> None:
     assert "instances.json: the categories 0, 2 are all named 'dog': one class" in summary.notes
 
 
+def test_ids_names_and_values_of_coco_are_read_in_further_forms(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b c.jpg")
+    rows = [
+        {"id": 1, "image_id": " 1 ", "category_id": "7.0", "bbox": [-3, -2, 8, 8], "segmentation": [[math.nan, 1]]},
+        {"id": 2, "image_id": "-2", "category_id": 8, "bbox": [1, 2, 3, 4]},
+    ]
+    data = {
+        "images": [
+            {"id": "1.0", "file_name": "a.jpg"},
+            {"id": -2, "file_name": None, "coco_url": "http://host/train/b%20c.jpg?x"},
+        ],
+        "annotations": rows,
+        "categories": [{"id": 7, "name": 3}, {"id": "8", "name": "dog"}],
+    }
+    path = write(tmp_path / "coco.json", json.dumps(data))
+    summary = shard(str(folder), str(tmp_path / "out"), kept(targets=TargetSources(annotations=str(path))))
+    out = tmp_path / "out"
+    assert rejected(out) == {}
+    assert Manifest.read(str(out)).classes == ["3", "dog"]  # type: ignore[union-attr]
+    assert [boxes_of(out, name)["boxes"] for name in ("a.jpg", "b c.jpg")] == [[[0, 0, 5, 6]], [[1, 2, 4, 6]]]
+    assert json.loads(member(out, "a.jpg", "segmentation.json") or b"") == [[[None, 1]]]
+    assert [note for note in summary.notes if "clipped" in note] == [
+        "coco.json: 1 box clipped, because of sides outside of the image"
+    ]
+
+
+def test_categories_of_coco_with_one_id_and_two_names_are_an_error(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg")
+    categories = [{"id": 1, "name": "dog"}, {"id": "1", "name": "cat"}]
+    data = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": [], "categories": categories}
+    path = write(tmp_path / "coco.json", json.dumps(data))
+    with pytest.raises(SourceError, match="the categories 'dog' and 'cat' have the same id 1"):
+        run(folder, tmp_path, annotations=str(path))
+
+
+def test_byte_order_marks_are_no_part_of_captions_of_coco(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg")
+    rows = [{"image_id": 1, "caption": "\ufeffA dog."}, {"image_id": 1, "caption": "\ufeffA cat."}]
+    data = {"images": [{"id": 1, "file_name": "a.jpg"}], "annotations": rows}
+    out = run(folder, tmp_path, annotations=str(write(tmp_path / "coco.json", json.dumps(data))))
+    assert member(out, "a.jpg", "txt") == b"A dog.\nA cat."
+
+
+def test_xml_of_another_kind_or_with_a_document_type_is_no_image_without_objects(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg", "b.jpg", "c.jpg")
+    write(tmp_path / "xml" / "c.xml", voc())
+    write(tmp_path / "xml" / "a.xml", "<annotation xmlns='urn:x'><object><name>dog</name></object></annotation>")
+    text = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY x "dog">]><annotation></annotation>'
+    write(tmp_path / "xml" / "b.xml", text.encode("utf-16"))
+    found = rejected(run(folder, tmp_path, annotations=str(tmp_path / "xml")))
+    assert "expected VOC's <annotation> with an <object>" in found["a.jpg"]
+    assert "has a document type" in found["b.jpg"]
+
+
+def test_texts_beside_images_and_their_xml_are_no_bad_images(tmp_path: Path) -> None:
+    folder = images(tmp_path / "src", "a.jpg")
+    write(folder / "a.xml", voc())
+    write(folder / "a.txt", "0 0.5 0.5 1 1")
+    targets = TargetSources(annotations=str(folder))
+    shard(str(folder), str(tmp_path / "out"), kept(targets=targets))  # with the usual max_bad
+    assert list(rejected(tmp_path / "out")) == ["a.txt"]
+
+
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools' decode
 def test_cocos_instances_become_a_mask(tmp_path: Path) -> None:
     """Small objects cover large ones, and a mask's values are those of the list ``instance``."""
@@ -613,12 +676,12 @@ def test_masks_of_cocos_sizes_must_have_the_images(tmp_path: Path) -> None:
 
 def test_verification_tells_masks_that_do_not_fit(tmp_path: Path) -> None:
     jpeg, rgb = encode(pixels(1)), encode(pixels(1), "PNG")
-    rows = [(gray(1), rgb), (gray(1, 12, 8), rgb), (rgb, rgb)]
+    rows = [(gray(1), rgb), (gray(1, 12, 8), rgb), (rgb, rgb), (b"", rgb)]
     samples = [{"jpg": jpeg, "masks.png": mask, "label.png": other} for mask, other in rows]
     summary = feeder.write_shards(samples, tmp_path / "out", encode="keep", shuffle=False, samples_per_shard=1)
     assert [note for note in summary.notes if "T.Mask" in note] == [
-        "label.png of 3 samples is nothing that T.Mask takes: feeder inspect --verify says why",
-        "masks.png of 2 samples is nothing that T.Mask takes: feeder inspect --verify says why",
+        "label.png of 4 samples is nothing that T.Mask takes: feeder inspect --verify says why",
+        "masks.png of 3 samples is nothing that T.Mask takes: feeder inspect --verify says why",
     ]
     notes: list[str] = []
 
@@ -626,12 +689,13 @@ def test_verification_tells_masks_that_do_not_fit(tmp_path: Path) -> None:
         def note(self, line: str) -> None:
             notes.append(line)
 
-    small, colors = verify(str(tmp_path / "out"), progress=Notes())
+    small, colors, empty = verify(str(tmp_path / "out"), progress=Notes())
     assert small[1:] == ("00000001", "its masks.png: the mask has 12x8 pixels (width x height), the image 24x16")
     assert (colors.sample, colors.reason[:49]) == ("00000002", "its masks.png: the mask is a PNG of RGB colors, w")
+    assert empty.reason.startswith("its masks.png: a mask must be a PNG; this member starts with b''")
     (note,) = notes
     assert note.startswith(
-        "label.png of 3 samples, such as 00000000, is nothing that T.Mask takes: its label.png: the mask is"
+        "label.png of 4 samples, such as 00000000, is nothing that T.Mask takes: its label.png: the mask is"
     )
 
 

@@ -47,6 +47,16 @@ def test_nan_in_json_is_a_missing_value(tmp_path: Path) -> None:
     assert feeder.ShardDataset(tmp_path / "out", fields=["json"])[0][-1] == {"n": [None, 1.5], "most": "inf"}
 
 
+def test_fields_are_lower_case_as_in_tars(tmp_path: Path) -> None:
+    write_shards([{"__key__": "a", "JPG": encode(pixels(1)), "CLS": 3}], tmp_path / "out")
+    assert [label for *_, label in samples_of(tmp_path / "out")] == [3]
+    sample = {"Left.JPG": encode(pixels(1)), "Right.JPG": encode(pixels(2))}
+    write_shards([sample], tmp_path / "right", image_field="Right.JPG", encode=KEEP)
+    assert ShardDataset(tmp_path / "right", fields=["left.jpg"])[0][2] == sample["Left.JPG"]
+    with pytest.raises(SourceError, match=r"'a': has two fields of one name, but for their case: .*JPG, jpg"):
+        write_shards([{"__key__": "a", "JPG": encode(pixels(1)), "jpg": encode(pixels(1))}], tmp_path / "b")
+
+
 def test_write_shards_names_the_sample_that_it_cannot_encode(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="sample 'x': field 'jpg' is a ndarray; expected bytes"):
         write_shards([{"__key__": "x", "jpg": np.zeros(3)}], tmp_path / "out")

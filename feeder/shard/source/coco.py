@@ -19,11 +19,12 @@ from feeder.decoders.decoder import MAX_PIXELS
 from feeder.errors import ArgumentError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
 from feeder.shard.source.json_field import without_nan
+from feeder.shard.source.labels import as_number
 from feeder.shard.source.pairs import read_names
 from feeder.shard.source.source import Source, SourceKind, drop_duplicates
 from feeder.shard.source.spool import Spool
 from feeder.system.files import open_regular
-from feeder.system.text import count
+from feeder.system.text import BOM, count
 
 __all__ = ["BOXES", "CAPTIONS", "INSTANCES", "KEYPOINTS", "SEGMENTATION", "as_json", "open_coco"]
 
@@ -68,7 +69,7 @@ def open_coco(
     source.add_container(os.path.abspath(annotations))
     are_captions = _are_captions(data)
     shown = os.path.basename(annotations)
-    classes, labels = _classes(data, shown, source)
+    classes, labels = _classes(data, annotations, source)
     source.classes = None if are_captions else classes
     wanted = read_names(names)
     objects = _objects(data, annotations, source)
@@ -78,16 +79,19 @@ def open_coco(
     keypoints = [each["keypoints"] for each in data["annotations"] if each.get("keypoints")]
     points_each = next((len(flat) // 3 for flat in keypoints if _are_triples(flat)), 0)
 
-    bare = short = 0
+    bare = short = early = 0
     found_names: set[str] = set()
 
     def fields_of(image: Mapping[str, Any], objects: Sequence[Annotation]) -> Iterator[tuple[str, bytes]]:
         if are_captions:
             yield CAPTIONS, _lines(objects)
             return
+        nonlocal early
         found = _boxes(objects, labels, list(further)) | {"image_id": image["id"]}
+        early += sum(min(box) < 0 for box in found["boxes"])
+        found["boxes"] = [[max(side, 0) for side in box] for box in found["boxes"]]
         if rasterize is None:
-            yield SEGMENTATION, as_json([each.get("segmentation") for each in objects])
+            yield SEGMENTATION, as_json(without_nan([each.get("segmentation") for each in objects]))
         else:
             found["instance"] = list(range(1, len(found["boxes"]) + 1))
             yield INSTANCES, rasterize(objects, image)
@@ -121,20 +125,31 @@ def open_coco(
         source.notes.append(f"{shown}: {count(bare, 'object')} without a segmentation: in {BOXES}, not in {INSTANCES}")
     if rasterize is not None and short:
         source.notes.append(f"{shown}: {count(short, 'polygon')} of fewer than three points: not in {INSTANCES}")
+    if early:
+        source.notes.append(f"{shown}: {count(early, 'box', 'boxes')} clipped, because of sides outside of the image")
     drop_duplicates(source, os.path.normpath, "duplicate path")
     return source
 
 
-def _classes(data: dict[str, Any], shown: str, source: Source) -> tuple[list[str], dict[Any, int]]:
+def _classes(data: dict[str, Any], annotations: str, source: Source) -> tuple[list[str], dict[Any, int]]:
     """Returns the names of the classes, and labels by the ids of categories; notes names that several have."""
     categories = sorted(
         data.get("categories", []), key=lambda category: (isinstance(category["id"], str), category["id"])
     )
-    classes = list(dict.fromkeys(category["name"] for category in categories))
-    for name in classes if len(classes) < len(categories) else ():
-        if len(ids := [str(category["id"]) for category in categories if category["name"] == name]) > 1:
+    names_by_id: dict[Any, str] = {}
+    for category in categories:
+        name = names_by_id.setdefault(category["id"], category["name"])
+        if name != category["name"]:
+            raise SourceError(
+                f"{annotations}: the categories {name!r} and {category['name']!r} have the same id {category['id']!r}"
+            )
+
+    classes = list(dict.fromkeys(names_by_id.values()))
+    for name in classes if len(classes) < len(names_by_id) else ():
+        if len(ids := [str(number) for number, each in names_by_id.items() if each == name]) > 1:
+            shown = os.path.basename(annotations)
             source.notes.append(f"{shown}: the categories {', '.join(ids)} are all named {name!r}: one class")
-    return classes, {category["id"]: classes.index(category["name"]) for category in categories}
+    return classes, {number: classes.index(name) for number, name in names_by_id.items()}
 
 
 def _objects(data: dict[str, Any], annotations: str, source: Source) -> dict[Any, list[Annotation]]:
@@ -197,13 +212,19 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _straighten(row: dict[str, Any]) -> None:
-    """Writes a row as COCO does: numbers of images, categories and pixels as integers, and as LVIS does not, a name."""
+    """Writes a row as COCO does: numbers of images, categories and pixels as integers, names of categories as text, and
+    as LVIS does not, a name of its file."""
     for key in ("id", "image_id", "category_id", "height", "width"):
         value = row.get(key)
-        if (isinstance(value, float) and value.is_integer()) or (isinstance(value, str) and value.isdecimal()):
+        if isinstance(value, str):
+            number = as_number(value.strip())  # None for 007
+            value = int(value) if value.isdecimal() else number
+        if (isinstance(value, float) and value.is_integer()) or isinstance(value, int):
             row[key] = int(value)
-    if "file_name" not in row and isinstance(url := row.get("coco_url"), str):
-        row["file_name"] = posixpath.basename(urllib.parse.urlsplit(url).path)
+    if isinstance(name := row.get("name"), (int, float)):
+        row["name"] = str(name)
+    if row.get("file_name") is None and isinstance(url := row.get("coco_url"), str):
+        row["file_name"] = posixpath.basename(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
 
 
 def _are_captions(data: Mapping[str, Any]) -> bool:
@@ -224,7 +245,7 @@ def _lines(annotations: Sequence[Annotation]) -> bytes:
     for each in annotations:
         if not isinstance(caption := each.get("caption"), str):
             raise ValueError(f"annotation {each.get('id')}: expected a caption, got {str(caption)[:60]}")
-        lines.append(" ".join(caption.split()))
+        lines.append(" ".join(caption.removeprefix(BOM).split()))
     return "\n".join(lines).encode()
 
 
@@ -269,6 +290,8 @@ def _boxes(
         if not isinstance(each.get("category_id"), (int, str)) or each["category_id"] not in labels:
             raise ValueError(f"annotation {each.get('id')}: category {each.get('category_id')} is not in the file")
         x, y, width, height = box
+        if min(x + width, y + height) < 0:
+            raise ValueError(f"annotation {each.get('id')}: its bbox {box} ends before its image starts")
         found["boxes"].append([x, y, x + width, y + height])
         found["labels"].append(labels[each["category_id"]])
     return found | {key: [without_nan(each.get(key)) for each in objects] for key in further if key not in found}

@@ -7,24 +7,28 @@ import collections
 import contextlib
 import csv
 import itertools
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from feeder.errors import SourceError
 from feeder.system.files import open_regular
-from feeder.system.text import count
+from feeder.system.text import BOM, count
 
-__all__ = ["csv_rows"]
+__all__ = ["csv_rows", "text_lines"]
 
 _SNIFFED_LINES = 100
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
+_SURROGATE = re.compile("[\udc80-\udcff]")  # stands for a byte that is not UTF-8
 _ROW_LINES = 1000  # of a row, at most
+_NAMED_DELIMITER = re.compile(r'"?sep=(.)"?[\r\n]*')  # Excel's first line
 
 
 def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str, Any] | str]:
     """Streams the rows of a CSV file; yields the reason for a row that can't be read.
 
     Args:
-        path: The file, in UTF-8 or UTF-16.
+        path: The file; see :func:`text_lines`.
         delimiters: What its columns may be separated by, the usual one first.
         notes: Gets what was taken for granted.
 
@@ -33,16 +37,20 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
     """
     csv.field_size_limit(2**31 - 1)
 
-    with open(path, encoding=_encoding(path, notes), errors="surrogateescape", newline="", opener=open_regular) as file:
-        lines = _Lines(file)
-        delimiter = lines.delimiter = _delimiter(lines.head(_SNIFFED_LINES), delimiters)
+    with contextlib.closing(text_lines(path, notes, newline="")) as found:
+        lines = _Lines(found)
+        head = lines.head(_SNIFFED_LINES)
+        if head and (named := _NAMED_DELIMITER.fullmatch(head[0])):
+            delimiters = named[1]
+            lines.row()
+        delimiter = lines.delimiter = _delimiter(head, delimiters)
         if delimiter != delimiters[0]:
             notes.append(f"{path}: its columns are separated by {delimiter!r}")
 
         names = lines.row() or []
         if isinstance(names, str):
             raise SourceError(f"{path}: {names}")
-        header = [name.strip() for name in names]
+        header = [name.strip().removeprefix(BOM) for name in names]
         while header and not header[-1]:  # of columns that are empty in every row
             del header[-1]
         if not header:
@@ -55,20 +63,52 @@ def csv_rows(path: str, delimiters: str, notes: list[str]) -> Iterator[dict[str,
         lines.columns = len(header)
         while (row := lines.row()) is not None:
             if isinstance(row, list):
-                values = [value.strip() for value in row] if delimiter == "|" else row  # Flickr30k's has blanks there
+                values = [value.removeprefix(BOM) for value in row]
+                if delimiter == "|":  # Flickr30k's has blanks there
+                    values = [value.strip() for value in values]
                 yield dict(zip(header, values, strict=True))
             else:
                 yield row
 
 
-def _encoding(path: str, notes: list[str]) -> str:
-    """Returns the encoding of a text file by its first bytes.
+def text_lines(path: str, notes: list[str], newline: str | None = None) -> Generator[str]:
+    """Yields the lines of a text file in UTF-8, or UTF-16 or UTF-32 with a byte order mark; other bytes as surrogates.
+
+    Args:
+        path: The file.
+        notes: Gets what was taken for granted, and the number of lines that are not UTF-8.
+        newline: See :func:`open`.
 
     Raises:
-        SourceError: if it is none of UTF-8 and UTF-16.
+        SourceError: if it is UTF-16 without a byte order mark.
     """
+    odd = 0
+    with open(
+        path, encoding=_encoding(path, notes), errors="surrogateescape", newline=newline, opener=open_regular
+    ) as file:
+        for line in file:
+            odd += not line.isascii() and _SURROGATE.search(line) is not None
+            yield line
+
+    if odd:
+        notes.append(
+            f"{path}: {count(odd, 'line')} with bytes that are not UTF-8, which stay as they are, and fields.Text and "
+            "fields.Json refuse: save the table as UTF-8"
+        )
+
+
+def _encoding(path: str, notes: list[str]) -> str:
+    """Returns the encoding of a text file by its first bytes; raises SourceError as :func:`text_lines` does."""
     with open(path, "rb", opener=open_regular) as file:
         head = file.read(1 << 10)
+    if _PAGE.match(head):
+        raise SourceError(
+            f"{path}: is a page of a web server or XML, which starts with {head[:16]!r}, and no table: check its URL, "
+            "or what has downloaded it"
+        )
+    if head.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        notes.append(f"{path}: read as UTF-32")
+        return "utf-32"
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         notes.append(f"{path}: read as UTF-16")
         return "utf-16"
@@ -155,4 +195,4 @@ class _Lines:
     def _taken(self) -> str | None:
         line = self._ahead.popleft() if self._ahead else next(self._lines, None)
         self._number += line is not None
-        return line
+        return None if line is None else line.removeprefix(BOM)  # of a file that `cat` has joined to the first

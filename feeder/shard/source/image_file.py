@@ -65,7 +65,7 @@ _SYSTEM_FOLDERS = frozenset(
 )
 # ``._a.jpg`` is what macOS writes beside a.jpg on other systems' disks, and ``.#a.jpg`` an editor's lock.
 _UNFINISHED = re.compile(
-    r"\.[_#~].*|#.*#|~\$.*|.*(~|\.(!ut|aria2|bak|crdownload|download|filepart|old|opdownload|orig|part|partial|swp|te?mp))",
+    r"\.([_#~]|nfs[0-9a-f]{8}|fuse_hidden).*|#.*#|~\$.*|.*(~|\.(!qb|!ut|aria2|bak|crdownload|download|filepart|old|opdownload|orig|part|partial|swp|te?mp))",
     re.IGNORECASE | re.DOTALL,
 )
 

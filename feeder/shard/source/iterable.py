@@ -31,7 +31,8 @@ def open_samples(
 
     Args:
         samples: Each maps fields ("jpg", "cls", "json", ...) to bytes. Text, integers and, for ``json``, any JSON value
-            are encoded. Keys that start with ``__`` are not fields.
+            are encoded. Keys that start with ``__`` are not fields. Fields
+            are lower case, as in tars.
         spool_path: Scratch file.
         image_field: See :func:`open_tars`.
         classes: Class names by label; None takes the names in ``cls``, sorted.
@@ -40,6 +41,7 @@ def open_samples(
         SourceError: for a sample that is not such a dict, or a value that can't be encoded.
     """
     source = Source(SourceKind.SAMPLES, os.path.dirname(spool_path))
+    image_field = None if image_field is None else image_field.lower()
     labels = LabelColumn("the field 'cls'", "give the field another name")
 
     with Spool(source, spool_path) as spool:
@@ -47,7 +49,12 @@ def open_samples(
             if not isinstance(sample, Mapping):
                 raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
             name = str(sample.get("__key__", number))
-            fields = {str(k): _encoded(v, str(k), name) for k, v in sample.items() if not str(k).startswith("__")}
+            named = [(str(k).lower(), v) for k, v in sample.items() if not str(k).startswith("__")]
+            fields = {field: _encoded(value, field, name) for field, value in named}
+            if len(fields) < len(named):
+                raise SourceError(
+                    f"sample {name!r}: has two fields of one name, but for their case: {', '.join(map(str, sample))}"
+                )
 
             lacking = lacks_image(fields, None if image_field is None else split_fields(image_field))
             if lacking is not None:

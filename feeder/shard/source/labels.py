@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import ArgumentError, SourceError
-from feeder.system.text import count
+from feeder.system.text import BOM, count
 
 __all__ = [
     "LABEL_BYTES",
@@ -249,7 +249,9 @@ def _as_text(value: Any) -> str | None:
         return None
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return value.strip() if isinstance(value, str) else str(value)
+    if isinstance(value, bytes):  # as older writers of Parquet have text
+        return label_text(value)
+    return value.strip().removeprefix(BOM).strip() if isinstance(value, str) else str(value)
 
 
 def _class_number(text: str) -> int:

@@ -75,7 +75,8 @@ def open_source(
     if kind == "prefix":
         store, entries = list_objects(path)
         if tars := _lone_tars(entries):
-            return open_stored_tars(store, tars, path, work, image_field, columns)
+            beside = [entry.key for entry in entries if "/" not in entry.key]
+            return open_stored_tars(store, tars, path, work, image_field, columns, beside=beside)
 
     if kind == "tars":
         return open_tars(path, work, image_field, columns)

@@ -189,7 +189,7 @@ def _listed(
             if looks_like_image(path) and not looks_like_image(other.path):
                 found[key], path = file, other.path
             reason = "has the same name as another file, but for its extension"
-            rejected[path] = Rejection(path, reason, bad=True)
+            rejected[path] = Rejection(path, reason, bad=looks_like_image(path))
     return list(found.items())
 
 

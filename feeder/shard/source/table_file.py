@@ -144,6 +144,9 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
             if isinstance(error, OSError) and error.errno in DISK_FULL:  # an error of the spool, not of the manifest
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
+        except SourceError as error:
+            raise SourceError(str(error).replace(path, shown)) from None  # not the copy of an object
+        source.notes = [note.replace(path, shown) for note in source.notes]
         listing.finish()
         if columns.lists:
             join_rows(source, spool, columns.lists, shown)
@@ -213,12 +216,14 @@ class _Listing:
             extras[column] = value if isinstance(value, list) else [value]
         image = row.get(columns.image) if columns.image else None
         image_path = row.get(columns.path) if columns.path else None
-        if isinstance(image, dict):  # as in Hugging Face's datasets: {"bytes": ..., "path": ...}
+        is_file = not columns.image
+        if isinstance(image, dict):  # as in Hugging Face's datasets: {"bytes": ..., "path": ...}, either may be null
             image_path = image_path or image.get("path")
             image = image.get("bytes")
+            is_file = image is None and bool(image_path) and not self._source.is_remote
         parts: list[StoredField] = []
         size, mtime_ns = 0, NO_FILE
-        if columns.image:
+        if not is_file:
             if image is None and (outcome := row.get("status")) in _FAILED:
                 raise _Unusable(f"img2dataset {outcome}: {row.get('error_message')}", is_bad=False)
             parts.append(self._spool.add("", self._image_bytes(image)))

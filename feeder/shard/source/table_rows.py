@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,12 +14,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from feeder.errors import SourceError
-from feeder.shard.source.csv_rows import csv_rows
+from feeder.shard.source.csv_rows import csv_rows, text_lines
 from feeder.shard.source.image_file import unpacked_limit
 from feeder.shard.source.json_field import json_field
 from feeder.system.child_python import child_python
 from feeder.system.files import open_regular
-from feeder.system.text import count
+from feeder.system.text import BOM, count, without_bom
 
 __all__ = ["Row", "json_bytes", "parquet_rows", "table_rows"]
 
@@ -37,6 +39,8 @@ for group in range(metadata.num_row_groups):
         metadata.row_group(group).column(column)
 """
 
+_JSON = json.JSONDecoder(parse_constant={"NaN": None, "Infinity": math.inf, "-Infinity": -math.inf}.__getitem__)
+
 
 def table_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
     """Streams the manifest's rows; yields the reason for a row that can't be read.
@@ -49,8 +53,8 @@ def table_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
     if suffix == ".parquet":
         return parquet_rows(path)
     if suffix in (".jsonl", ".ndjson"):
-        return _json_rows(path)
-    return csv_rows(path, "\t" if suffix == ".tsv" else ",;|", notes)
+        return _json_rows(path, notes)
+    return csv_rows(path, "\t,;|" if suffix == ".tsv" else ",;|\t", notes)
 
 
 def json_bytes(row: Row) -> bytes:
@@ -67,13 +71,16 @@ def _plain(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _json_rows(path: str) -> Iterator[Row | str]:
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
+def _json_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
+    with contextlib.closing(text_lines(path, notes)) as lines:
+        for number, line in enumerate(lines, 1):
+            line = line.strip().removeprefix(BOM)
+            if not line:
                 continue
             try:
-                row = json.loads(line)
+                row = _JSON.decode(line)
+                if BOM in line or "ufeff" in line.lower():
+                    row = without_bom(row)
             except (ValueError, RecursionError) as error:
                 yield f"line {number}: not JSON: {error}"
                 continue
@@ -96,12 +103,17 @@ def parquet_rows(path: str) -> Iterator[dict[str, Any] | str]:
     _check_footer(path)
     try:
         with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
+            if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+                raise SourceError(f"{path}: names a column {twice!r} twice: {', '.join(map(repr, names))}")
+
             first = 1
             for number in range(file.metadata.num_row_groups):
                 rows = _batch_rows(path, file.metadata.row_group(number))
                 for batch in file.iter_batches(batch_size=rows, row_groups=[number]):
+                    batch = batch.rename_columns([name.removeprefix(BOM) for name in names])
                     try:
-                        yield from batch.to_pylist()
+                        yield from map(_without_bom, batch.to_pylist())
                     except (ValueError, OverflowError):
                         yield from (_row(first + row, batch.slice(row, 1)) for row in range(batch.num_rows))
                     first += batch.num_rows
@@ -151,6 +163,14 @@ def _batch_rows(path: str, group: Any) -> int:
             )
         rows = min(rows, BATCH_BYTES // max(1, size_bytes), BATCH_VALUES // max(1, row_values))
     return max(1, rows)
+
+
+def _without_bom(row: Row) -> Row:
+    """Returns a row with no byte order mark at the start of texts, and of those in lists of texts."""
+    for name, value in row.items():
+        if isinstance(value[0] if isinstance(value, list) and value else value, str):
+            row[name] = without_bom(value)
+    return row
 
 
 def _row(number: int, batch: Any) -> dict[str, Any] | str:

@@ -23,7 +23,7 @@ from feeder.shard.format.tar import Member, Refused, Seam, read_members
 from feeder.shard.source.class_folders import unlistable
 from feeder.shard.source.fetched_tars import GZIP_MAGIC, TarMembers, compressed_error, fetched_tars
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
-from feeder.shard.source.image_file import left_out, left_out_notes, unpacked_limit
+from feeder.shard.source.image_file import left_out, left_out_notes, looks_like_image, unpacked_limit
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, SourceKind, drop_duplicates, reject_samples
@@ -38,7 +38,9 @@ __all__ = ["TAR_SUFFIXES", "expand_pattern", "is_tar", "open_stored_tars", "open
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
+_OTHER_TARS = (".tar.bz2", ".tbz", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4", ".tar.z")
 _MOST_CODEBOOK_BYTES = 1 << 16
+_HIDDEN_FOLDERS = 256  # whose members may come by turns
 _MANY_IMAGES = 10  # fields that hold images
 _SOUND, _JOINED, _DAMAGED = range(3)  # places in a tar: ordinary, next to a seam of two archives, next to damage
 
@@ -55,7 +57,28 @@ def _split_name(name: str) -> tuple[str, str] | None:
 
 def is_tar(name: str) -> bool:
     """Returns whether a file is a tar by its name, and none that is left out."""
-    return name.endswith(TAR_SUFFIXES) and not left_out(name)
+    return name.lower().endswith(TAR_SUFFIXES) and not left_out(name)
+
+
+def leave_out_beside(source: Source, names: Iterable[str], folders: Iterable[str] = ()) -> None:
+    """Lists what is left out of a folder of tars: what names say so of, images, and tars that can't be read.
+
+    Args:
+        source: Takes them.
+        names: Names of the files in the folder.
+        folders: Names of the folders in it.
+    """
+    kinds = {name: left_out(name, is_folder=True) for name in folders}
+    for name in names:
+        if kind := left_out(name):
+            kinds[name] = kind
+        elif name.lower().endswith(_OTHER_TARS):
+            kinds[name] = "other compressed tar"
+        elif looks_like_image(name):
+            kinds[name] = "loose image"
+    for name, kind in sorted(kinds.items()):
+        if kind:
+            source.leave_out(name, kind)
 
 
 def expand_pattern(pattern: str) -> list[str]:
@@ -105,10 +128,10 @@ def open_tars(
     paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
     source = Source(SourceKind.TARS, os.path.commonpath([os.path.dirname(path) for path in paths]))
     tars = [(os.path.relpath(path, source.root), path) for path in paths]
-    for name in sorted(os.listdir(pattern)) if os.path.isdir(pattern) else ():
-        if kind := left_out(name, is_folder=os.path.isdir(os.path.join(pattern, name))):
-            source.leave_out(name, kind)
-    source.notes += left_out_notes(source.root, source.left_out)
+    if os.path.isdir(pattern):
+        names = os.listdir(pattern)
+        folders = [name for name in names if os.path.isdir(os.path.join(pattern, name))]
+        leave_out_beside(source, set(names).difference(folders), folders)
 
     def list_tar(name: str, path: str, labels: TarLabels, asked: str | None) -> _Group:
         return _list_tar(source, name, _plain_tar(source, name, path, work), path, labels, asked)
@@ -124,6 +147,7 @@ def open_stored_tars(
     image_field: str | None = None,
     columns: ManifestColumns | None = None,
     copies: str | None = None,
+    beside: Sequence[str] = (),
 ) -> RemoteSource:
     """Lists the samples of WebDataset tars in a store, several at a time.
 
@@ -134,11 +158,13 @@ def open_stored_tars(
         work, image_field, columns: As :func:`open_tars` takes them.
         copies: Folder for copies of the tars, which are read once then; only those are copied that the disk has room
             for, beside as many bytes as all of them have. None: the work folder, if there is one.
+        beside: Names of all objects in the folder of the tars, if a folder is given.
 
     Raises:
         SourceError, StoreError: if a tar can't be read.
     """
     source = RemoteSource(SourceKind.TARS, store)
+    leave_out_beside(source, beside)
     pattern = split_url(pattern)[0]
     fetched = fetched_tars(store, entries, work, copies or work)
 
@@ -202,6 +228,7 @@ def _listed(
         several += group.has_seam
 
     reasons = labels.finish()
+    source.notes += left_out_notes(source.root, source.left_out)
     if several:
         source.notes.append(
             f"{pattern}: {count(several, 'tar')} with another archive after the first, as `cat` joins them; all are "
@@ -313,6 +340,12 @@ def _grouped(
             group.seam()
             continue
 
+        if (hidden := _hidden_folder(member.name.rpartition("/")[0])) is not None:
+            folder, kind = f"{name}/{hidden[0]}", hidden[1]
+            if folder not in source.left_out.get(kind, ())[-_HIDDEN_FOLDERS:]:
+                source.leave_out(folder, kind)
+            continue
+
         split = _split_name(member.name)
         if isinstance(member, Member) and CODEBOOK_NAME.fullmatch(member.name.rpartition("/")[2]):
             _add_codebook(source, name, pread, member)
@@ -331,6 +364,16 @@ def _grouped(
 
     group.finish()
     return group
+
+
+@functools.lru_cache(_HIDDEN_FOLDERS)
+def _hidden_folder(folder: str) -> tuple[str, str] | None:
+    """Returns the part of a member's folder up to the first that is left out, and its kind; None if none is."""
+    parts = folder.split("/")
+    for depth, part in enumerate(parts, 1):
+        if part.strip(".") and (kind := left_out(part, is_folder=True)):
+            return "/".join(parts[:depth]), kind
+    return None
 
 
 def _add_codebook(source: Source, tar: str, pread: Callable[[int, int], bytes], member: Member) -> None:

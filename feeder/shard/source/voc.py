@@ -76,6 +76,14 @@ def open_voc(
     return source
 
 
+class _Builder(ElementTree.TreeBuilder):
+    """Builds the tree of an XML file, in any encoding, unless it has a document type."""
+
+    def doctype(self, name: str, public_id: str | None, system: str | None) -> None:
+        """Refuses the document type, whose entities may grow without end."""
+        raise ValueError("it has a document type, which annotations do not need")
+
+
 def _read(path: str) -> dict[str, list[Any]]:
     """Returns the content of ``boxes.json``, with class names as labels.
 
@@ -88,15 +96,15 @@ def _read(path: str) -> dict[str, list[Any]]:
             data = file.read()
     except OSError as error:
         raise SourceError(f"{path}: can't be read: {error.strerror}") from None
-    if b"<!DOCTYPE" in data or b"<!ENTITY" in data:  # entities may grow without end
-        raise ValueError("it has a document type, which annotations do not need")
 
     try:
-        root = ElementTree.fromstring(data)
+        root = ElementTree.fromstring(data, ElementTree.XMLParser(target=_Builder()))
     except ElementTree.ParseError as error:
         raise ValueError(f"not XML: {error}") from None
 
     objects = root.findall("object")
+    if not objects and root.tag != "annotation":
+        raise ValueError(f"expected VOC's <annotation> with an <object> for each box, got <{root.tag}>")
     found: dict[str, list[Any]] = {"boxes": [], "labels": []}
     further = dict.fromkeys(
         child.tag for each in objects for child in each if child.tag not in ("name", *found) and not len(child)

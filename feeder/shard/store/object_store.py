@@ -45,6 +45,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
 _FIRST_ANSWER_S = 20.0
 _REDIRECTS = 5  # in a row
+_FIRST_PAGES = 2  # in place of a first range, after which it is asked for again
 _MOST_CLIENTS = 64
 
 _START_BYTES = 16  # of a page, to show
@@ -393,9 +394,8 @@ class ObjectStore:
                 is_short = isinstance(error, ConnectionError)
                 fault = Fault(FaultKind.TRANSIENT, str(error)) if is_short else fault_of(error, self.url.scheme)
                 if isinstance(error, _PageError):  # a proxy's, which may pass, unless no range has ever come
-                    fault = Fault(
-                        FaultKind.TRANSIENT if self._has_ranges else FaultKind.FINAL, str(error), _PAGE_ADVICE
-                    )
+                    may_pass = self._has_ranges or attempt < _FIRST_PAGES
+                    fault = Fault(FaultKind.TRANSIENT if may_pass else FaultKind.FINAL, str(error), _PAGE_ADVICE)
             attempt += 1
             is_redirected = self._is_web and fault.kind is FaultKind.REDIRECT
             if is_redirected and redirects < _REDIRECTS:

@@ -20,7 +20,7 @@ from feeder.shard.source.open import source_kind
 from feeder.shard.source.remote import RemoteSource, list_objects, named_objects, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.source.tars import TAR_SUFFIXES, open_stored_tars, open_tars
+from feeder.shard.source.tars import TAR_SUFFIXES, is_tar, open_stored_tars, open_tars
 from feeder.shard.store.store import refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.encode import EncodeOptions, Encoder
@@ -105,10 +105,12 @@ def _stored_tars(pattern: str, image_field: str | None, columns: ManifestColumns
         named = named_objects(pattern, TAR_SUFFIXES)
         return open_stored_tars(*named, pattern, None, image_field, columns, copies)
     store, entries = list_objects(pattern)
-    tars = [entry for entry in entries if "/" not in entry.key and entry.key.endswith(TAR_SUFFIXES)]
+    own = [entry for entry in entries if "/" not in entry.key]
+    tars = [entry for entry in own if is_tar(entry.key)]
     if not tars:
         raise SourceError(f"{store.url}: no tar there; expected files, such as 's3://bucket/train-{{000..009}}.tar'")
-    return open_stored_tars(store, tars, pattern, None, image_field, columns, copies)
+    beside = [entry.key for entry in own]
+    return open_stored_tars(store, tars, pattern, None, image_field, columns, copies, beside)
 
 
 def _below(inner: Url, outer: Url) -> str | None:
