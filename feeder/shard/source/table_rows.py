@@ -18,7 +18,6 @@ from feeder.shard.source.csv_rows import csv_rows, text_lines
 from feeder.shard.source.image_file import unpacked_limit
 from feeder.shard.source.json_field import json_field
 from feeder.system.child_python import child_python
-from feeder.system.files import open_regular
 from feeder.system.text import BOM, count, without_bom
 
 __all__ = ["Row", "json_bytes", "parquet_rows", "table_rows"]
