@@ -167,6 +167,7 @@ def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
     [
         {},
         {"batch_size": None},
+        {"generator": lambda: torch.Generator().manual_seed(6)},
         {"device": "cpu", "skip": [3, 4]},
         {"batch_sampler": lambda: BatchSampler(RandomSampler(range(9)), 2, False)},
         {"sampler": lambda: SubsetRandomSampler(range(9))},
