@@ -105,18 +105,19 @@ def _safe_imports() -> Iterator[None]:
     """Has the processes that multiprocessing starts anew import nothing of the current folder meanwhile: see Note [The
     current folder]."""
     with _spawning:
-        start: Any = multiprocessing.util.spawnv_passfds  # by which workers, fork servers and trackers are started
+        util: Any = multiprocessing.util
+        start = util.spawnv_passfds  # by which workers, fork servers and trackers are started
 
         def started(path: Any, arguments: Any, descriptors: Any) -> Any:
             code = [*arguments].index("-c") + 1
             safe = child_python(arguments[code])[2]
             return start(path, [*arguments[:code], safe, *arguments[code + 1 :]], descriptors)
 
-        multiprocessing.util.spawnv_passfds = started
+        util.spawnv_passfds = started
         try:
             yield
         finally:
-            multiprocessing.util.spawnv_passfds = start
+            util.spawnv_passfds = start
 
 
 def shorten_temporary_folder() -> None:
