@@ -234,9 +234,9 @@ class GenericPath:
 
 
 def _sampler_of(loader: DataLoader[Any]) -> Any:
-    """Returns the sampler of single samples that a loader's order comes from."""
+    """Returns the sampler of single samples that a loader's order comes from; None with batches of another kind."""
     batches = loader.batch_sampler
-    return batches.sampler if type(batches) is BatchSampler else loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else loader.sampler if batches is None else None
 
 
 class _OnDevice:
