@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
-from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain
+from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain, check_sampler
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over, sampler_place
@@ -116,6 +116,8 @@ class GenericPath:
                 f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
                 f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
             )
+        if state:
+            check_sampler(_sampler_of(loader), state)
         if (order := self.order) is not None:
             if state:
                 order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
