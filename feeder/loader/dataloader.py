@@ -566,6 +566,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         order, sampler = self._generic.order, super()._index_sampler
         if order is not None:
             return order
+        if self.skip and self.batch_sampler is not None and not isinstance(sampler, BatchSampler):
+            raise ArgumentError(
+                "skip= is for the loader's own batches, and a derived class has put another batch sampler in their "
+                f"place, {type(sampler).__name__}: leave the samples out of the dataset, by a Subset"
+            )
         return Kept(sampler, frozenset(skipped_indices(self.skip, self.dataset).tolist())) if self.skip else sampler
 
     @functools.cached_property
@@ -580,7 +585,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return StaticBuffers(self.batch_size) if is_static else None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_fast_path" in self.__dict__ and self._is_fixed(name):
+        if "_fast_path" in self.__dict__ and self._is_fixed(name, value):
             raise ArgumentError(f"{name} can't be changed after the loader was made; give it to another one")
         if name == "skip":
             value = Skip.of(value)
@@ -598,8 +603,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         path = self._path_choice
         check_torchs_skip(skip, self.dataset, own_order=path.own_order, has_epochs=path.is_split_generic)
 
-    def _is_fixed(self, name: str) -> bool:
-        """Returns True if an attribute can't be changed any more."""
+    def _is_fixed(self, name: str, value: Any) -> bool:
+        """Returns True if an attribute can't be changed any more, or not to this."""
+        if name == "batch_sampler" and self._path_choice.own_order and self._repeats_own(value):
+            return False
         if not self._path_choice.is_fast:
             return name in ("seed", "device")
         return name in ("sampler", "device") or (name in _FIXED and name != "worker_init_fn")
@@ -642,10 +649,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         has_order = path.own_order and (path.is_fast or path.is_split_generic)
         if not has_order or batches is None or type(batches) is BatchSampler:
             return False
-        own = getattr(batches, "sampler", None)
-        if type(own) is BatchSampler and own.sampler is self.sampler and not hasattr(batches, "__len__"):
+        if self._repeats_own(batches):
             return True
         raise ArgumentError("batch_sampler can't be changed after the loader was made; give it to another one")
+
+    def _repeats_own(self, batches: Any) -> bool:
+        """Returns True for a batch sampler without an end around the loader's own."""
+        own = getattr(batches, "sampler", None)
+        return type(own) is BatchSampler and own.sampler is self.sampler and not hasattr(batches, "__len__")
 
     def _show_progress(self, iterator: Any) -> None:
         """Gives an iterator that begins an epoch a view, if progress is to be seen here."""

@@ -22,7 +22,8 @@ def global_sources() -> dict[str, RandomSource]:
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Draws a seed from torch's random state or a generator, as torch draws those of samplers and workers."""
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator).item())
+    device = "cpu" if generator is None else generator.device
+    return int(torch.empty((), dtype=torch.int64, device=device).random_(generator=generator).item())
 
 
 def get_state(source: RandomSource) -> Any:

@@ -104,7 +104,9 @@ def _checked_ids(given: Any) -> npt.NDArray[np.int64]:
         raise ArgumentError(
             f"skip must be ids of samples, integers of 0 or more, or a feeder.Skip(ids, spans), got {given!r:.200}"
         )
-    return np.unique(found.astype(np.int64))
+    ordered = np.sort(found.astype(np.int64))  # np.unique takes a second for a million
+    apart: npt.NDArray[np.int64] = ordered[np.diff(ordered, prepend=-1) != 0]
+    return apart
 
 
 def _checked_span(span: Any) -> tuple[int, int, int]:

@@ -91,7 +91,7 @@ def _checked_ops(value: Any) -> float:
         if name in _MOST_OF and not number <= _MOST_OF[name]:
             raise _too_large(f"{name} of more than {_MOST_OF[name]}")
         number = min(number, 2 * _MOST_SIDE)
-        ops += max(number, 0) if name in _OPS_OF else name[:1].isupper()
+        ops += number if name[:1].isupper() else 0
         if name in _GROWTHS:
             growth *= max(1.0, number * _GROWTHS[name])
         side = side + number if name == "padding" else max(side, number) if name in _SIDES else side
@@ -101,13 +101,14 @@ def _checked_ops(value: Any) -> float:
 
 
 def _facts(value: Any, name: str, depth: int) -> Iterator[tuple[str, float, int]]:
-    """Yields (name, 1, depth) for each op, and (argument, number, depth) for each number."""
+    """Yields (name, number of ops that it stands for, depth) for each op, and (argument, number, depth) for each
+    number."""
     if isinstance(value, Mapping):
         for key, each in value.items():
             if key == _BY_EPOCH:
                 yield from _facts([pair[1:] for pair in each if isinstance(pair, list)], name, depth)
             elif key[:1].isupper():
-                yield key, 1, depth + 1
+                yield key, _ops_in(each), depth + 1
                 yield from _facts(each, name, depth + 1)
             else:
                 yield from _facts(each, key, depth)
@@ -116,6 +117,12 @@ def _facts(value: Any, name: str, depth: int) -> Iterator[tuple[str, float, int]
             yield from _facts(each, name, depth)
     elif isinstance(value, int | float):
         yield name, value if value == value else math.inf, depth  # NaN is in no range
+
+
+def _ops_in(arguments: Any) -> float:
+    """Returns the number of ops that one with these arguments stands for."""
+    given = [arguments.get(name, 1) for name in _OPS_OF] if isinstance(arguments, Mapping) else []
+    return math.prod(min(max(number, 1), 2 * _MOST_OPS) for number in given if isinstance(number, int | float))
 
 
 def _too_large(what: str) -> ArgumentError:

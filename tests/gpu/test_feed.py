@@ -312,3 +312,10 @@ def test_a_loop_can_be_left_while_another_gpu_is_current(shards: Path, backend: 
     for images, others in zip(again, expected, strict=True):
         torch.testing.assert_close(images, others, rtol=0, atol=5e-3)
     _close(loader)
+
+
+def test_a_generator_of_the_gpu_is_a_source_of_seeds(shards: Path, backend: str) -> None:
+    first, other, again = (
+        _loader(shards, backend, generator=torch.Generator("cuda").manual_seed(n)) for n in (1, 2, 1)
+    )
+    assert first.seed == again.seed != other.seed

@@ -556,17 +556,34 @@ class _Infinite(DataLoader[Any]):
         self.iterator = self._get_iterator()
 
 
+class _MultiEpochs(_Infinite):
+    """As timm's MultiEpochsDataLoader, which assigns what torch's loader refuses."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        DataLoader.__init__(self, *args, **options)
+        self._DataLoader__initialized = False
+        self.batch_sampler = _WithoutEnd(self.batch_sampler)
+        self._DataLoader__initialized = True
+        self.iterator = DataLoader.__iter__(self)
+
+
 @pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
-def test_ultralytics_loader_has_all_epochs_from_one_iterator(shards: Path, kind: str) -> None:
+@pytest.mark.parametrize("derived", [_Infinite, _MultiEpochs])
+def test_loaders_without_an_end_have_all_epochs_from_one_iterator(
+    shards: Path, kind: str, derived: type[_Infinite]
+) -> None:
     seed: dict[str, Any] = {} if kind == "plain" else {"seed": 2}
-    loader = _Infinite(_dataset(kind, shards), 8, True, **seed)
+    loader = derived(_dataset(kind, shards), 8, True, **seed)
     plain = DataLoader(_dataset(kind, shards), 8, True, **seed)
     epochs = [[batch[2].tolist() for batch in loader] for _ in range(3)]
     assert [sorted(i for batch in epoch for i in batch) for epoch in epochs] == [list(range(_SIZE))] * 3
     assert loader.stats()["batches"] == 21
-    if kind != "plain":
+    assert loader.state_dict()
+    if kind == "plain":
+        with pytest.raises(ArgumentError, match="skip= is for the loader's own batches"):
+            derived(_dataset(kind, shards), 8, True, skip=[3])
+    else:
         assert epochs == [[batch[2].tolist() for batch in plain] for _ in range(3)]
-        assert loader.state_dict()
         object.__setattr__(plain, "batch_sampler", [[1, 2]])
         with pytest.raises(ArgumentError, match="batch_sampler can't be changed"):
             iter(plain)

@@ -228,6 +228,7 @@ HUGE: dict[str, tuple[Any, str]] = {
     "no number": ([{"GaussianBlur": {"kernel_size": [math.nan] * 2}}], "kernel_size of more than 511"),
     "ops": ([FLIP] * 257, "more than 256 ops"),
     "ops of an op": ([{"RandAugment": {"num_ops": 999}}], "more than 256 ops"),
+    "ops of branches": ([{"AugMix": {"mixture_width": 20, "chain_depth": 20}}], "more than 256 ops"),
     "ops of views": ({"Views": [[FLIP] * 100] * 3}, "more than 256 ops"),
     "values": ([FLIP] * 100_000, "more than 65,536 values"),
     "depth": (nested(200), "ops more than 8 deep"),
@@ -267,6 +268,8 @@ def test_functions_are_refused(server: ServiceServer, root: Path) -> None:
     [
         {"seed": -1},
         {"seed": "0"},
+        {"left_out": base64.b64encode(np.arange(-1, 2).tobytes()).decode()},
+        {"left_out": base64.b64encode(np.array([3, 3]).tobytes()).decode()},
         {"backend": "dali"},
         {"uint8": []},
         {"extras": {"sizes": False, "targets": [], "fields": [["pickle.pkl", None]]}},

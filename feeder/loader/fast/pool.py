@@ -420,10 +420,12 @@ class Pool:
     def _hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
         names = ", ".join(keys) if keys else "none"
         advice = ["at these samples with `feeder inspect --verify`"] if keys else []
-        advice.append("at what they printed, and at the system's log for the out-of-memory killer")
+        advice.append("at what they printed")
+        if cause.startswith("SIGKILL"):
+            advice.append("at the system's log for the out-of-memory killer")
         return (
             f"{count(self._fruitless, 'worker')} in a row ended without finishing anything; the last one: {cause}. "
-            f"Samples being made: {names}. Look {', '.join(advice)}"
+            f"Samples being made: {names}. Look {' and '.join(advice)}"
         )
 
     def _keys(self, part: Part) -> tuple[str, ...]:

@@ -150,7 +150,7 @@ def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
         or type(seed) is not int
         or not 0 <= seed < 1 << 64
         or type(skip) is not bool
-        or (left_out < 0).any()
+        or (np.diff(left_out, prepend=-1) <= 0).any()
         or names[0] not in ("cpu", "pillow")
         or names[1] not in FIDELITIES
     ):
@@ -166,7 +166,7 @@ def work_from_json(value: Mapping[str, Any], here: Here) -> Work:
         pad is None and any(each.output_size is None and not each.has_bucket for each in work.recipes)
     ):
         raise ArgumentError("the recipe makes images of different sizes")
-    work.left_out = np.unique(left_out)
+    work.left_out = left_out
     if any(uint8):
         both = zip(recipes, uint8, strict=True)
         work.splits = tuple(split_for_device(each) if wanted else None for each, wanted in both)

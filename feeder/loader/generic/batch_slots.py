@@ -59,6 +59,7 @@ class BatchSlots:
         limit = self._limit_bytes if self._limit_bytes is not None else available_bytes() // 2
         count = min(self._count, limit // size)
         if count >= 1:
-            self.current = Slots(size, count, self._guard)
+            slots = Slots(size, count, self._guard)
             if self._guard is not None:
-                page_lock(self.current)
+                page_lock(slots)
+            self.current = slots

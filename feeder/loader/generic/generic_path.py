@@ -13,7 +13,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.multi_process import WorkersIterator
-from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain
+from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain, check_sampler
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over, sampler_place
@@ -68,12 +68,14 @@ class GenericPath:
 
     def _host_iterator(self, loader: DataLoader[Any], options: EpochOptions) -> Any:
         iterator: Any = self._prepared
-        self._prepared = None
+        self._prepared = base_seed = None
         if self._loaded is not None and (sampler := epoch_is_over(self._loaded)) is not None:
             indices = IndexIterator(loader._index_sampler)
             indices.load(sampler)
             collections.deque(indices, maxlen=0)  # the sampler's next epoch follows
             self._loaded = None
+            if loader.persistent_workers:  # of which each epoch but the first goes without a draw
+                base_seed = sampler.get("_base_seed")
         if loader._iterator is not None and not cast("WorkersIterator", loader._iterator).is_usable:
             loader._iterator = None
         if iterator is None:
@@ -82,7 +84,7 @@ class GenericPath:
                 self._seeds.begin(_sampler_of(loader))
                 iterator._reset(loader)
             else:
-                iterator = self._new(loader, options)
+                iterator = self._new(loader, options, base_seed)
         if iterator.finished:  # the state was taken at the end of an epoch
             if isinstance(iterator, WorkersIterator) and loader.persistent_workers:
                 self._seeds.begin(_sampler_of(loader))
@@ -114,6 +116,8 @@ class GenericPath:
                 f"expected a state of torchdata's StatefulDataLoader, as loaders of any dataset have it, got one with "
                 f"{', '.join(map(str, state))}; resume with the dataset and arguments that it was saved with"
             )
+        if state:
+            check_sampler(_sampler_of(loader), state)
         if (order := self.order) is not None:
             if state:
                 order.load_state_dict(sampler_place(state).get("_index_sampler_state") or {})
@@ -209,11 +213,15 @@ class GenericPath:
             iterator.close()
         loader._iterator = None
 
-    def _new(self, loader: DataLoader[Any], options: EpochOptions) -> HereIterator | WorkersIterator:
+    def _new(
+        self, loader: DataLoader[Any], options: EpochOptions, base_seed: int | None = None
+    ) -> HereIterator | WorkersIterator:
         state, self._loaded = self._loaded, None
-        base_seed = 0 if state is not None and state["_iterator_finished"] else None  # which then is not used
         if state is None:
-            base_seed = self._seeds.begin(_sampler_of(loader))
+            fixed = self._seeds.begin(_sampler_of(loader))
+            base_seed = base_seed if fixed is None else fixed
+        elif state["_iterator_finished"]:
+            base_seed = 0  # which is not used
         self.meters.expect(loader.num_workers)
         if loader.num_workers == 0:
             self._here = HereIterator(loader, self.order, self.meters, state, base_seed)
@@ -230,9 +238,9 @@ class GenericPath:
 
 
 def _sampler_of(loader: DataLoader[Any]) -> Any:
-    """Returns the sampler of single samples that a loader's order comes from."""
+    """Returns the sampler of single samples that a loader's order comes from; None with batches of another kind."""
     batches = loader.batch_sampler
-    return batches.sampler if type(batches) is BatchSampler else loader.sampler
+    return batches.sampler if type(batches) is BatchSampler else loader.sampler if batches is None else None
 
 
 class _OnDevice:

@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import abc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
@@ -25,6 +31,7 @@ __all__ = [
     "IndexIterator",
     "ResumableRandomSampler",
     "SeedChain",
+    "check_sampler",
     "make_resumable",
 ]
 
@@ -188,6 +195,30 @@ class SeedChain:
         base_seed, sampler.next_seed = draw_seed(self._next), draw_seed(self._next)
         self._next.manual_seed(sampler.next_seed)
         return base_seed
+
+
+def check_sampler(sampler: Any, state: Mapping[str, Any]) -> None:
+    """Refuses a state, under torchdata's keys, of a random sampler for one in stored order, and the other way around.
+
+    Args:
+        sampler: The loader's sampler of single samples; None: it has another kind of batches.
+        state: The state.
+
+    Raises:
+        ArgumentError: naming what the loader shuffles by.
+    """
+    try:
+        place = sampler_place(dict(state)).get("_sampler_iter_state") or {}
+        was_random = "generator" in place.get("sampler_iter_state", place)
+    except (AttributeError, LookupError, TypeError):
+        raise ArgumentError(f"this state is damaged: it has no sampler's place, but {str(state)[:200]}") from None
+    is_random = type(sampler) in _RESUMABLE.values()
+    if was_random != is_random and (is_random or type(sampler) is SequentialSampler):
+        raise ArgumentError(
+            f"this state does not fit: it is {'' if was_random else 'not '}of a shuffled epoch, and this loader has a "
+            f"{type(sampler).__bases__[0].__name__ if is_random else 'SequentialSampler'}; resume with the shuffle= or "
+            "sampler= that it was saved with"
+        )
 
 
 def make_resumable(*samplers: Any) -> None:

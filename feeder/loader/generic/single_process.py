@@ -160,9 +160,10 @@ class HereIterator(_SingleProcessDataLoaderIter):
 
 def begin_torchs(iterator: Any, loader: DataLoader[Any], base_seed: int | None) -> None:
     """Calls the constructor of torch's base class, which draws no base seed if one is given."""
-    random_state = torch.get_rng_state()
+    source = torch.default_generator if loader.generator is None else loader.generator
+    random_state = source.get_state()
     _BaseDataLoaderIter.__init__(iterator, loader)
     iterator._collate_fn = given_collate(iterator._collate_fn)
     if base_seed is not None:
-        torch.set_rng_state(random_state)
+        source.set_state(random_state)
         iterator._base_seed = base_seed

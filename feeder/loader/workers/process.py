@@ -10,12 +10,14 @@ import os
 import pickle
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.workers.fork_server import FAILED, ForkServer
+from feeder.system.child_python import child_python
 from feeder.system.limit_errors import limit_reached
 
 __all__ = ["Forked", "InContext", "Process", "shorten_temporary_folder", "wait_for"]
@@ -95,6 +97,29 @@ def _garbage_kept() -> Iterator[None]:
             gc.unfreeze()
 
 
+_spawning = threading.Lock()
+
+
+@contextlib.contextmanager
+def _safe_imports() -> Iterator[None]:
+    """Has the processes that multiprocessing starts anew import nothing of the current folder meanwhile: see Note [The
+    current folder]."""
+    with _spawning:
+        util: Any = multiprocessing.util
+        start = util.spawnv_passfds  # by which workers, fork servers and trackers are started
+
+        def started(path: Any, arguments: Any, descriptors: Any) -> Any:
+            code = [*arguments].index("-c") + 1
+            safe = child_python(arguments[code])[2]
+            return start(path, [*arguments[:code], safe, *arguments[code + 1 :]], descriptors)
+
+        util.spawnv_passfds = started
+        try:
+            yield
+        finally:
+            util.spawnv_passfds = start
+
+
 def shorten_temporary_folder() -> None:
     """Gives multiprocessing, which has its sockets there, another temporary folder if the path of TMPDIR is a long one.
     Forked processes inherit it."""
@@ -124,7 +149,7 @@ class InContext:
         self._method = context.get_start_method()
         self.process = context.Process(target=target, args=arguments, daemon=True)
         try:
-            with _garbage_kept() if self._method == "fork" else contextlib.nullcontext():
+            with _garbage_kept() if self._method == "fork" else _safe_imports():
                 self.process.start()
         except (AttributeError, TypeError, pickle.PicklingError) as error:
             raise ArgumentError(

@@ -15,6 +15,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.device.page_lock import CudaGuard, page_lock, slot_guard
+from feeder.loader.generic.batch_slots import BatchSlots
 from feeder.loader.options import DeviceOptions
 from feeder.loader.slots.slots import Slots
 from feeder.transforms import (
@@ -74,6 +75,23 @@ def test_slots_that_could_not_be_page_locked_are_not_used(shards: Path, monkeypa
         next(iter(loader))
     next(iter(loader))
     assert len(locked) == 2
+
+
+def test_slots_of_torchs_path_that_could_not_be_page_locked_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = iter([RuntimeError("out of memory"), None])
+
+    def lock(slots: Slots) -> None:
+        if (error := next(locks)) is not None:
+            raise error
+
+    monkeypatch.setattr("feeder.loader.generic.batch_slots.page_lock", lock)
+    slots = BatchSlots(2, None, CudaGuard(torch.device("cuda", 0)))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        slots.fit(1 << 20)
+    before = slots.current
+    slots.fit(1 << 20)
+    assert [before is None, slots.current is None] == [True, False]
+    assert next(locks, "asked twice") == "asked twice"
 
 
 def test_memory_stays_page_locked_until_the_copies_that_read_it_are_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,7 @@ def test_state_after_an_epoch_fixes_the_next_ones_order() -> None:
     [
         {},
         {"batch_size": None},
+        {"generator": lambda: torch.Generator().manual_seed(6)},
         {"device": "cpu", "skip": [3, 4]},
         {"batch_sampler": lambda: BatchSampler(RandomSampler(range(9)), 2, False)},
         {"sampler": lambda: SubsetRandomSampler(range(9))},
@@ -218,3 +219,21 @@ def test_a_place_beyond_the_end_of_the_epoch_is_refused(options: dict[str, Any],
     other.load_state_dict(loader.state_dict())
     with pytest.raises(ArgumentError, match=r"7 of its sampler's numbers were handed out, and this sampler gives [25]"):
         next(iter(other))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_state_of_a_shuffled_epoch_is_refused_in_stored_order_and_the_other_way_around(
+    batches: int, workers: int
+) -> None:
+    for shuffled in (True, False):
+        run = DataLoader(range(9), 3, shuffle=shuffled, num_workers=workers)
+        iterator = iter(run)
+        for _ in range(batches):
+            next(iterator)
+        other = DataLoader(range(9), 3, shuffle=not shuffled)
+        with pytest.raises(ArgumentError, match=f"it is {'' if shuffled else 'not '}of a shuffled epoch"):
+            other.load_state_dict(run.state_dict())
+    for snapshot in (None, {}, {"_main_snapshot": [1]}):
+        with pytest.raises(ArgumentError, match="this state is damaged"):
+            run.load_state_dict({"_iterator_finished": False, "_snapshot": snapshot})
