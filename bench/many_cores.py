@@ -79,7 +79,7 @@ class Sleeper(Work):
     def prepare(self) -> None:
         pass
 
-    def run(self, epoch: int, view: Any, beat: Any = None) -> PartReport:
+    def run(self, epoch: int, view: Any, heartbeat: Any = None) -> PartReport:
         time.sleep(self.image_s * len(view.labels))
         view.labels[:] = view.samples.ids
         return PartReport(encoded_bytes=len(view.labels))

@@ -41,7 +41,7 @@ from feeder.system.warning import warn
 
 __all__ = ["FolderListing", "FolderReader"]
 
-_BEAT_ENTRIES = 256  # between two calls of it
+_HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
 _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
@@ -321,7 +321,7 @@ class FolderReader:
         *,
         exif: bool = True,
         targets: tuple[str, ...] = (),
-        beat: Callable[[], object] = lambda: None,
+        heartbeat: Callable[[], object] = lambda: None,
     ) -> FolderReader:
         """Lists a folder of class folders by torchvision's ImageFolder rule.
 
@@ -334,7 +334,7 @@ class FolderReader:
             root: The folder.
             exif: Whether to apply EXIF orientation.
             targets: Names of members, such as "seg.png", whose files are no samples.
-            beat: Called now and then, as a sign of life.
+            heartbeat: Called now and then, as a sign of life.
 
         Raises:
             SourceError: if there is no class folder, or one without an image, or one that can't be listed.
@@ -368,7 +368,7 @@ class FolderReader:
 
         for label, name in enumerate(classes):
             before = len(labels)
-            for folder, (files, fields) in sorted(_files(root, name, targets, leave_out, beat).items()):
+            for folder, (files, fields) in sorted(_files(root, name, targets, leave_out, heartbeat).items()):
                 members |= fields
                 for file, field in likely_members(files).items():
                     likely.setdefault(field, []).append(os.path.join(folder, file))
@@ -407,7 +407,7 @@ def _files(
     name: str,
     targets: tuple[str, ...],
     leave_out: Callable[[str, str], object],
-    beat: Callable[[], object],
+    heartbeat: Callable[[], object],
 ) -> dict[str, tuple[list[str], set[str]]]:
     """Returns the images below a class folder, sorted, and the names of their members, by folder relative to the root.
 
@@ -423,8 +423,8 @@ def _files(
 
         with scan_folder(os.path.join(root, relative)) as entries:
             for k, entry in enumerate(entries):
-                if k % _BEAT_ENTRIES == 0:
-                    beat()
+                if k % _HEARTBEAT_ENTRIES == 0:
+                    heartbeat()
                 is_image = looks_like_image(entry.name)
                 # A link named like an image counts as one; if its target can't be read, reading the sample says so.
                 is_below = is_folder(entry, skip_unreadable=is_image)
@@ -439,8 +439,8 @@ def _files(
         images = found[relative] = [], set(members.values())
 
         for k, file in enumerate(sorted([*files, *(name for name in others if name not in members)])):
-            if k % _BEAT_ENTRIES == 0:
-                beat()
+            if k % _HEARTBEAT_ENTRIES == 0:
+                heartbeat()
             path = os.path.join(relative, file)
             if file.endswith(endings):
                 continue

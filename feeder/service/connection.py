@@ -8,7 +8,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any
 
-from feeder.service.frames import STRANGER_LIMITS, Kind, Receiver, Sender
+from feeder.service.frames import UNAUTHENTICATED_LIMITS, Kind, Receiver, Sender
 
 if TYPE_CHECKING:
     from feeder.service.part_memory import MemoryPiece, PartMemory
@@ -19,7 +19,7 @@ __all__ = ["Client"]
 
 _HELLO_S = 5.0  # for the token
 _FRAME_S = 30.0  # for a frame that has begun
-_SILENCE_S = 10.0  # 40 beats
+_SILENCE_S = 10.0  # 40 heartbeats
 _LEAST_BYTES_PER_S = 64 << 10  # of what is being sent
 _MOST_UNREAD_BYTES = 1 << 20  # of answers that are no parts; no more is taken from a client that does not read them
 _LINGER = struct.pack("ii", 1, 0)
@@ -48,7 +48,7 @@ class Client:
         self.connection = connection
         self.address = address
         self.is_local = is_local
-        self.receiver = Receiver(connection, STRANGER_LIMITS)
+        self.receiver = Receiver(connection, UNAUTHENTICATED_LIMITS)
         self.sender = Sender(connection)
         self.job = ""
         self.digest = ""

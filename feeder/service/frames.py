@@ -9,8 +9,8 @@ Note [Frames]
     A client says HELLO (token, versions) and is answered WELCOME, or REFUSED with the reason; then WORK, answered
     ACCEPTED or REFUSED; then PART as often as it likes within its credit, with the size of its images where batches
     differ in size, each answered by RESULT or FAILED with the part's number. CANCEL takes a part back, which may still
-    be answered. STATUS is answered STATUS. Both sides send BEAT every 250 ms; the server's has the client's credit: the
-    number of parts that it may have unanswered.
+    be answered. STATUS is answered STATUS. Both sides send HEARTBEAT every 250 ms; the server's has the client's
+    credit: the number of parts that it may have unanswered.
 
 Note [Same host]
     WELCOME names a Unix socket and the boot of the server's machine. A client on the same one says HELLO there anew,
@@ -36,12 +36,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 __all__ = [
-    "BEAT_S",
     "CLIENT_LIMITS",
     "HEAD",
+    "HEARTBEAT_S",
     "MOST_WORK_BYTES",
     "SERVER_LIMITS",
-    "STRANGER_LIMITS",
+    "UNAUTHENTICATED_LIMITS",
     "WORKER_LIMITS",
     "Frame",
     "Kind",
@@ -53,7 +53,7 @@ __all__ = [
     "peer_versions",
 ]
 
-BEAT_S = 0.25
+HEARTBEAT_S = 0.25
 _PROTOCOL = 2
 _MAGIC = b"fd"
 HEAD = struct.Struct("<2sBxIQ")  # magic, kind, bytes of JSON, bytes of the payload
@@ -82,7 +82,7 @@ class Kind(enum.IntEnum):
     RESULT = 7
     FAILED = 8
     CANCEL = 9
-    BEAT = 10
+    HEARTBEAT = 10
     STATUS = 11
     TAKEN = 12
 
@@ -96,17 +96,17 @@ CLIENT_LIMITS: Limits = {  # of what a client sends
     Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
     Kind.CANCEL: (_SMALL, 0),
     Kind.TAKEN: (_SMALL, 0),
-    Kind.BEAT: (_SMALL, 0),
+    Kind.HEARTBEAT: (_SMALL, 0),
     Kind.STATUS: (_SMALL, 0),
 }
-STRANGER_LIMITS: Limits = {Kind.HELLO: CLIENT_LIMITS[Kind.HELLO]}  # of what a client sends before the token
+UNAUTHENTICATED_LIMITS: Limits = {Kind.HELLO: CLIENT_LIMITS[Kind.HELLO]}  # of what a client sends before the token
 SERVER_LIMITS: Limits = {  # of what a server sends
     Kind.WELCOME: (_SMALL, 0),
     Kind.REFUSED: (_TEXT, 0),
     Kind.ACCEPTED: (_SMALL, 0),
     Kind.RESULT: (_TEXT, _MOST_RESULT_BYTES),
     Kind.FAILED: (_TEXT, 0),
-    Kind.BEAT: (_SMALL, 0),
+    Kind.HEARTBEAT: (_SMALL, 0),
     Kind.STATUS: (1 << 20, 0),
 }
 WORKER_LIMITS: Limits = {  # of what a server sends to its processes
@@ -177,7 +177,7 @@ class Receiver:
 
     def _begin(self) -> None:
         self._stage = 0  # 0: head, 1: JSON, 2: payload
-        self._kind = Kind.BEAT
+        self._kind = Kind.HEARTBEAT
         self._sizes = (0, 0)
         self._message = dict[str, Any]()
         self._payload: list[memoryview] = []

@@ -218,7 +218,7 @@ class Makers:
     def _take_answers(self, number: int, maker: _Maker) -> None:
         for (kind, data_bytes), data in self._supervisor.messages(number):
             task = maker.task
-            if task is None or kind == Kind.BEAT:
+            if task is None or kind == Kind.HEARTBEAT:
                 continue
             cut = len(data) - data_bytes
             answer = Answer(Kind(kind), json.loads(data[:cut]), data[cut:])

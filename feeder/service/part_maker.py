@@ -40,7 +40,7 @@ _SPARE_BYTES = 1 << 10  # for what the server adds
 _MOST_REPORT_BYTES = 32 << 20
 _TOO_LARGE = "its fields, or the error, are too large to be sent; make batches smaller, or leave the service out"
 _PAGE, _LINE, _COLUMNS_BYTES = 4096, 64, 24  # see Layout
-_BEAT_S = 1.0
+_HEARTBEAT_S = 1.0
 
 
 def part_maker(channel: socket.socket) -> None:
@@ -52,7 +52,7 @@ def part_maker(channel: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel.settimeout(None)
     end_with_trainer(channel)
-    channel.sendall(ANSWER.pack(0, Kind.BEAT, 0))  # it has started: whatever ends it now is its task's fault
+    channel.sendall(ANSWER.pack(0, Kind.HEARTBEAT, 0))  # it has started: whatever ends it now is its task's fault
     head, descriptors, _, _ = socket.recv_fds(channel, HEAD.size, 1, socket.MSG_WAITALL)
     frames = channel.makefile("rb")
     maker: _Maker | None = None
@@ -64,7 +64,7 @@ def part_maker(channel: socket.socket) -> None:
         message = json.loads(_read(frames, json_bytes))
         payload = _read(frames, payload_bytes)
         if maker is None:
-            maker = _Maker(message["here"], Region(message["memory_bytes"], descriptors[0]), _Beat(channel))
+            maker = _Maker(message["here"], Region(message["memory_bytes"], descriptors[0]), _Heartbeat(channel))
         else:
             channel.sendall(_answer(maker, kind, message, payload))
         head = frames.read(HEAD.size)
@@ -97,7 +97,7 @@ def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -
     return ANSWER.pack(len(packed) + len(data), end, len(data)) + packed + data
 
 
-class _Beat:
+class _Heartbeat:
     """The sign of life of a process whose task takes long, at most once a second.
 
     Args:
@@ -111,8 +111,8 @@ class _Beat:
     def __call__(self) -> None:
         now = time.monotonic()
         if now >= self._next_s:
-            self._next_s = now + _BEAT_S
-            self._channel.sendall(ANSWER.pack(0, Kind.BEAT, 0))
+            self._next_s = now + _HEARTBEAT_S
+            self._channel.sendall(ANSWER.pack(0, Kind.HEARTBEAT, 0))
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -129,16 +129,16 @@ class _Maker:
     Args:
         here: Arguments of :class:`feeder.service.roots.Roots`.
         memory: The memory.
-        beat: The sign of life.
+        heartbeat: The sign of life.
     """
 
-    def __init__(self, here: dict[str, Any], memory: Region, beat: Callable[[], None]) -> None:
-        self._beat = beat
+    def __init__(self, here: dict[str, Any], memory: Region, heartbeat: Callable[[], None]) -> None:
+        self._heartbeat = heartbeat
         self._whole = memory.array(np.uint8, (memory.size_bytes,))
         self._works: dict[str, Work] = {}
-        self._roots = Roots(**here, beat=beat)
+        self._roots = Roots(**here, heartbeat=heartbeat)
         self._roots.confine()
-        waits.beat = beat
+        waits.heartbeat = heartbeat
 
     def check(self, message: dict[str, Any], payload: bytes) -> tuple[WorkSize, bytes]:
         """Opens the sets of some work and makes its decoder; returns what a sample takes, and the listing of folders
@@ -172,7 +172,7 @@ class _Maker:
         offset, size_bytes = message["at"]
         view = SlotView.of(layout, self._whole[offset : offset + size_bytes], Samples(*numbers), sizes)
         work.meter = Meter()
-        report = work.run(message["epoch"], view, self._beat)
+        report = work.run(message["epoch"], view, self._heartbeat)
         return _places(self._whole, view), json.dumps(report_to_json(report) | {"stages": _sparse(work.meter)}).encode()
 
 

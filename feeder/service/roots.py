@@ -32,7 +32,7 @@ class Roots:
         roots: The folders and URLs.
         cache_dir: Cache of remote sets; None: the default.
         modules: Names of the modules whose functions recipes and fields may call.
-        beat: Called now and then while a set is opened, as a sign of life.
+        heartbeat: Called now and then while a set is opened, as a sign of life.
 
     Attributes:
         listings: Listings of folders that are known.
@@ -47,11 +47,11 @@ class Roots:
         cache_dir: str | None = None,
         modules: Sequence[str] = (),
         *,
-        beat: Callable[[], object] = lambda: None,
+        heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
         self._functions = AllowedFunctions(modules)
         self.listings = Listings()
-        self._beat = beat
+        self._heartbeat = heartbeat
         roots = list(roots)
         if not roots:
             raise ArgumentError("expected at least one folder or URL below which the service may read sets (--root)")
@@ -107,7 +107,7 @@ class Roots:
         return self._functions.find(name, digests)
 
     def _listing(self, folder: str, targets: tuple[str, ...]) -> FolderListing:
-        return FolderReader.scan(folder, targets=targets, beat=self._beat).listing
+        return FolderReader.scan(folder, targets=targets, heartbeat=self._heartbeat).listing
 
     def _path(self, path: str) -> str:
         found = os.path.realpath(path)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.service.connection import Client
-from feeder.service.frames import BEAT_S, CLIENT_LIMITS, Frame, Kind, ProtocolError, peer_versions
+from feeder.service.frames import CLIENT_LIMITS, HEARTBEAT_S, Frame, Kind, ProtocolError, peer_versions
 from feeder.service.roots import Roots
 from feeder.service.scheduler import Scheduler, whole
 from feeder.service.server_options import ServerOptions
@@ -72,7 +72,7 @@ class Server:
         self._wake_write = wake_write
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._clients: set[Client] = set()
-        self._strangers: dict[Client, None] = {}  # who have not said the token, the oldest first
+        self._unauthenticated: dict[Client, None] = {}  # who have not said the token, the oldest first
         self._dropped = self._messages = 0
         self._cpu = (0.0, 0.0)  # when it was looked at, and how much it was
         self._is_stopped = threading.Event()
@@ -116,7 +116,7 @@ class Server:
                 now = time.monotonic()
                 if now >= next_s:
                     self._tick(is_overdue=now - next_s > _AWAY_S)
-                    next_s = now + BEAT_S
+                    next_s = now + HEARTBEAT_S
                 unsent = scheduler.makers.has_unsent()
                 for key, events in self._selector.select(0.01 if unsent else max(0.0, next_s - now)):
                     self._serve(key.fileobj, key.data, events)
@@ -176,7 +176,7 @@ class Server:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._want_descriptors()
                 return
-            if len(self._clients) >= self._most_clients and not self._drop_oldest_stranger():
+            if len(self._clients) >= self._most_clients and not self._drop_oldest_unauthenticated():
                 connection.close()
                 self._dropped += 1
                 continue
@@ -184,20 +184,20 @@ class Server:
             shown = "this host" if is_local else f"{address[0]}:{address[1]}"
             client = Client(connection, shown, self._scheduler.memory, is_local=is_local)
             self._clients.add(client)
-            self._strangers[client] = None
+            self._unauthenticated[client] = None
             self._selector.register(connection, selectors.EVENT_READ, client)
-            if len(self._strangers) > _MOST_NEW:
-                self._drop_oldest_stranger()
+            if len(self._unauthenticated) > _MOST_NEW:
+                self._drop_oldest_unauthenticated()
 
-    def _drop_oldest_stranger(self) -> bool:
-        oldest = next(iter(self._strangers), None)
+    def _drop_oldest_unauthenticated(self) -> bool:
+        oldest = next(iter(self._unauthenticated), None)
         if oldest is not None:
             self._drop(oldest, is_fault=True)
         return oldest is not None
 
     def _want_descriptors(self) -> None:
         """Makes room where there is no descriptor for another connection, or takes none until the next look."""
-        if not self._drop_oldest_stranger():
+        if not self._drop_oldest_unauthenticated():
             self._is_listening = False
             for each in self._listeners:
                 self._selector.unregister(each)
@@ -230,7 +230,7 @@ class Server:
             return
         self._dropped += is_fault
         self._clients.discard(client)
-        self._strangers.pop(client, None)
+        self._unauthenticated.pop(client, None)
         self._selector.unregister(client.connection)
         client.close()
         self._scheduler.drop(client)
@@ -251,7 +251,7 @@ class Server:
             self._scheduler.forget(client, whole(message["number"]))
         elif kind == Kind.STATUS:
             client.sender.add(Kind.STATUS, self.status())
-        elif kind != Kind.BEAT:
+        elif kind != Kind.HEARTBEAT:
             raise ProtocolError(f"{kind.name} after HELLO")
 
     def _cpu_s(self) -> float:
@@ -280,7 +280,7 @@ class Server:
             return
         client.job = job[:200]
         client.receiver.limits = CLIENT_LIMITS
-        self._strangers.pop(client, None)
+        self._unauthenticated.pop(client, None)
         self._scheduler.add(client)
         welcome = {"cores": self.options.cores, "local": self._local}
         if client.is_local:
@@ -290,7 +290,7 @@ class Server:
             client.sender.add(Kind.WELCOME, welcome)
 
     def _tick(self, *, is_overdue: bool) -> None:
-        """Sends beats; ends connections whose time is over, and makers that hang."""
+        """Sends heartbeats; ends connections whose time is over, and makers that hang."""
         self._listen()
         for client in list(self._clients):
             if is_overdue:
@@ -299,7 +299,7 @@ class Server:
                 self._drop(client, is_fault=True)
                 continue
             if client.job and not client.is_refused and not client.sender.unsent_bytes:
-                client.sender.add(Kind.BEAT, self._scheduler.credit(client))
+                client.sender.add(Kind.HEARTBEAT, self._scheduler.credit(client))
             self._talk(client, 0)
         self._scheduler.tick()
 

@@ -19,12 +19,12 @@ def sockets() -> tuple[socket.socket, socket.socket]:
 def test_frames_in_pieces(step: int) -> None:
     one, two = sockets()
     with one, two:
-        data = pack_frame(Kind.PART, {"number": 3}, 5) + b"abcde" + pack_frame(Kind.BEAT, {})
+        data = pack_frame(Kind.PART, {"number": 3}, 5) + b"abcde" + pack_frame(Kind.HEARTBEAT, {})
         receiver, found = Receiver(two, CLIENT_LIMITS), []
         for at in range(0, len(data), step):
             one.sendall(data[at : at + step])
             found += list(receiver.frames())
-        assert [(frame.kind, frame.message) for frame in found] == [(Kind.PART, {"number": 3}), (Kind.BEAT, {})]
+        assert [(frame.kind, frame.message) for frame in found] == [(Kind.PART, {"number": 3}), (Kind.HEARTBEAT, {})]
         assert b"".join(found[0].payload) == b"abcde"
         assert not receiver.is_midway
 
@@ -38,8 +38,8 @@ def test_a_payload_that_is_not_wanted_any_more_touches_no_memory() -> None:
         one.sendall(data[:-3])
         assert list(receiver.frames()) == []
         receiver.drop_payload()
-        one.sendall(data[-3:] + pack_frame(Kind.BEAT, {}))
-        assert [frame.kind for frame in receiver.frames()] == [Kind.RESULT, Kind.BEAT]
+        one.sendall(data[-3:] + pack_frame(Kind.HEARTBEAT, {}))
+        assert [frame.kind for frame in receiver.frames()] == [Kind.RESULT, Kind.HEARTBEAT]
         assert place == b"abc\0\0\0"
 
 

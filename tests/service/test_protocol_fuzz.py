@@ -51,12 +51,12 @@ def broken(draw: random.Random, session: Session, which: int) -> bytes:
         request(Kind.PART, part | {"epoch": draw.choice((number, 1 << 32))}, _ROW),
         request(Kind.PART, part, draw.randbytes(draw.choice((0, 1, 23, 25)))),
         request(Kind.PART, part | {"size": draw.choice(([0, 1], [1], [1.5, 2], "x", 3, {}, [1 << 20, 1]))}, _ROW),
-        request(draw.choice((Kind.BEAT, Kind.STATUS)), draw.choice(([], None, 1, "x", [{}]))),
+        request(draw.choice((Kind.HEARTBEAT, Kind.STATUS)), draw.choice(([], None, 1, "x", [{}]))),
         HEAD.pack(b"fd", known, most, 0) + draw.choice((b"[", b'{"', b"\xff")) * (most // 2) + b"}" * (most // 2),
         HEAD.pack(b"fd", known, most + 1, 0) + b"{}".rjust(most + 1),
         request(small, {}, bytes(CLIENT_LIMITS[small][1] + 1)),
         HEAD.pack(b"fd", draw.choice([*set(range(256)) - set(CLIENT_LIMITS)]), 2, 0) + b"{}",
-        HEAD.pack(draw.choice((b"df", b"\0\0", b"fD")), Kind.BEAT, 2, 0) + b"{}",
+        HEAD.pack(draw.choice((b"df", b"\0\0", b"fD")), Kind.HEARTBEAT, 2, 0) + b"{}",
     )
     return frames[which % len(frames)]
 

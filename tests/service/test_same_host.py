@@ -151,7 +151,7 @@ def test_who_keeps_a_part_for_too_long_loses_the_connection(server: ServiceServe
     assert answer is not None
     while server.status()["dropped"] == before:
         with contextlib.suppress(OSError):  # it may be dropped since
-            peer.send(Kind.BEAT, {})
+            peer.send(Kind.HEARTBEAT, {})
     assert peer.next() is None
 
 

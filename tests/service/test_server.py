@@ -126,7 +126,7 @@ def test_another_version_is_refused_by_name(server: ServiceServer, name: str) ->
 
 
 def test_nothing_is_done_before_the_token(server: ServiceServer) -> None:
-    for kind in (Kind.WORK, Kind.PART, Kind.STATUS, Kind.BEAT):
+    for kind in (Kind.WORK, Kind.PART, Kind.STATUS, Kind.HEARTBEAT):
         peer = Peer(server)
         peer.send(kind, {"work": {}, "number": 1, "epoch": 0})
         assert peer.next() is None
@@ -432,7 +432,7 @@ def test_who_does_not_read_its_parts_loses_the_connection(server: ServiceServer,
     peer.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(4))
     while server.status()["dropped"] == before:
         with contextlib.suppress(OSError):
-            peer.send(Kind.BEAT, {})
+            peer.send(Kind.HEARTBEAT, {})
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def test_a_job_that_holds_all_cores_gives_one_to_another(root: Path, tmp_path: P
         answer = other.next()
         assert answer is not None
         assert answer.kind == Kind.RESULT
-        greedy.send(Kind.BEAT, {})
+        greedy.send(Kind.HEARTBEAT, {})
         hold.release()
         found = [greedy.next() for _ in range(3)]
         assert sorted(each.message["number"] for each in found if each and each.kind == Kind.RESULT) == [0, 1, 2]
@@ -540,13 +540,13 @@ def test_parts_that_take_longer_than_others_wait_are_made_in_the_end(root: Path,
             slow.send(Kind.PART, {"number": number, "epoch": number}, numbers_of(1))
         made, ends, is_over, sending = 0, time.monotonic() + 60, threading.Event(), threading.Lock()
 
-        def beat() -> None:
+        def heartbeat() -> None:
             while not is_over.wait(1):
                 with sending:
                     for each in (slow, quick):
-                        each.send(Kind.BEAT, {})
+                        each.send(Kind.HEARTBEAT, {})
 
-        beating = threading.Thread(target=beat)
+        beating = threading.Thread(target=heartbeat)
         beating.start()
         try:
             while not one.status()["jobs"]["test"]["parts"]:

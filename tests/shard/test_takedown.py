@@ -80,7 +80,7 @@ def test_the_bytes_go_from_all_versions_and_the_ids_stay(folder: Path) -> None:
     assert len(gone) == 6
     fingerprint = ShardDataset(folder).reader.fingerprint()
     summary = takedown(str(folder), keys)
-    assert (summary.samples, summary.shards, summary.versions, summary.twins) == (3, 3, [1, 2], [])
+    assert (summary.samples, summary.shards, summary.versions, summary.duplicates) == (3, 3, [1, 2], [])
     assert ShardDataset(folder).reader.fingerprint() == fingerprint
     assert verify(str(folder)) == []
     for path in folder.rglob("*"):
@@ -277,7 +277,7 @@ def test_samples_with_the_same_bytes_are_named(tmp_path: Path) -> None:
         tmp_path / "a.tar", [(f"{key}.jpg", image if key in "ad" else encode(pixels(ord(key)))) for key in "abcd"]
     )
     index_tars(str(tmp_path / "a.tar"))
-    assert takedown(str(tmp_path), ["a"]).twins == ["d"]
+    assert takedown(str(tmp_path), ["a"]).duplicates == ["d"]
 
 
 def test_nothing_is_changed_where_a_takedown_is_refused(folder: Path, tmp_path: Path) -> None:

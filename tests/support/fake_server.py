@@ -65,10 +65,10 @@ class FakeServer:
         self.say(Kind.FAILED, {"error": "its process has died"} | reason | {"number": self.unanswered.pop(0)})
         return True
 
-    def beat(self) -> bool:
-        """Sends a beat; returns False before there is work."""
+    def heartbeat(self) -> bool:
+        """Sends a heartbeat; returns False before there is work."""
         if self._has_work:
-            self.say(Kind.BEAT, {"credit": self._credit})
+            self.say(Kind.HEARTBEAT, {"credit": self._credit})
         return self._has_work
 
     def close(self) -> None:

@@ -114,11 +114,11 @@ class Peer:
         self.connection.sendall(pack_frame(kind, message, len(payload)) + payload)
 
     def next(self) -> Frame | None:
-        """Returns the next frame that is no beat; None if the server has ended the connection."""
+        """Returns the next frame that is no heartbeat; None if the server has ended the connection."""
         try:
             while True:
                 for frame in self._receiver.frames(1):
-                    if frame.kind != Kind.BEAT:
+                    if frame.kind != Kind.HEARTBEAT:
                         return frame
         except ConnectionError:
             return None

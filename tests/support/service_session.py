@@ -105,7 +105,7 @@ class Session:
         return request(Kind.PART, message | {"number": number}, numbers)
 
     def _next(self) -> bytes:
-        kinds = [Kind.BEAT, Kind.CANCEL, Kind.STATUS, Kind.PART, Kind.PART, Kind.PART]
+        kinds = [Kind.HEARTBEAT, Kind.CANCEL, Kind.STATUS, Kind.PART, Kind.PART, Kind.PART]
         kind = self._draw.choice([*kinds, Kind.TAKEN] if self.held else kinds)
         if kind == Kind.PART and len(self._waits) + len(self.held) >= _MOST_OWED:
             kind = Kind.TAKEN if self.held else Kind.CANCEL
@@ -124,7 +124,7 @@ class Session:
         return self.last
 
     def _free(self, kind: Kind) -> bytes:
-        """BEAT or STATUS, with any object."""
+        """HEARTBEAT or STATUS, with any object."""
         self._asked += kind == Kind.STATUS
         self.sent[kind] += 1
         values: tuple[Any, ...] = (None, -1, 1e300, "\ud800", [[]], {"number": {}}, "x" * self._draw.randrange(3000))

@@ -164,7 +164,7 @@ def test_the_memory_budget_is_kept() -> None:
     assert max(s.num_workers for s in machine.asked) <= 3
 
 
-def test_a_present_setting_is_compared_with_and_kept_if_nothing_beats_it() -> None:
+def test_a_present_setting_is_compared_with_and_kept_if_nothing_heartbeats_it() -> None:
     present = Setting(4, prefetch_factor=2, backend="cpu")
     outcome = Machine(cores=4, decode_ms={"cpu": 2.0}, thread_loss=0.5).search(baseline=present)
     assert chosen(outcome) == present

@@ -61,19 +61,19 @@ class CollatedWork(Work):
     def further_columns(self) -> tuple[Column, ...]:
         return ()
 
-    def run(self, epoch: int, view: SlotView, beat: Callable[[], None] = lambda: None) -> PartReport:
+    def run(self, epoch: int, view: SlotView, heartbeat: Callable[[], None] = lambda: None) -> PartReport:
         """Makes a batch; the view's images are the slot's memory: uint8 [N, share_bytes]. See :meth:`Work.run`."""
         finished: list[Any] = []
         parts: list[tuple[int, PartReport]] = []
         for first, count in part_rows(len(view.labels), 1):  # a large batch at once is long without a sign of life
             made = self._samples(epoch, view, slice(first, first + count))
-            parts.append((first, super().run(epoch, made, beat)))
+            parts.append((first, super().run(epoch, made, heartbeat)))
             finished += self._finished(made, parts[-1][1])
             del made  # the finished samples are the collate_fn's
         report = PartReport.join(parts)
         report.extras = []
         del parts
-        beat()
+        heartbeat()
         started = time.perf_counter_ns()
         with seeded(self.seed, epoch, int(view.samples.positions[0])):
             if not self.share_bytes:

@@ -86,12 +86,12 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
     view_of = _PartViews(layout, whole, work).of
     if relay is not None:
-        waits.beat = lambda: board.beat(number)
+        waits.heartbeat = lambda: board.heartbeat(number)
         relay(channel, board, rows, view_of, work)
         return
 
-    board.beat(number)
-    waits.beat = lambda: board.beat(number)
+    board.heartbeat(number)
+    waits.heartbeat = lambda: board.heartbeat(number)
     _make_parts(channel, board, number, view_of, work)
 
 
@@ -173,7 +173,7 @@ def make_part(
     part: Part,
     view: SlotView,
     work: Work,
-    beat: Callable[[], None] | None = None,
+    heartbeat: Callable[[], None] | None = None,
 ) -> None:
     """Makes a part, and sends the trainer what does not fit in its slot.
 
@@ -184,14 +184,14 @@ def make_part(
         part: The part.
         view: The part's rows of its slot.
         work: The work.
-        beat: The worker's sign of life; None: its row's.
+        heartbeat: The worker's sign of life; None: its row's.
     """
     started = time.perf_counter_ns()
     report = PartReport()
     message: Any = None
 
     try:
-        report = work.run(part.epoch, view, beat or (lambda: board.beat(number)))
+        report = work.run(part.epoch, view, heartbeat or (lambda: board.heartbeat(number)))
         if report.has_news:  # else a message would cost the trainer time
             message = report
     except Exception as error:

@@ -136,7 +136,7 @@ class PartRunner:
         return cls(reader, subsets, native, samples, recipe)
 
     def run(
-        self, epoch: int, view: SlotView, report: PartReport, meter: Meter, beat: Callable[[], None]
+        self, epoch: int, view: SlotView, report: PartReport, meter: Meter, heartbeat: Callable[[], None]
     ) -> list[int] | None:
         """Makes the samples of a part, and counts them.
 
@@ -145,30 +145,36 @@ class PartRunner:
             view: The samples, and arrays for them; filled.
             report: The part's report.
             meter: Counts the stages.
-            beat: Called between the steps, as a sign of life.
+            heartbeat: Called between the steps, as a sign of life.
 
         Returns:
             The rows that are left to be made in the other way; None: all of them.
         """
-        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, beat)
+        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat)
         if found is None:
             return None
         report.slow += found[1]
         return list(found[0])
 
     def plan(
-        self, epoch: int, view: SlotView, report: PartReport, meter: Meter, beat: Callable[[], None], sink: StagedSink
+        self,
+        epoch: int,
+        view: SlotView,
+        report: PartReport,
+        meter: Meter,
+        heartbeat: Callable[[], None],
+        sink: StagedSink,
     ) -> list[int] | None:
         """Plans the samples of a part, and counts them.
 
         Args:
-            epoch, view, report, meter, beat: See :meth:`run`; the view's images are left alone.
+            epoch, view, report, meter, heartbeat: See :meth:`run`; the view's images are left alone.
             sink: Gets the plans.
 
         Returns:
             See :meth:`run`; the sink takes these rows afterwards.
         """
-        found = self._call(self._native.plan, self._size, epoch, view, report, meter, beat)
+        found = self._call(self._native.plan, self._size, epoch, view, report, meter, heartbeat)
         if found is None:
             return None
         left, plan_ns, plans, places = found
@@ -183,7 +189,7 @@ class PartRunner:
         view: SlotView,
         report: PartReport,
         meter: Meter,
-        beat: Callable[[], None],
+        heartbeat: Callable[[], None],
     ) -> Any:
         """Calls the kernels' runner, again with the shards open that it lacks; returns the rows that are left and what
         follows the sums in its answer, or None."""
@@ -207,10 +213,10 @@ class PartRunner:
         started = time.perf_counter_ns()
         reader.bring_images(ids, by_rows=self._crops_first)
         brought_ns = time.perf_counter_ns() - started
-        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, beat)
+        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat)
         if isinstance(found, list):
             reader.open_shards(found, ids, by_rows=self._crops_first)
-            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, beat)
+            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat)
         if not isinstance(found, tuple):
             return None
 

@@ -362,9 +362,9 @@ class Pool:
         is_idle = not self._claimed(number)
         if is_idle and not self._board.pending():
             return False
-        beat = self._board.beat_ns(self._rows[number][0])
-        heard = max(self._supervisor.workers[number].heard_ns, beat, self._given_out_ns if is_idle else 0)
-        return self._supervisor.kill_if_silent(number, heard, has_started=bool(beat))
+        heartbeat = self._board.heartbeat_ns(self._rows[number][0])
+        heard = max(self._supervisor.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)
+        return self._supervisor.kill_if_silent(number, heard, has_started=bool(heartbeat))
 
     def _replace(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
         """Replaces a worker that has ended or was killed, unless it had sent results: these are returned first."""
@@ -383,7 +383,7 @@ class Pool:
 
         was_silent = worker.was_silent or worker.process.pid() in self._board.evicted
         cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
-        advice = None if self._board.beat_ns(self._rows[number][0]) else worker.process.failed_start(code)
+        advice = None if self._board.heartbeat_ns(self._rows[number][0]) else worker.process.failed_start(code)
         if advice is not None:
             raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
 

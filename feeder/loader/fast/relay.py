@@ -38,7 +38,7 @@ from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.work_json import work_data
 from feeder.loader.service_options import ServiceOptions
 from feeder.loader.slots.image_slots import SlotView
-from feeder.service.frames import BEAT_S, Frame, Kind
+from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
 __all__ = ["relay_loop"]
 
@@ -46,7 +46,7 @@ _MOST_AT_ONCE = 2  # servers that are asked for one part
 _MOST_RETURNED = 16  # parts that were handed back, and may be answered still
 _PAUSE_MS = 2
 _MOST_FAILURES = 3  # of one part, where no other way to make it is left
-_BUSY_S = 2 * BEAT_S  # without a look at the sockets: silence does not count then
+_BUSY_S = 2 * HEARTBEAT_S  # without a look at the sockets: silence does not count then
 
 
 def relay_loop(
@@ -103,8 +103,8 @@ class _Relay:
         self._is_empty_handed = False
         work.meter = board.meter(rows[0])
         self._sums = board.sums(rows[0])
-        self._beat = functools.partial(board.beat, rows[0])
-        self._beat()
+        self._heartbeat = functools.partial(board.heartbeat, rows[0])
+        self._heartbeat()
 
     def turn(self) -> bool:
         """Waits for something, and does what there is to do; returns False once the trainer is gone."""
@@ -123,8 +123,8 @@ class _Relay:
         is_due = now >= self._next_s
         self._servers.look(ready, is_due=is_due)
         if is_due:
-            self._next_s = now + BEAT_S
-            self._beat()
+            self._next_s = now + HEARTBEAT_S
+            self._heartbeat()
             self._board.service_cores = self._servers.cores
         has_lost = self._drop_lost()
         # Most turns receive some bytes of a part, and there is nothing else to do.
@@ -272,7 +272,7 @@ class _Relay:
     def _see_to_late_parts(self) -> None:
         """Has unanswered parts made otherwise, too, and those whose server is gone."""
         now = time.monotonic()
-        self._late_s = now + BEAT_S
+        self._late_s = now + HEARTBEAT_S
         for asked in list(self._asked.values()):
             if self._options.only:
                 self._ask_further(asked, now)
@@ -363,7 +363,7 @@ class _Relay:
 
     def _make_here(self, asked: AskedPart) -> None:
         del self._asked[asked.part.number]
-        make_part(self._channel, self._board, asked.row, asked.part, asked.view, self._work, self._beat)
+        make_part(self._channel, self._board, asked.row, asked.part, asked.view, self._work, self._heartbeat)
         self._idle_rows.append(asked.row)
 
     def _fail(self, asked: AskedPart) -> None:

@@ -209,13 +209,13 @@ class Work:
         height, width = self.largest or size
         self.largest = max(height, size[0]), max(width, size[1])
 
-    def run(self, epoch: int, view: SlotView, beat: Callable[[], None] = lambda: None) -> PartReport:
+    def run(self, epoch: int, view: SlotView, heartbeat: Callable[[], None] = lambda: None) -> PartReport:
         """Makes N samples.
 
         Args:
             epoch: The epoch that the augmentation is drawn for.
             view: The samples, and arrays for them as in :meth:`layout`; filled.
-            beat: Called between the steps, as a sign of life.
+            heartbeat: Called between the steps, as a sign of life.
 
         Raises:
             DecodeError: for a bad sample, unless bad samples are skipped.
@@ -225,7 +225,7 @@ class Work:
 
         recipes = self.recipes_at(view.image_size, epoch)
         runner, left = self._runner(recipes), None
-        how = (epoch, view, report, self.meter, beat)
+        how = (epoch, view, report, self.meter, heartbeat)
         if self.stager is None and runner is not None:
             left = runner.run(*how)
             if left is not None and not left and not self.extras:
@@ -236,7 +236,7 @@ class Work:
             assert isinstance(sinks[0], StagedSink)
             left = runner.plan(*how, sinks[0])
 
-        part = _Part(epoch, recipes, view, sinks, report, beat)
+        part = _Part(epoch, recipes, view, sinks, report, heartbeat)
         rows = np.arange(len(samples.ids)) if left is None else np.array(left, np.int64)
         errors: list[DecodeError | None] = [None] * len(samples.ids)
 
@@ -367,7 +367,7 @@ class Work:
         samples: Samples,
     ) -> list[DecodeError | None]:
         """Makes samples for some rows of the part; returns an error or None for each."""
-        sink, report, beat, ids = part.sinks[0], part.report, part.beat, samples.ids
+        sink, report, heartbeat, ids = part.sinks[0], part.report, part.heartbeat, samples.ids
         started, already_ns = time.perf_counter_ns(), report.read_ns
 
         # Before the images, which are valid until the reader's next call.
@@ -375,7 +375,7 @@ class Work:
         drawing = _Drawing(self, part, self.keys(samples), extras)
         encoded = self._read(ids, report, drawing if sink.takes_rows else None, started)
         part.view.labels[rows] = encoded.labels
-        beat()
+        heartbeat()
 
         draws = drawing.draw(encoded.sizes) if drawing.draws is None else drawing.draws
         sizes = encoded.sizes
@@ -385,7 +385,7 @@ class Work:
             # Rows alone don't say what is wrong with a file, or that the index is.
             again = [row for row in np.flatnonzero(encoded.first_rows >= 0).tolist() if errors[row] is not None]
             if again:
-                beat()
+                heartbeat()
                 encoded = self._read(ids[again], report)
                 found = _add(report, sink, encoded, rows[again], _take(draws, again))
                 for row, error in zip(again, found, strict=True):
@@ -415,7 +415,7 @@ class Work:
         started = time.perf_counter_ns()
         values = read_extras(self.extras, self.reader, samples.ids)
         read_ns = time.perf_counter_ns() - started
-        part.beat()
+        part.heartbeat()
         drawing = _Drawing(self, part, self.keys(samples), values)
         draws: tuple[Draws, ...] = ()
         if any(extra.follows_draws for extra in self.extras):
@@ -442,7 +442,7 @@ class Work:
         assert drawing.draws is not None
         given = [values for extra, values in zip(self.extras, drawing.extras, strict=True) if extra in self.images]
         for image, of, sink, found in zip(self.images, self.views_of[1:], part.sinks[1:], given, strict=True):
-            part.beat()
+            part.heartbeat()
             encoded = image.encoded(found, sizes)
             unread = encoded.errors
             encoded.errors = [earlier or error for earlier, error in zip(errors, unread, strict=True)]
@@ -488,7 +488,7 @@ class _Part(NamedTuple):
     view: SlotView
     sinks: list[Sink]
     report: PartReport
-    beat: Callable[[], None]
+    heartbeat: Callable[[], None]
 
 
 @dataclass

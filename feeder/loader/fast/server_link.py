@@ -14,12 +14,12 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from feeder.service.frames import BEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender
+from feeder.service.frames import HEARTBEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender
 from feeder.system.mapping import boot_id, map_other_memory
 
 __all__ = ["ServerLink"]
 
-SILENCE_S = 4 * BEAT_S
+SILENCE_S = 4 * HEARTBEAT_S
 _CONNECT_S = 2.0
 _MOST_NAME_BYTES = 100  # of a Unix socket
 _MOST_TIMES = 10.0
@@ -182,7 +182,7 @@ class ServerLink(Generic[R]):
         return found
 
     def tick(self) -> None:
-        """Sends a beat; ends the link if the server is silent. To be called every 250 ms."""
+        """Sends a heartbeat; ends the link if the server is silent. To be called every 250 ms."""
         silent_s = time.monotonic() - self.heard_s
         if not self._is_connected:
             if silent_s > _CONNECT_S:
@@ -191,7 +191,7 @@ class ServerLink(Generic[R]):
         if silent_s > SILENCE_S:
             self.lost = f"is silent for {silent_s:.1f} s"
         elif not self._sender.unsent_bytes:
-            self._sender.add(Kind.BEAT, {})
+            self._sender.add(Kind.HEARTBEAT, {})
             self.flush()
 
     def forgive(self) -> None:

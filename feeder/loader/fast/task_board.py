@@ -42,7 +42,7 @@ _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL, _SERVICE_CORES = range(5)
 _PART_WORDS = 7
 _WORKER_WORDS = 8
 # Columns of a worker's row.
-_PART, _BEAT_NS = range(2)
+_PART, _HEARTBEAT_NS = range(2)
 _SUMS = slice(2, 2 + len(PART_SUMS))
 
 
@@ -179,7 +179,7 @@ class Board:
         place = self._header[head]
         number = queue[place % self.capacity]
         row = worker * _WORKER_WORDS
-        self._rows[row + _BEAT_NS] = time.monotonic_ns()
+        self._rows[row + _HEARTBEAT_NS] = time.monotonic_ns()
         self._rows[row + _PART] = number
         self._header[head] = place + 1
         at = number % self.capacity * _PART_WORDS
@@ -218,19 +218,19 @@ class Board:
     def idle(self, workers: int) -> int:
         """Returns the number of the first so many workers that have started and have no part."""
         rows = self._workers[:workers]
-        return int(((rows[:, _PART] == _NONE) & (rows[:, _BEAT_NS] > 0)).sum())
+        return int(((rows[:, _PART] == _NONE) & (rows[:, _HEARTBEAT_NS] > 0)).sum())
 
     def is_free(self, worker: int) -> bool:
         """Returns True if a worker's row names no part."""
         return bool(self._rows[worker * _WORKER_WORDS + _PART] == _NONE)
 
-    def beat(self, worker: int) -> None:
+    def heartbeat(self, worker: int) -> None:
         """Notes that a worker is alive and at work."""
-        self._rows[worker * _WORKER_WORDS + _BEAT_NS] = time.monotonic_ns()
+        self._rows[worker * _WORKER_WORDS + _HEARTBEAT_NS] = time.monotonic_ns()
 
-    def beat_ns(self, worker: int) -> int:
-        """Returns the time of a worker's last :meth:`beat`, on the monotonic clock; 0 while it starts."""
-        return int(self._rows[worker * _WORKER_WORDS + _BEAT_NS])
+    def heartbeat_ns(self, worker: int) -> int:
+        """Returns the time of a worker's last :meth:`heartbeat`, on the monotonic clock; 0 while it starts."""
+        return int(self._rows[worker * _WORKER_WORDS + _HEARTBEAT_NS])
 
     def sums(self, worker: int) -> Any:
         """Returns a worker's sums, a memoryview of int64 [5], for it to add to; see
@@ -248,7 +248,7 @@ class Board:
     def forget(self, worker: int) -> None:
         """Clears a worker's row for its successor; the meters go on."""
         row = worker * _WORKER_WORDS
-        self._rows[row + _PART], self._rows[row + _BEAT_NS] = _NONE, 0
+        self._rows[row + _PART], self._rows[row + _HEARTBEAT_NS] = _NONE, 0
 
     def all_sums(self) -> npt.NDArray[np.int64]:
         """Returns the sums over all workers, int64 [5]."""

@@ -123,7 +123,7 @@ class Channel:
         self._busy = False
         self._writing = threading.Lock()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Sends a sign of life, a message without contents, unless another message is on its way."""
         if self._writing.acquire(blocking=False):
             try:
@@ -227,7 +227,7 @@ def worker_main(connection: socket.socket, job: Job) -> None:
     connection.settimeout(None)  # whatever the script's default for sockets is
     end_with_trainer(connection, _GRACE_S)  # an idle worker ends by itself, with the caller's clean-up code
     channel = Channel(connection)
-    waits.beat = channel.beat
+    waits.heartbeat = channel.heartbeat
     with contextlib.suppress(KeyboardInterrupt):  # the trainer has it too, and decides what it means
         _run(channel, job)
 

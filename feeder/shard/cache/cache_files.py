@@ -48,7 +48,7 @@ class CacheFiles:
         whole_bytes: Bytes that came of files that come as a whole.
         damaged: Names of the files whose bytes are wrong on the disk, as far as the job that began last knows.
         notes: Warnings of these, for clients.
-        files: The files by name, the one used last at the end; one that has left the cache is not among them.
+        files: The files by name, the one used last at the end; one that was evicted is not among them.
         is_needed, is_read: As given.
         lock: Held by those who change a file's record.
 
@@ -108,7 +108,7 @@ class CacheFiles:
             return file
 
     def current(self, file: CachedFile) -> CachedFile | None:
-        """Returns a file, made anew if it has left the cache meanwhile; None if one of other contents is in its place.
+        """Returns a file, made anew if it was evicted meanwhile; None if one of other contents is in its place.
 
         Raises:
             StoreError: if it can't be made.
@@ -456,7 +456,7 @@ class CacheFiles:
                     record = Record(os.path.join(place, entry))
                     times[name] = os.stat(os.path.join(self.folder, name)).st_mtime_ns
                     if record.is_retired:
-                        raise ValueError("its file was to leave the cache")
+                        raise ValueError("its file was to be evicted")
                 except (FileNotFoundError, ValueError):  # cut off when it was made, or when it left
                     times.pop(name, None)
                     for path in (os.path.join(self.folder, name), os.path.join(place, entry)):
@@ -502,7 +502,7 @@ class CacheFiles:
         return file
 
     def _remove(self, file: CachedFile) -> None:
-        """Has a file leave the cache; see Note [Presence]."""
+        """Evicts a file; see Note [Presence]."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self.folder, file.name))
         self._pinned_bytes -= file.record.size_bytes if file.record.is_pinned else 0

@@ -110,7 +110,7 @@ class _Local(threading.local):
         self.tells = True
 
     def close_retired(self) -> None:
-        """Closes files that have left the cache: they take room on its disk for as long as somebody has them open."""
+        """Closes files that were evicted: they take room on its disk for as long as somebody has them open."""
         for name in [name for name, file in self.files.items() if file.presence.is_retired]:
             del self.files[name]
 
@@ -189,7 +189,7 @@ class CacheMirror:
             if rounds == _ROUNDS:
                 name, start, end = missing[0]
                 raise StoreError(
-                    f"{self.place}: bytes {start:,} to {end:,} of {name} left the cache again and again before "
+                    f"{self.place}: bytes {start:,} to {end:,} of {name} were evicted again and again before "
                     "they were read; give it more room with cache_bytes="
                 )
 
@@ -233,7 +233,7 @@ class CacheMirror:
     def connect(self) -> Link:
         """Returns a connection to the fetcher that is the caller's own."""
         options = asdict(self.options)
-        return Link(self.folder, options, self.options.timeout_s + _GRACE_S, self._target, waits.beat)
+        return Link(self.folder, options, self.options.timeout_s + _GRACE_S, self._target, waits.heartbeat)
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         local = self._own()

@@ -36,7 +36,7 @@ _LOOK_S = 0.1
 _SHORTEST_SLOW_S = 0.5
 _SLOW = 3.0  # times the 90th percentile
 _TIMES = 64
-MOST_TWINS = 2
+MOST_HEDGES = 2
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Download:
         first, end: Its blocks.
         left_bytes: Size of those that have not come yet.
         moved: Time at which some of it came, or it was asked for; 0: not yet.
-        twins: Number of further requests for it, as it was slow.
+        hedges: Number of hedged requests for it, as it was slow.
         hedged: Time at which the last of them was made.
         is_given_up: True once those who needed it are gone; blocks that are needed later get a download of their own.
     """
@@ -82,7 +82,7 @@ class Download:
     end: int
     left_bytes: int = 0
     moved: float = 0.0
-    twins: int = 0
+    hedges: int = 0
     hedged: float = 0.0
     is_given_up: bool = False
 
@@ -218,7 +218,7 @@ class Downloads:
             self._wake.notify_all()
 
     def _current(self, blocks: tuple[CachedFile, int, int]) -> tuple[CachedFile, int, int]:
-        """Returns blocks whose file may have left the cache, with the lock held."""
+        """Returns blocks whose file may have been evicted, with the lock held."""
         file = self._files.current(blocks[0])
         if file is None:
             raise self._replaced(blocks[0])
@@ -306,7 +306,7 @@ class Downloads:
             self._compare(download)
         for _ in range(_ATTEMPTS):
             wrong = []
-            for first, end in _runs(download.missing()):  # some have come if its twin was faster
+            for first, end in _runs(download.missing()):  # some have come if a hedged request was faster
                 wrong += self._bring(download, first, end)
             if not wrong:
                 return
@@ -356,14 +356,14 @@ class Downloads:
                 self._files.coming_bytes -= written
                 self.counts.bytes += sum(len(view) for block in blocks for view in block)
                 self.counts.wrong += len(wrong)
-                if not download.twins:  # which says how long the slow one has been waited for
+                if not download.hedges:  # which says how long the slow one has been waited for
                     self._times.append(now - download.moved)
                 download.moved = now
                 self._tell(file, right)
 
             found += wrong
             first += len(blocks)
-            if not file.record.missing(first, end):  # or its twin was faster
+            if not file.record.missing(first, end):  # or a hedged request was faster
                 return found
             if download.is_given_up:
                 raise StoreError(f"{self._shown(file)}: nobody needs it any more")
@@ -398,10 +398,10 @@ class Downloads:
         with self._lock:
             self._ahead_running -= int(is_ahead)
             self._ahead_most = min(self._ahead_most + int(is_ahead), _MOST_AHEAD)
-            if download not in self._running:  # its twin has finished it
+            if download not in self._running:  # a hedged request has finished it
                 return
-            if error is not None and download.twins:
-                download.twins -= 1  # the others decide
+            if error is not None and download.hedges:
+                download.hedges -= 1  # the others decide
                 return
             self._running.discard(download)
             for block in range(download.first, download.end):
@@ -424,13 +424,13 @@ class Downloads:
                 times = sorted(self._times)
                 limit = max(_SHORTEST_SLOW_S, _SLOW * times[len(times) * 9 // 10])
                 now = time.monotonic()
-                coming = sum(each.left_bytes * each.twins for each in self._running)
+                coming = sum(each.left_bytes * each.hedges for each in self._running)
                 for download in self._running:
                     is_slow = now - max(download.moved, download.hedged) >= limit
-                    if not is_slow or download.twins == MOST_TWINS:
+                    if not is_slow or download.hedges == MOST_HEDGES:
                         continue
                     if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
-                        download.twins = download.twins + 1
+                        download.hedges = download.hedges + 1
                         download.hedged = now
                         self.counts.hedges += 1
                         coming += download.left_bytes

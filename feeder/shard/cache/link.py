@@ -47,7 +47,7 @@ MESSAGE_BYTES = 1 << 17  # within what a socket takes by default
 _PAUSE_S = 0.02
 _START_S = 60.0
 _STARTS = 3  # of fetchers that end before they listen
-_BEAT_S = 1.0
+_HEARTBEAT_S = 1.0
 _END_S = 2.0
 _TAIL_BYTES = 2000
 # Of the fetcher. glibc would give the memory of each piece back to the kernel and have it cleared for the next one,
@@ -123,18 +123,18 @@ class Link:
         options: The fetcher's options, for the case that it has to be started.
         timeout_s: Longest wait for an answer.
         target: The fetcher's main function, ``"module:function"``.
-        beat: Called every second of a wait.
+        heartbeat: Called every second of a wait.
 
     Raises:
         StoreError: if no fetcher can be reached.
     """
 
     def __init__(
-        self, folder: str, options: dict[str, Any], timeout_s: float, target: str, beat: Callable[[], object]
+        self, folder: str, options: dict[str, Any], timeout_s: float, target: str, heartbeat: Callable[[], object]
     ) -> None:
         self._folder = folder
         self._timeout_s = timeout_s
-        self._beat = beat
+        self._heartbeat = heartbeat
         hello = {name: options[name] for name in ("cache_bytes", "identity", "timeout_s")}
         while True:
             self._socket = self._connect(target, options)
@@ -154,12 +154,12 @@ class Link:
         except OSError as error:
             raise ConnectionError(str(error)) from error
 
-    def ask(self, message: dict[str, Any], beat: Callable[[], object] = lambda: None) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any], heartbeat: Callable[[], object] = lambda: None) -> dict[str, Any]:
         """Sends a message and returns the answer.
 
         Args:
             message: The message.
-            beat: Called every second of the wait, after the connection's.
+            heartbeat: Called every second of the wait, after the connection's.
 
         Raises:
             ConnectionError: if the fetcher has ended.
@@ -170,13 +170,13 @@ class Link:
         end = time.monotonic() + self._timeout_s
 
         while True:
-            self._socket.settimeout(_BEAT_S)
+            self._socket.settimeout(_HEARTBEAT_S)
             try:
                 data = self._socket.recv(MESSAGE_BYTES)
                 break
             except TimeoutError:
-                self._beat()
-                beat()
+                self._heartbeat()
+                heartbeat()
             except OSError as error:
                 raise ConnectionError(str(error)) from error
             if time.monotonic() > end:
@@ -237,7 +237,7 @@ class Link:
                         "this folder, give each machine a cache_dir of its own"
                     )
 
-                self._beat()
+                self._heartbeat()
                 time.sleep(_PAUSE_S)
         except OSError as error:
             raise StoreError(
@@ -267,9 +267,9 @@ class Link:
             )
         # It forks once, so that nobody has to wait for the fetcher's end.
         while process.poll() is None:
-            self._beat()
+            self._heartbeat()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_BEAT_S)
+                process.wait(_HEARTBEAT_S)
 
     def _log_tail(self) -> str:
         try:

@@ -9,7 +9,7 @@ Note [Presence]
     checked anew before they are used. So are all blocks when a job begins, as the disk may have damaged them since:
     they are doubtful then, which clients take for missing, until the fetcher has compared them with their checksums.
 
-    A record is of one file for good. When a file leaves the cache, it is unlinked first, then its record is marked as
+    A record is of one file for good. When a file is evicted, it is unlinked first, then its record is marked as
     retired and unlinked, and only then the file may be made anew, with another record. A client that has opened the
     file and finds the record not retired afterwards has that record's file, and what was present in it stays readable
     through its descriptor for good.
@@ -104,7 +104,7 @@ class Presence:
 
     @property
     def is_retired(self) -> bool:
-        """True once the file has left the cache."""
+        """True once the file was evicted."""
         return bool(self._flags[0] & _RETIRED)
 
     def has(self, start: int, end: int) -> bool:
@@ -124,7 +124,7 @@ class Record:
     Attributes:
         path: Its path.
         size_bytes, identity, boot, blocks: As those of :class:`Presence`.
-        is_retired: True once the file has left the cache.
+        is_retired: True once the file was evicted.
         is_pinned: True if the file is to stay in the cache.
 
     Raises:

@@ -170,7 +170,7 @@ class SetFiles:
         while True:
             file = self._files.brought(index_name, contents)
             descriptor = -1
-            with self._files.lock, contextlib.suppress(FileNotFoundError):  # it may have left the cache already
+            with self._files.lock, contextlib.suppress(FileNotFoundError):  # it may have been evicted already
                 descriptor = open_regular(path) if file.is_complete else -1
             if descriptor >= 0:
                 try:

@@ -16,10 +16,10 @@ class Waits:
     """Waits for bytes in this process.
 
     Attributes:
-        beat: Called every second of a wait; a worker's sign of life.
+        heartbeat: Called every second of a wait; a worker's sign of life.
     """
 
-    beat: Callable[[], object] = field(default=lambda: None)
+    heartbeat: Callable[[], object] = field(default=lambda: None)
 
 
 waits = Waits()

@@ -53,7 +53,7 @@ class TakedownSummary:
         already: Number of keys whose samples were taken down before.
         shards: Number of shards that were rewritten.
         versions: Numbers of the set's versions that they went from.
-        twins: Keys of samples that are left and have the same bytes as one that went.
+        duplicates: Keys of samples that are left and have the same bytes as one that went.
         left: What this command can't reach, a line each.
     """
 
@@ -62,7 +62,7 @@ class TakedownSummary:
     already: int
     shards: int
     versions: list[int] = field(default_factory=list)
-    twins: list[str] = field(default_factory=list)
+    duplicates: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -132,7 +132,7 @@ class _Takedown:
                 "file of them with --from"
             )
 
-        plan, already, twins = self._find(keys)
+        plan, already, duplicates = self._find(keys)
         if plan:
             self._write_plan(plan)
             self._execute(plan, is_resumed=False)
@@ -142,7 +142,7 @@ class _Takedown:
             already=already,
             shards=len({*plan, *done}),
             versions=[*range(1, self._header.info.version + 1)],
-            twins=twins,
+            duplicates=duplicates,
             left=_out_of_reach(is_store=copy.is_copy) if plan or done else [],
         )
 
@@ -180,18 +180,18 @@ class _Takedown:
                 f"{self._copy.shown}: has no sample with {count(len(missing), 'of these keys', 'of these keys')}: "
                 f"{named}; nothing was changed. `feeder browse` finds samples and their keys"
             )
-        return plan, len(gone - found), self._twins(plan, sums)
+        return plan, len(gone - found), self._duplicates(plan, sums)
 
-    def _twins(self, plan: dict[int, dict[int, str]], sums: Collection[tuple[int, int]]) -> list[str]:
+    def _duplicates(self, plan: dict[int, dict[int, str]], sums: Collection[tuple[int, int]]) -> list[str]:
         """Returns keys of the samples that are left and have checksum and size of one that goes."""
-        twins = []
+        duplicates = []
         for number, own in self._each() if plan else ():
             records, out = own.rows(), {*plan.get(number, ()), *own.taken_down()}
             likely = np.flatnonzero(np.isin(records["crc32"], [crc for crc, _ in sums])).tolist()
             for row in likely:
                 if row not in out and (int(records["crc32"][row]), int(records["length"][row])) in sums:
-                    twins.append(own.key(row).decode("utf-8", "surrogateescape"))
-        return twins
+                    duplicates.append(own.key(row).decode("utf-8", "surrogateescape"))
+        return duplicates
 
     def _each(self) -> Any:
         for number in range(self._header.shards):

@@ -49,10 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         say(printable(f"{summary.set}: took down {count(summary.samples, 'sample')}, in {shards}"))
         if summary.already:
             say(f"  {count(summary.already, 'key')} had been taken down before")
-        if summary.twins:
-            more = ", ..." if len(summary.twins) > _SHOWN else ""
+        if summary.duplicates:
+            more = ", ..." if len(summary.duplicates) > _SHOWN else ""
             say("  left, with the checksum and size of one that went:")
-            say(printable(f"    {', '.join(summary.twins[:_SHOWN])}{more}"))
+            say(printable(f"    {', '.join(summary.duplicates[:_SHOWN])}{more}"))
         if summary.left:
             say("  out of reach of this command:")
             for line in summary.left:

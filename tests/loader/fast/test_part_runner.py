@@ -400,11 +400,11 @@ def test_times_are_counted_in_the_buckets_of_the_meter(tmp_path: Path) -> None:
             assert (runs, longest_ns, buckets.index(1)) == (1, total_ns, bucket_of(total_ns))
 
 
-def test_a_beat_comes_between_reading_and_decoding(tmp_path: Path) -> None:
+def test_a_heartbeat_comes_between_reading_and_decoding(tmp_path: Path) -> None:
     work = Work(ShardReader(str(sharded(tmp_path))), TRAIN, "cpu")
-    view, beats = SlotView.new(work.layout(2), Samples.of(np.arange(2), np.arange(2))), []
-    work.run(0, view, lambda: beats.append(work.meter.words.any()))
-    assert beats == [False]
+    view, heartbeats = SlotView.new(work.layout(2), Samples.of(np.arange(2), np.arange(2))), []
+    work.run(0, view, lambda: heartbeats.append(work.meter.words.any()))
+    assert heartbeats == [False]
 
 
 def test_threads_that_share_one_work_do_not_share_a_call(tmp_path: Path) -> None:

@@ -204,8 +204,8 @@ def test_the_end_of_a_shard_is_told_at_once_and_batches_some_together(
     lasts = {f"shard-{number:06d}.tar": int(np.nonzero(shards == number)[0].max()) for number in range(40)}
     progress = EpochProgress(Place(), Split(640, 8), None)
 
-    def noted(self: Link, message: dict[str, Any], *beat: Any) -> dict[str, Any]:
-        answer = ask(self, message, *beat)
+    def noted(self: Link, message: dict[str, Any], *heartbeat: Any) -> dict[str, Any]:
+        answer = ask(self, message, *heartbeat)
         messages.extend([message["plan"]] if "plan" in message else [])
         return answer
 

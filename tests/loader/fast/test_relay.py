@@ -1,4 +1,4 @@
-"""A relay sends its beats in time, and hands back parts that are unanswered for too long: by a clock of the test's."""
+"""A relay sends its heartbeats in time, and hands back parts that are unanswered for too long, by the test's clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.loader_data import write_shards
 from tests.support.processes import wait_until
 
 WORKER, ROWS = 0, (1, 2, 3)
-BEAT_S = 0.25
+HEARTBEAT_S = 0.25
 END_S = 1100.0
 
 
@@ -71,7 +71,7 @@ class Surroundings:
         is_worker_idle: False gives the local worker a part for ever.
 
     Attributes:
-        beats: Times at which beats came.
+        heartbeats: Times at which heartbeats came.
         asked: Number and time of each part that the server was asked for.
         returned: Time at which each part was handed back.
         has_answered: True once the server has answered a part.
@@ -79,7 +79,7 @@ class Surroundings:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *, is_worker_idle: bool = True) -> None:
         self.clock = Clock()
-        self.beats: list[float] = []
+        self.heartbeats: list[float] = []
         self.asked: list[tuple[int, float]] = []
         self.returned: list[float] = []
         self.has_answered = False
@@ -96,7 +96,7 @@ class Surroundings:
         self._said_s = 0.0
         self._until: Callable[[], bool] = lambda: True
         self.board = Board(8, 1 + len(ROWS))
-        self.board.beat(WORKER)
+        self.board.heartbeat(WORKER)
         if not is_worker_idle:
             self.board.publish([Part(0, 0, 0, 4, 0)])
             assert self.board.claim(WORKER) is not None
@@ -143,10 +143,10 @@ class Surroundings:
                 self._here.sendall(pack_frame(Kind.ACCEPTED, {"credit": 1}))
             elif frame.kind == Kind.PART:
                 self.asked.append((frame.message["number"], self.clock.now))
-            elif frame.kind == Kind.BEAT:
-                self.beats.append(self.clock.now)
-        if self.clock.now - self._said_s >= BEAT_S and self.asked:
-            self._here.sendall(pack_frame(Kind.BEAT, {"credit": 1}))
+            elif frame.kind == Kind.HEARTBEAT:
+                self.heartbeats.append(self.clock.now)
+        if self.clock.now - self._said_s >= HEARTBEAT_S and self.asked:
+            self._here.sendall(pack_frame(Kind.HEARTBEAT, {"credit": 1}))
             self._said_s = self.clock.now
         try:
             if self._trainer.recv(1 << 16):
@@ -213,9 +213,9 @@ def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes
             ended_s.append(clock.now)
             for each in fakes:
                 each.close()
-        elif clock.now - said_s[0] >= BEAT_S:
+        elif clock.now - said_s[0] >= HEARTBEAT_S:
             said_s[0] = clock.now
-            return sum(each.beat() for each in fakes)
+            return sum(each.heartbeat() for each in fakes)
         return 0
 
     poll = Poll(clock, step)
@@ -233,13 +233,13 @@ def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes
         each.close()
 
 
-def test_beats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     around = Surroundings(tmp_path, monkeypatch)
     around.board.publish([Part(0, 0, 0, 4, 0)])
     around.run(lambda: around.clock.now > 1010.0)
-    pauses = np.diff(around.beats)
+    pauses = np.diff(around.heartbeats)
     assert len(pauses) > 30
-    assert pauses.max() <= BEAT_S + 0.002  # poll takes whole milliseconds
+    assert pauses.max() <= HEARTBEAT_S + 0.002  # poll takes whole milliseconds
     around.close()
 
 
@@ -260,6 +260,6 @@ def test_an_unanswered_part_of_a_slow_service_is_handed_back_after_a_second_if_a
     around.board.publish([Part(1, 0, 0, 4, 0)])
     around.run(has_handed_back_two)
     (_, first_s), (_, second_s) = around.asked
-    assert around.returned[0] - first_s == pytest.approx(1.0, abs=BEAT_S)  # as nothing is known yet
-    assert limit_s <= around.returned[1] - second_s <= limit_s + 2 * BEAT_S
+    assert around.returned[0] - first_s == pytest.approx(1.0, abs=HEARTBEAT_S)  # as nothing is known yet
+    assert limit_s <= around.returned[1] - second_s <= limit_s + 2 * HEARTBEAT_S
     around.close()

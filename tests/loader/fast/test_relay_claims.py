@@ -26,7 +26,7 @@ def board() -> Iterator[Board]:
     """A board with two local workers, which have started."""
     made = Board(8, WORKERS + 1)
     for worker in range(WORKERS):
-        made.beat(worker)
+        made.heartbeat(worker)
     yield made
     made.close()
 

@@ -15,7 +15,7 @@ from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize("reason", ["the token is not that of this service", ""])
-def test_a_refusal_is_read_also_if_a_beat_could_not_be_sent_any_more(reason: str) -> None:
+def test_a_refusal_is_read_also_if_a_heartbeat_could_not_be_sent_any_more(reason: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         link: ServerLink[Any] = ServerLink(listener.getsockname(), {"job": "test"}, b"{}", lambda *_: [])
         connection, _ = listener.accept()

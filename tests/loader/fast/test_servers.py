@@ -158,7 +158,7 @@ def lose_by_silence(relay: Relay, clock: Clock, link: ServerLink[str]) -> None:
 
     def is_lost() -> bool:
         for each in others:
-            each.say(Kind.BEAT, {})
+            each.say(Kind.HEARTBEAT, {})
         clock.now += 0.001
         return bool(link.lost)
 

@@ -630,7 +630,7 @@ def test_a_file_stays_while_blocks_of_it_are_on_their_way(places: Places, monkey
 
 
 def test_what_only_a_dead_client_waited_for_is_given_up(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads, "MOST_TWINS", 0)  # which would bring the other half of what is held
+    monkeypatch.setattr(downloads, "MOST_HEDGES", 0)  # which would bring the other half of what is held
     fetcher = places.fetcher(100 * SHARD)
     goes_on = hold(places, monkeypatch, "0.tar", after=BLOCK_BYTES)
     clients = Clients(fetcher, monkeypatch)

@@ -1,4 +1,4 @@
-"""A server sends its beats in time, by a clock of the test's."""
+"""A server sends its heartbeats in time, by a clock of the test's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from feeder.service.server import Server
 from feeder.service.server_options import ServerOptions
 from tests.support.clock import Clock
 
-BEGIN_S, END_S, BEAT_S = 1000.0, 1008.0, 0.25  # a silent client is dropped after 10 s
+BEGIN_S, END_S, HEARTBEAT_S = 1000.0, 1008.0, 0.25  # a silent client is dropped after 10 s
 
 
 class FastSelector(selectors.DefaultSelector):
@@ -29,13 +29,13 @@ class FastSelector(selectors.DefaultSelector):
 
     Attributes:
         server: The server.
-        beats: Number of those that have come to the client.
+        heartbeats: Number of those that have come to the client.
     """
 
     def __init__(self, client: socket.socket, clock: Clock) -> None:
         super().__init__()
         self.server: Any = None
-        self.beats = 0
+        self.heartbeats = 0
         self._client, self._clock = client, clock
         self._receiver = Receiver(client, SERVER_LIMITS)
         self._is_welcome = self._has_asked = False
@@ -43,7 +43,7 @@ class FastSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> Any:
         for frame in self._receiver.frames():
             self._is_welcome = True
-            self.beats += frame.kind == Kind.BEAT
+            self.heartbeats += frame.kind == Kind.HEARTBEAT
             if frame.kind == Kind.STATUS:
                 self.server.stop()
         if not self._is_welcome or self._has_asked:
@@ -57,7 +57,7 @@ class FastSelector(selectors.DefaultSelector):
         return found
 
 
-def test_beats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     with socket.socket() as peer:
         selector = FastSelector(peer, clock)
@@ -71,4 +71,4 @@ def test_beats_go_out_every_250_ms(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         peer.setblocking(False)
         clock.now = BEGIN_S
         selector.server.run()
-    assert selector.beats >= (END_S - BEGIN_S) / BEAT_S
+    assert selector.heartbeats >= (END_S - BEGIN_S) / HEARTBEAT_S
