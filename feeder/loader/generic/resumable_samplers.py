@@ -212,12 +212,12 @@ def check_sampler(sampler: Any, state: Mapping[str, Any]) -> None:
         was_random = "generator" in place.get("sampler_iter_state", place)
     except (AttributeError, LookupError, TypeError):
         raise ArgumentError(f"this state is damaged: it has no sampler's place, but {str(state)[:200]}") from None
-    is_random = type(sampler) in _RESUMABLE.values()
-    if was_random != is_random and (is_random or type(sampler) is SequentialSampler):
+    # Torchdata's loader saves no state of the other random samplers: their numbers are counted off.
+    if type(sampler) is (SequentialSampler if was_random else ResumableRandomSampler):
         raise ArgumentError(
             f"this state does not fit: it is {'' if was_random else 'not '}of a shuffled epoch, and this loader has a "
-            f"{type(sampler).__bases__[0].__name__ if is_random else 'SequentialSampler'}; resume with the shuffle= or "
-            "sampler= that it was saved with"
+            f"{'Sequential' if was_random else 'Random'}Sampler; resume with the shuffle= or sampler= that it was "
+            "saved with"
         )
 
 
