@@ -36,7 +36,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.stats import stage_table
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.terminal import table

@@ -80,7 +80,7 @@ def prepare(source: Path, work: Path) -> tuple[dict[str, Path], dict[str, dict[s
     """
     from feeder import _native
     from feeder.shard.write.encode import EncodeOptions
-    from feeder.shard.write.options import ShardOptions
+    from feeder.shard.write.shard_options import ShardOptions
     from feeder.shard.write.sharding import shard
 
     places = {name: work / name for name in ("files", "transcodes", "q75")}

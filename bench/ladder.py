@@ -46,7 +46,7 @@ from bench.standin import StandIn
 from feeder.system.cores import cores as given_cores
 from feeder.system.nvml import current_gpu_busy
 from feeder.system.process_usage import cpu_seconds
-from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
 from feeder.tools.bench.result_file import processor_name, spread
 from feeder.tools.cli import main as shard

@@ -72,7 +72,7 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype

@@ -17,7 +17,7 @@ import torch
 from bench.smoke import arguments
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
-from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.presets import preset

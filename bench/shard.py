@@ -26,7 +26,7 @@ from feeder.tools.terminal import table
 
 _MEMORY_CHILD = """
 import json, resource, sys
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 summary = shard(sys.argv[1], sys.argv[2], ShardOptions(samples_per_shard=10_000))
 print(json.dumps({"samples": summary.samples, "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))

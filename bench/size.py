@@ -39,8 +39,8 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.set_header import INDEX_SUFFIX
 from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.process_usage import memory
 from feeder.tools.bench.result_file import save, spread

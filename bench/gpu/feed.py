@@ -41,8 +41,8 @@ from bench.gpu.common import (
     rate,
     survives,
 )
+from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.images import image_fields, tars
-from feeder.tools.bench.options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset
 from feeder.tools.terminal import table
 

@@ -12,7 +12,7 @@ import torch
 
 import feeder
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 
 __all__ = ["OURS", "PACKED", "Feed", "Setting", "Task", "checked", "epochs", "finds_torchvision", "torch_batches"]

@@ -7,7 +7,7 @@ from collections.abc import Generator
 
 import feeder
 from bench.task_feeds.setting import Feed, Setting, checked
-from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.pillow import preprocess
 from feeder.tools.presets import preset
 

@@ -21,7 +21,7 @@ import torch
 import feeder
 from bench.gpu import common, cuda, feed, summary, train, transfer
 from feeder.decoders.gpu import dispatch
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench import result_file
 from tests.support import ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.walk import walk
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import make_tree
 

@@ -20,7 +20,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.fields import Apply, Array, Bytes, Choice, Float, Int, Json, Text
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Resize
 from tests.support.field_sets import length_of, members_set, npy

@@ -20,7 +20,7 @@ from feeder.shard.source.labels import LabelColumn
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect, render

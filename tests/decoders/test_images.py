@@ -16,7 +16,7 @@ from feeder import transforms as T
 from feeder.decoders.decode import sample_id
 from feeder.decoders.registry import available_decoders
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
 from tests.support.loader_data import without_tables

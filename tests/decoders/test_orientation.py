@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 from feeder.decoders.image_header import image_info
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import samples_of

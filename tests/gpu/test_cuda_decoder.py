@@ -20,7 +20,7 @@ from feeder.decoders.cuda.cuda_decoder import CudaDecoder
 from feeder.decoders.decoder import View
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.trainer_decoder import StagedView
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support import jpegs
 from tests.support.conformance import MEAN, STD

@@ -25,7 +25,7 @@ from feeder.loader.options import ToDevice, WorkerOptions
 from feeder.loader.slots.image_slots import Samples
 from feeder.order.buckets import Buckets
 from feeder.shard.source.target_sources import TargetSources
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support.documents import block

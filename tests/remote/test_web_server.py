@@ -14,7 +14,7 @@ from feeder.errors import StoreError
 from feeder.shard.store.store import open_store
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.tools import cli

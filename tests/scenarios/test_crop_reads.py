@@ -18,7 +18,7 @@ from feeder import DataLoader, ShardDataset, _native
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.verify import verify
 from feeder.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype

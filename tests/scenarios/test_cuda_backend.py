@@ -18,7 +18,7 @@ from feeder.order.buckets import Buckets
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (
     BUCKET,

@@ -24,7 +24,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.decoders.decoder import MAX_PIXELS
 from feeder.errors import DecodeError
 from feeder.loader.dataloader import DataLoader
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import Compose, Lambda, RandomResizedCrop
 from tests.support import ROOT, images, jpegs

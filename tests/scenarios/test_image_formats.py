@@ -15,7 +15,7 @@ from feeder.decoders.image_header import image_info
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import DecodeError
-from feeder.tools.bench.options import BenchOptions
+from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.pillow import preprocess
 from feeder.tools.browse.exif import exif_of
 from feeder.transforms import Recipe

@@ -28,7 +28,7 @@ from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.cores import Cores
 from feeder.system.progress import Progress

@@ -21,7 +21,7 @@ from feeder.errors import ChangedError, FormatError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import RandomResizedCrop
 from tests.support import jpegs

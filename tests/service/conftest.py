@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.loader_data import write_shards, write_tree
 from tests.support.service import ServiceServer

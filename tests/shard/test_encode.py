@@ -20,7 +20,7 @@ from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write import encode as write_encode
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.transforms import Resize

@@ -21,7 +21,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.source.image_field import image_fields
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard, write_shards
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect
@@ -128,7 +128,7 @@ def test_a_resumed_run_and_a_finished_set_keep_their_own_choice(
     source, out = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 6), tmp_path / "out"
     options = kept(samples_per_shard=2, shuffle=False, workers=1)
     with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.write.run.write_set", interrupted)
+        patch.setattr("feeder.shard.write.write_run.write_set", interrupted)
         with pytest.raises(KeyboardInterrupt):
             shard(str(source), str(out), options)
     (out / "shard-000001.tar").unlink()

@@ -12,7 +12,7 @@ import pytest
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardSummary
+from feeder.shard.write.shard_options import ShardSummary
 from feeder.shard.write.sharding import shard, write_shards
 from tests.support.images import encode, pixels
 from tests.support.remote import Bucket

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from feeder.errors import LockedError, ShardError, SourceError
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import default_out, shard
 from feeder.system.files import exclusive_lock
 from tests.support.images import make_tree

@@ -13,7 +13,7 @@ from feeder.errors import FormatError, ShardError, SourceError, StoreError
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.store_lock import LOCK_NAME
 from feeder.tools.cli import main

@@ -16,7 +16,7 @@ from feeder.errors import ArgumentError, ShardError, SourceError, StoreError
 from feeder.shard.source.open import open_source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.fault_proxy import FaultProxy
 from tests.support.images import encode, pixels
@@ -115,7 +115,7 @@ def test_tars_in_a_store_are_read_once_also_where_a_run_is_started_again(
         return sum(request.size_bytes for request in fault_proxy.requests() if ".tar" in request.target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("feeder.shard.write.run.write_set", interrupt)
+        patched.setattr("feeder.shard.write.write_run.write_set", interrupt)
         with pytest.raises(KeyboardInterrupt):
             shard(url, str(tmp_path / "out"), kept(samples_per_shard=10))
     assert total <= asked_bytes() <= total + 20 * 2  # the first bytes tell whether a tar is compressed

@@ -13,7 +13,7 @@ import pytest
 
 from feeder.errors import ShardError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.interrupted_runs import StopAfter, killed_at
 from tests.support.shard_sets import contents, kept

@@ -23,8 +23,8 @@ from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import write_set
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.export import export
 from feeder.tools.verify import verify
@@ -161,7 +161,7 @@ def test_an_append_adds_a_codebook_where_the_sets_do_not_fit(tmp_path: Path) -> 
 
 
 def test_a_full_set_takes_one_of_its_codebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feeder.shard.write.run.MOST_CODEBOOKS", 1)
+    monkeypatch.setattr("feeder.shard.write.write_run.MOST_CODEBOOKS", 1)
     out = tmp_path / "set"
     shard(str(folder_of(tmp_path / "first", [flat(k) for k in range(6)])), str(out), PACKED)
     (one,) = open_index(out / "index.bin").codebooks

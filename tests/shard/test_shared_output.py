@@ -29,10 +29,10 @@ from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.store.store import open_store
 from feeder.shard.write.attempt import attempt_shard, pickled_order, writer_versions
-from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids, plan_shards
 from feeder.shard.write.shard_engine import ShardEngine
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.shard.write.sharding import open_engine, shard, write_shards
 from feeder.shard.write.shared_output import SharedFolder, SharedOutput, SharedStore

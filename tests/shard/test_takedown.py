@@ -21,7 +21,7 @@ from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.system.files import exclusive_lock

@@ -26,7 +26,7 @@ from feeder.shard.format.tar import Member
 from feeder.shard.source import tars
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.index_tars import index_tars
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from tests.support.images import encode, make_tree, pixels

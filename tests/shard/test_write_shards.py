@@ -15,7 +15,7 @@ import feeder
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import FeederError, ShardError, SourceError
 from feeder.shard.format.open_index import open_index
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import write_shards
 from feeder.system.progress import Progress
 from tests.support.images import encode, pixels

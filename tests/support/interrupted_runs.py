@@ -13,7 +13,7 @@ import obstore
 
 from feeder.shard.store.url import is_remote
 from feeder.shard.write.append import append
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.system.progress import Progress

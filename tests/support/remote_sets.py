@@ -11,7 +11,7 @@ from pathlib import Path
 
 import feeder
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
 from tests.support.processes import all_ended

@@ -28,8 +28,8 @@ from feeder.shard.format.set_index import SetIndex
 from feeder.shard.format.shard_index import write_shard_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.set_writer import index_path, own_suffix, write_set
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.verify import verify

@@ -20,7 +20,7 @@ from feeder import transforms as T
 from feeder.errors import BackendError
 from feeder.loader.fast.service_directory import Directory
 from feeder.loader.service_options import Service
-from feeder.tools.bench.run import Contestant
+from feeder.tools.bench.bench_run import Contestant
 from feeder.tools.cli import main
 from feeder.tools.doctor.gpu_waits import _need_gpu
 

@@ -15,15 +15,15 @@ from torch._utils import ExceptionWrapper
 from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard, write_shards
+from feeder.tools.bench import bench_run as bench_run
 from feeder.tools.bench import contestant
-from feeder.tools.bench import run as bench_run
+from feeder.tools.bench.bench_options import BenchOptions, RivalTask, default_workers
+from feeder.tools.bench.bench_run import throughput
 from feeder.tools.bench.images import files_of, image_fields, listed, tars
-from feeder.tools.bench.options import BenchOptions, RivalTask, default_workers
 from feeder.tools.bench.result_file import interleave, machine, spread
 from feeder.tools.bench.rivals import RIVALS, Rival, webdataset_sample
-from feeder.tools.bench.run import throughput
 from feeder.tools.bench.show import limit_of, render, result_page
 from feeder.tools.cli import main
 from feeder.tools.terminal import table
@@ -294,7 +294,9 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 def test_workers_go_up_to_the_cores_by_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for usable, expected in ((1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))):
-        monkeypatch.setattr("feeder.tools.bench.options.cores", lambda usable=usable: type("", (), {"usable": usable}))
+        monkeypatch.setattr(
+            "feeder.tools.bench.bench_options.cores", lambda usable=usable: type("", (), {"usable": usable})
+        )
         assert default_workers() == expected
 
 

@@ -13,7 +13,7 @@ import pytest
 from feeder.errors import ArgumentError
 from feeder.system.files import check_writable, write_text
 from feeder.tools.html import page as report
-from feeder.tools.html.charts import Bar, Line, Point, Span, Stack, bar_chart, line_chart, stacked_bar, timeline
+from feeder.tools.html.charts import Bar, Interval, Line, Point, Stack, bar_chart, line_chart, stacked_bar, timeline
 
 HOSTILE = """</title><script>alert(1)</script><img src=x onerror="a">'"&\x00\x1b[31m\ud800 ]]>"""
 _VOID = {"meta", "br", "img", "link", "base"}
@@ -67,7 +67,7 @@ def everything(label: str) -> str:
                     line_chart(label, [Line(label, points), Line(label, points, True)], x_label=label, y_label=label),
                     bar_chart(label, [Bar(label, 3, 2, 4, note=label), Bar(label, 2)], unit=label, note=label),
                     stacked_bar(label, [Stack(label, {label: 1.0, "b": 2.0})], unit=label, note=label),
-                    timeline(label, [Span(label, 0, 1, label), Span("b", 1, 3, label)], unit=label, note=label),
+                    timeline(label, [Interval(label, 0, 1, label), Interval("b", 1, 3, label)], unit=label, note=label),
                 ],
             )
         ],
@@ -137,7 +137,7 @@ def test_figures_that_are_not_finite_are_left_out_or_dashes():
     assert "nan" not in bars
     assert "– s" in bars
     assert "nan" not in stacked_bar("t", [Stack("a", {"x": nan, "y": 1.0})], unit="s")
-    assert "inf" not in timeline("t", [Span("a", 0, inf, "k"), Span("a", 0, 1, "k")])
+    assert "inf" not in timeline("t", [Interval("a", 0, inf, "k"), Interval("a", 0, 1, "k")])
     assert report.number(None) == report.number(nan) == "–"
 
 
@@ -159,7 +159,7 @@ def test_a_chart_of_one_point_or_of_zeros_has_axes():
         places = [float(place) for place in re.findall(r'[xy][12]?="(-?[\d.]+)%"', chart)]
         assert all(0 <= place <= 100 for place in places)
     _Checked(bar_chart("t", [Bar("a", 0.0, 0.0, 0.0)], unit="s"))
-    _Checked(timeline("t", [Span("a", 5, 5, "k")]))
+    _Checked(timeline("t", [Interval("a", 5, 5, "k")]))
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_lengths_are_in_proportion():
 
 
 def test_neighbours_that_no_screen_tells_apart_become_one_shape():
-    spans = [Span("a", i / 1000, (i + 0.9) / 1000, "step") for i in range(10_000)]
+    spans = [Interval("a", i / 1000, (i + 0.9) / 1000, "step") for i in range(10_000)]
     assert timeline("t", spans).count("<rect") < 10
-    apart = timeline("t", [Span("a", 0, 1, "step"), Span("a", 2, 3, "step")])
+    apart = timeline("t", [Interval("a", 0, 1, "step"), Interval("a", 2, 3, "step")])
     assert apart.count('<rect x="') == 2
 
 

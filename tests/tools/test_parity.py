@@ -18,10 +18,10 @@ from feeder.decoders.decoder import DecodeResult
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.errors import ArgumentError, DecodeError, SourceError
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.parity.charts import TARGET_RECIPES, Chart, TargetFigures
+from feeder.tools.parity.chart_parity import TARGET_RECIPES, Chart, TargetFigures
 from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
 from feeder.tools.parity.parity import parity
 from tests.support.conformance import encode, natural_image

@@ -16,7 +16,7 @@ import feeder
 from feeder import transforms as T
 from feeder.dataset.base import FeederDataset
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from tests.support.images import encode, make_tree, pixels

@@ -30,10 +30,10 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.store.store import Store
-from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.plan import first_difference, load_inputs, plan_of, save_inputs
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.shard_writer import record_name
 from feeder.shard.write.shared_output import FinishedAttempt, SharedFolder, SharedOutput
 from feeder.system.files import TEMPORARY_SUFFIX, atomic_file, exclusive_lock, fsync_folder, open_regular

@@ -16,7 +16,7 @@ from feeder.order.permutation import permute
 from feeder.shard.format.tar import member_bytes
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import is_remote
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 
 __all__ = [
     "first_difference",

@@ -25,10 +25,10 @@ from ray.exceptions import (
 from feeder.errors import ArgumentError, FeederError, ShardError, StoreError
 from feeder.shard.source.source import Source
 from feeder.shard.write.attempt import pickled_order, writer_versions
-from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids
 from feeder.shard.write.shard_engine import ShardEngine
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.files import DISK_FULL

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 from feeder.shard.source.source import Source
-from feeder.shard.write.options import ShardOptions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids
 from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, Stopped, WrittenShard, record_name, write_shard
 from feeder.system.cores import cores
 from feeder.system.progress import Progress

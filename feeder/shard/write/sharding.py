@@ -18,11 +18,11 @@ from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path, shown_place
 from feeder.shard.write.encode import EncodeOptions, check_encoder
-from feeder.shard.write.options import ShardOptions, ShardSummary
 from feeder.shard.write.plan import plan_shards
-from feeder.shard.write.run import Run
 from feeder.shard.write.shard_engine import ShardEngine, write_in_threads
+from feeder.shard.write.shard_options import ShardOptions, ShardSummary
 from feeder.shard.write.store_output import locked_output, previewed_output
+from feeder.shard.write.write_run import Run
 from feeder.system.files import DISK_FULL
 from feeder.system.progress import Progress, terminal_progress
 from feeder.system.quiet_ray import quiet_ray

@@ -19,10 +19,10 @@ from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
 from feeder.shard.store.store import Entry, Store, download, open_store
 from feeder.shard.store.url import is_remote, local_path
-from feeder.shard.write.options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.output_folder import OutputFolder, is_ours
 from feeder.shard.write.set_copy import at_once, entry_of
 from feeder.shard.write.set_writer import index_path
+from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from feeder.system.files import DISK_FULL

@@ -29,9 +29,9 @@ from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
-from feeder.shard.write.options import TAKEDOWN_NAME
 from feeder.shard.write.set_copy import SetCopy, at_once
 from feeder.shard.write.set_writer import header_row, index_path
+from feeder.shard.write.shard_options import TAKEDOWN_NAME
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress

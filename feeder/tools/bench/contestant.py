@@ -17,7 +17,7 @@ import numpy as np
 
 from feeder.loader.trial import consume
 from feeder.system.process_usage import forget_peak, memory
-from feeder.tools.bench.options import SETTLE, RivalTask
+from feeder.tools.bench.bench_options import SETTLE, RivalTask
 from feeder.tools.bench.rivals import RIVALS
 
 __all__ = ["main"]

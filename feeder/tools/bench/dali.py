@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from feeder.tools.bench.bench_options import RivalTask
 from feeder.tools.bench.images import files_of, image_fields, is_packed_set, listed, tars
-from feeder.tools.bench.options import RivalTask
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 
 __all__ = ["dali_batches"]

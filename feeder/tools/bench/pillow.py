@@ -15,8 +15,8 @@ from feeder.decoders.image_header import PILLOW_FORMATS
 from feeder.decoders.packed import add_codebooks, is_packed, unpack
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.url import is_remote
+from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.images import listed, remote_reader
-from feeder.tools.bench.options import BenchOptions
 from feeder.tools.inspect import open_set
 from feeder.tools.presets import MEAN, STD, is_shards, val_resize
 

@@ -17,8 +17,8 @@ from feeder.loader.dataloader import DataLoader
 from feeder.shard.format.packed_samples import packed_decoder
 from feeder.shard.source.labels import label_text
 from feeder.system.versions import pillow_info
+from feeder.tools.bench.bench_options import BenchOptions, RivalTask
 from feeder.tools.bench.images import image_fields, is_packed_set, tars
-from feeder.tools.bench.options import BenchOptions, RivalTask
 from feeder.tools.bench.pillow import PillowDataset, preprocess
 from feeder.tools.presets import is_shards, open_dataset, preset
 

@@ -25,7 +25,7 @@ _LIMITS = {
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Returns a result of :func:`feeder.tools.bench.run.throughput` as tables for a terminal of 80 columns."""
+    """Returns a result of :func:`feeder.tools.bench.bench_run.throughput` as tables for a terminal of 80 columns."""
     counts = _counts(result)
     most = str(counts[-1])
     head = [["", "images/s", "min", "max", "ratio", "CPU ms", "first s", "MiB"]]
@@ -63,7 +63,7 @@ def result_page(result: Mapping[str, Any]) -> str:
     """Returns a result as an HTML page.
 
     Args:
-        result: A result of :func:`feeder.tools.bench.run.throughput`, with its ``machine``.
+        result: A result of :func:`feeder.tools.bench.bench_run.throughput`, with its ``machine``.
     """
     counts = _counts(result)
     most = str(counts[-1])

@@ -13,7 +13,7 @@ from feeder.errors import NotFoundError
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.store.store import download, open_store
 from feeder.shard.store.url import is_remote, local_path
-from feeder.shard.write.options import REJECTED_NAME
+from feeder.shard.write.shard_options import REJECTED_NAME
 
 __all__ = ["Reason", "count_rejected", "rejected_by_reason"]
 

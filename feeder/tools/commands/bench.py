@@ -77,9 +77,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measure(arguments: argparse.Namespace) -> int:
     from feeder.system.files import write_text
-    from feeder.tools.bench.options import BenchOptions
+    from feeder.tools.bench.bench_options import BenchOptions
+    from feeder.tools.bench.bench_run import throughput
     from feeder.tools.bench.result_file import machine, save
-    from feeder.tools.bench.run import throughput
     from feeder.tools.bench.show import render, result_page
 
     given = {field.name: getattr(arguments, field.name) for field in fields(BenchOptions) if field.name != "peers"}

@@ -209,7 +209,7 @@ def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
 
 def run(arguments: argparse.Namespace) -> int:
     from feeder.shard.write.encode import EncodeOptions
-    from feeder.shard.write.options import ShardOptions
+    from feeder.shard.write.shard_options import ShardOptions
     from feeder.shard.write.sharding import shard
     from feeder.system.progress import terminal_progress
 

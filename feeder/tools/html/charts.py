@@ -29,7 +29,7 @@ from feeder.tools.html.svg import (
     ticks,
 )
 
-__all__ = ["Bar", "Line", "Point", "Span", "Stack", "bar_chart", "line_chart", "stacked_bar", "timeline"]
+__all__ = ["Bar", "Interval", "Line", "Point", "Stack", "bar_chart", "line_chart", "stacked_bar", "timeline"]
 
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _MARKERS = (  # about the origin, in pixels
@@ -81,7 +81,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Span:
+class Interval:
     """A stretch of time on a track of a :func:`timeline`."""
 
     track: str
@@ -217,7 +217,7 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
     return figure(title, note, legend(entries) + "".join(rows) + more)
 
 
-def timeline(title: str, spans: Iterable[Span], *, unit: str = "s", note: str = "") -> Html:
+def timeline(title: str, spans: Iterable[Interval], *, unit: str = "s", note: str = "") -> Html:
     """Returns activities over time: a strip for each track, on a common time axis.
 
     Args:
@@ -323,13 +323,13 @@ def _finite(point: Point) -> bool:
     return all(v is None or math.isfinite(v) for v in (point.x, point.y, point.low, point.high)) and point.y >= 0
 
 
-def _merged(spans: Sequence[Span], apart: float) -> list[Span]:
+def _merged(spans: Sequence[Interval], apart: float) -> list[Interval]:
     """Returns the spans, with neighbours of one kind joined if no gap would be visible."""
-    found: list[Span] = []
+    found: list[Interval] = []
     for span in sorted(spans, key=lambda s: (s.start, s.end)):
         last = found[-1] if found else None
         if last is not None and last.kind == span.kind and span.start - last.end < apart:
-            found[-1] = Span(span.track, last.start, max(last.end, span.end), span.kind)
+            found[-1] = Interval(span.track, last.start, max(last.end, span.end), span.kind)
         else:
             found.append(span)
     return found

@@ -29,7 +29,7 @@ from feeder.shard.source.source import Source
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
-from feeder.tools.parity.charts import Chart, TargetFigures, compare_targets
+from feeder.tools.parity.chart_parity import Chart, TargetFigures, compare_targets
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize

@@ -79,9 +79,9 @@ def _where(found: Analysis) -> report.Section:
         track = times.record.place
         kind = "training step" if times.trains else "evaluation"
         for batch, after in times.record.steps():
-            spans.append(charts.Span(track, _s(batch.asked_ns - start), _s(batch.got_ns - start), "wait for data"))
+            spans.append(charts.Interval(track, _s(batch.asked_ns - start), _s(batch.got_ns - start), "wait for data"))
             if after is not None:
-                spans.append(charts.Span(track, _s(batch.got_ns - start), _s(after.asked_ns - start), kind))
+                spans.append(charts.Interval(track, _s(batch.got_ns - start), _s(after.asked_ns - start), kind))
     parts.append(charts.timeline("Loaders over time", spans))
     return report.Section("Where the time goes", parts)
 

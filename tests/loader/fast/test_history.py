@@ -15,7 +15,7 @@ import torch
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode, make_tree, pixels
 

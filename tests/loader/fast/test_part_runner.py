@@ -22,7 +22,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.observe.meter import STAGE_WORDS, STAGES, bucket_of
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.shard.write.encode import EncodeOptions
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (
     CenterCrop,

@@ -30,7 +30,7 @@ from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.presence import Presence, record_path
 from feeder.shard.format.set_header import SetHeader, write_header
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.folder_store import folder_mirror
 from tests.support.processes import all_ended, wait_until

@@ -19,7 +19,7 @@ from feeder.errors import ArgumentError
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import work_from_json, work_to_json
 from feeder.service.roots import Roots
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import make_tree
 

@@ -13,7 +13,7 @@ import pytest
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
 from feeder.shard.format.open_index import open_index
-from feeder.shard.write.options import ShardOptions
+from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.images import encode
 from tests.support.jpegs import photo

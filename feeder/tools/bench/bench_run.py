@@ -21,8 +21,8 @@ from feeder.shard.store.url import Url, is_remote
 from feeder.system.child_python import child_python
 from feeder.system.cores import cores
 from feeder.system.text import count
+from feeder.tools.bench.bench_options import SETTLE, BenchOptions, RivalTask, default_workers
 from feeder.tools.bench.images import is_packed_set
-from feeder.tools.bench.options import SETTLE, BenchOptions, RivalTask, default_workers
 from feeder.tools.bench.result_file import spread
 from feeder.tools.bench.rivals import RIVALS
 from feeder.tools.encoding_gain import encoding_gains

@@ -23,11 +23,11 @@ from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
 from feeder.shard.write.dali_index import write_dali_index
-from feeder.shard.write.options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards, shard_name
 from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.shard_engine import ShardEngine
+from feeder.shard.write.shard_options import REJECTED_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard, read_sample, record_name
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress

@@ -1,0 +1,160 @@
+"""The code stays as small and as plain as it is: whoever needs more of something raises its number, with a reason."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import torch
+
+import feeder
+from tests.support import ROOT
+
+FOLDER = ROOT / "feeder"
+FILES = sorted(FOLDER.rglob("*.py"))
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+
+STATEMENTS = {
+    "(top)": 170,
+    "dataset": 2_115,
+    "decoders": 3_400,
+    "fields": 360,
+    "loader": 8_970,
+    "order": 960,
+    "service": 1_750,
+    "shard": 8_875,
+    "system": 715,
+    "tools": 7_380,
+    "transforms": 1_885,
+}
+TOKENS = 477_700
+OWN_PARAMETERS = 15
+DENSE = 39
+
+# Functions of more than 60 lines: with the documentation of many arguments, or steps that share most of their names.
+LONG = {
+    "dataset/folder_reader.py": ["scan"],
+    "dataset/shard_reader.py": ["read"],
+    "decoders/cpu_decoder.py": ["_decode"],
+    "decoders/device/finisher.py": ["__call__"],
+    "decoders/gpu/normalize.py": ["normalize"],
+    "decoders/gpu/resize_kernel.py": ["_crop_resize_kernel"],
+    "loader/auto_workers.py": ["choose_workers"],
+    "loader/dataloader.py": ["__init__"],
+    "loader/generic/multi_process.py": ["__init__"],
+    "service/cluster.py": ["start"],
+    "shard/format/set_header.py": ["write_header"],
+    "shard/source/coco.py": ["open_coco"],
+    "shard/source/iterable.py": ["open_samples"],
+    "shard/source/table_file.py": ["open_manifest"],
+    "shard/write/set_writer.py": ["write_set"],
+    "shard/write/sharding.py": ["write_shards"],
+    "tools/parity/parity.py": ["parity"],
+    "tools/training/batch_size.py": ["find_batch_size"],
+    "tools/tune/tune.py": ["tune"],
+    "tools/verify.py": ["verify"],
+}
+_LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+def is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                yield path.relative_to(FOLDER).as_posix(), node
+
+
+def lines(function: ast.FunctionDef) -> int:
+    assert function.end_lineno is not None
+    return function.end_lineno - function.lineno + 1
+
+
+def test_no_room_has_more_statements() -> None:
+    """Imports and docstrings apart; an assignment to a tuple counts as its targets."""
+    found = Counter[str]()
+    for path, tree in TREES.items():
+        parts = path.relative_to(FOLDER).parts
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.stmt)
+                and not is_docstring(node)
+                and not isinstance(node, ast.Import | ast.ImportFrom)
+            ):
+                target = node.targets[0] if isinstance(node, ast.Assign) else None
+                is_several = isinstance(target, ast.Tuple) and isinstance(getattr(node, "value", None), ast.Tuple)
+                found[parts[0] if len(parts) > 1 else "(top)"] += len(target.elts) if is_several else 1  # type: ignore[union-attr]
+    assert {room: number for room, number in found.items() if number > STATEMENTS.get(room, 0)} == {}
+
+
+def test_there_are_no_more_tokens() -> None:
+    """Without comments, docstrings and layout."""
+    found = 0
+    for path, tree in TREES.items():
+        found += sum(
+            token.type not in _LAYOUT for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        )
+        found -= sum(map(is_docstring, ast.walk(tree)))
+    assert found <= TOKENS
+
+
+def test_the_loader_has_no_further_parameter() -> None:
+    ours, torchs = (inspect.signature(each).parameters for each in (feeder.DataLoader, torch.utils.data.DataLoader))
+    assert len(ours.keys() - torchs.keys()) <= OWN_PARAMETERS
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found = defaultdict(set)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].add(path.relative_to(FOLDER).as_posix())
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_no_two_files_outside_of_the_commands_share_a_name() -> None:
+    found = Counter(path.name for path in FILES if path.name != "__init__.py" and "commands" not in path.parts)
+    assert [name for name, number in found.items() if number > 1] == []
+
+
+def test_no_further_function_has_more_than_60_lines() -> None:
+    found = defaultdict(list)
+    for path, function in functions():
+        if lines(function) > 60:
+            found[path].append(function.name)
+    assert dict(sorted(found.items())) == LONG
+
+
+def test_no_more_functions_go_without_paragraphs() -> None:
+    found = 0
+    for path, function in functions():
+        if lines(function) >= 30:
+            first = function.body[1] if len(function.body) > 1 and is_docstring(function.body[0]) else function.body[0]
+            body = (FOLDER / path).read_text().splitlines()[first.lineno - 1 : function.end_lineno]
+            found += all(line.strip() for line in body)
+    assert found <= DENSE
+
+
+def test_no_line_assigns_several_attributes() -> None:
+    found = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            target = node.targets[0] if isinstance(node, ast.Assign) else None
+            if isinstance(target, ast.Tuple) and all(isinstance(each, ast.Attribute) for each in target.elts):
+                found.append(f"{path.relative_to(FOLDER)}:{node.lineno}")
+    assert found == []
