@@ -16,7 +16,8 @@ from pathlib import Path
 import obstore
 
 from feeder.shard.store.client import make_client
-from feeder.shard.store.store import PIECE_BYTES, RANGE_BYTES, Bytes, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import PIECE_BYTES, RANGE_BYTES, Bytes
 from feeder.shard.store.url import Url
 
 _AT_ONCE = 4

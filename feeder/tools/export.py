@@ -17,7 +17,7 @@ from feeder.decoders.packed import add_codebooks, is_packed_field, packed_head, 
 from feeder.errors import DecodeError, ShardError
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.image_file import MAX_FILE_BYTES
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.set_copy import SetCopy
 from feeder.system.cores import cores

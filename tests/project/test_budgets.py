@@ -154,7 +154,7 @@ def test_no_line_assigns_several_attributes() -> None:
     found = []
     for path, tree in TREES.items():
         for node in ast.walk(tree):
-            target = node.targets[0] if isinstance(node, ast.Assign) else None
-            if isinstance(target, ast.Tuple) and all(isinstance(each, ast.Attribute) for each in target.elts):
-                found.append(f"{path.relative_to(FOLDER)}:{node.lineno}")
+            targets = getattr(node.targets[0], "elts", []) if isinstance(node, ast.Assign) else []
+            if targets and all(isinstance(each, ast.Attribute) for each in targets):
+                found.append(f"{path.relative_to(FOLDER)}:{node.lineno}")  # type: ignore[attr-defined]
     assert found == []

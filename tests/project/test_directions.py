@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,13 @@ def test_imports_go_one_way() -> None:
             if to[0] > place[0] or (to[0] == place[0] and to[1] != place[1]):
                 wrong.append((name, other))
     assert wrong == []
+
+
+def test_no_modules_import_each_other() -> None:
+    """Not in a function either, nor for types only."""
+    found = modules()
+    below = {name: {*imported(path, set(found))} & found.keys() - {name, "feeder"} for name, path in found.items()}
+    graphlib.TopologicalSorter(below).prepare()  # which names a circle
 
 
 def test_every_module_has_a_room() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import feeder
 from feeder.errors import StoreError
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.write.append import append
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shard_options import ShardOptions

@@ -27,7 +27,7 @@ from feeder.shard.source.open import open_source
 from feeder.shard.source.sample_table import NO_FILE, SampleTable, StoredField
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.source.table_file import ManifestColumns
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.write.attempt import attempt_shard, pickled_order, writer_versions
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import ordered_ids, plan_shards

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from feeder.errors import LockedError, ShardError, StoreError
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.write import store_lock
 from feeder.shard.write.sharding import shard, write_shards
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
@@ -199,7 +199,7 @@ def test_the_lock_of_a_process_that_is_gone_is_taken_over(tree: Path, real_bucke
     url = f"{real_bucket.url}/set"
     code = (
         "import os, sys\n"
-        "from feeder.shard.store.store import open_store\n"
+        "from feeder.shard.store.open_store import open_store\n"
         "from feeder.shard.write.store_lock import StoreLock\n"
         "with StoreLock.held(open_store(sys.argv[1])): os.kill(os.getpid(), 9)\n"
     )

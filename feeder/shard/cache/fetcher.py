@@ -33,7 +33,8 @@ from feeder.shard.cache.plans import Plan, Plans
 from feeder.shard.cache.presence import RECORDS, blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.mirror import check_same
-from feeder.shard.store.store import Store, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import Store
 from feeder.system.files import open_regular
 
 __all__ = ["Fetcher", "become_fetcher", "main"]

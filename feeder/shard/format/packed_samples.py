@@ -12,7 +12,7 @@ from feeder.decoders.packed import add_codebooks, decode_packed, is_packed_field
 from feeder.errors import DecodeError, FormatError, NotFoundError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.store.url import is_remote, local_path
 
 __all__ = ["PackedDecoder", "packed_decoder"]

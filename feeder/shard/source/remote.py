@@ -18,7 +18,8 @@ from feeder.shard.source.folder import add_files, members_of_photos, note_member
 from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind
-from feeder.shard.store.store import Entry, Store, download, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import Entry, Store, download
 from feeder.shard.store.url import Url
 
 __all__ = ["RemoteSource", "list_objects", "named_objects", "open_remote_folder", "split_url"]

@@ -27,7 +27,8 @@ from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
 from feeder.shard.source.table_rows import Row, json_bytes, table_rows
-from feeder.shard.store.store import Entry, download, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import Entry, download
 from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL
 from feeder.system.text import count

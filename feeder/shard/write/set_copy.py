@@ -17,7 +17,8 @@ from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import damaged
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
-from feeder.shard.store.store import RANGE_BYTES, Entry, Store, download, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import RANGE_BYTES, Entry, Store, download
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock, open_regular

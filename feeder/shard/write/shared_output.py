@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from feeder.shard.format.manifest import PLAN_NAME
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.store.url import Url
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_writer import WrittenShard, record_name

@@ -17,7 +17,8 @@ from functools import partial
 from feeder.errors import NotFoundError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
-from feeder.shard.store.store import Entry, Store, download, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import Entry, Store, download
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.output_folder import OutputFolder, is_ours
 from feeder.shard.write.set_copy import at_once, entry_of

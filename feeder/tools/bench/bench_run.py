@@ -16,7 +16,8 @@ import numpy as np
 
 from feeder.errors import BackendError, FeederError, NotFoundError
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
-from feeder.shard.store.store import download, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import download
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.child_python import child_python
 from feeder.system.cores import cores

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from feeder.errors import NotFoundError
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
-from feeder.shard.store.store import download, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import download
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.shard_options import REJECTED_NAME
 

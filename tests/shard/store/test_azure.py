@@ -12,7 +12,8 @@ import pytest
 import feeder
 from feeder import transforms as T
 from feeder.errors import ChangedError, ConflictError, NotFoundError, StoreError
-from feeder.shard.store.store import RANGE_BYTES, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import RANGE_BYTES
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from tests.support.azure_server import AzureServer, azurite_is_installed

@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from feeder.errors import StoreError
-from feeder.shard.store.store import Store, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import Store
 from tests.support.remote import Bucket, Read, without_proxies
 from tests.support.s3_server import ACCESS_KEY, SECRET_KEY
 from tests.support.tls import TlsProxy

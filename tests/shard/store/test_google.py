@@ -9,7 +9,7 @@ import pytest
 
 import feeder
 from feeder.errors import ChangedError, ConflictError, FormatError, NotFoundError, StoreError
-from feeder.shard.store.store import open_store
+from feeder.shard.store.open_store import open_store
 from feeder.shard.write.sharding import shard
 from tests.support.google_store import GoogleStore
 from tests.support.images import make_tree

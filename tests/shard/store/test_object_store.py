@@ -15,7 +15,8 @@ import obstore
 import pytest
 
 from feeder.errors import ChangedError, ConflictError, ListingError, NotFoundError, StoreError
-from feeder.shard.store.store import RANGE_BYTES, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import RANGE_BYTES
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.remote import Bucket, Read
@@ -205,7 +206,7 @@ def test_without_obstore_the_error_names_the_extra() -> None:
     code = (
         "import sys; sys.modules['obstore'] = None\n"
         "from feeder.errors import StoreError\n"
-        "from feeder.shard.store.store import open_store\n"
+        "from feeder.shard.store.open_store import open_store\n"
         "try: open_store('s3://bucket/set')\n"
         "except StoreError as error: print(error)\n"
     )

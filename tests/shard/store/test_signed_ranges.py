@@ -17,7 +17,8 @@ import obstore.exceptions
 import pytest
 
 from feeder.shard.store import signed_ranges
-from feeder.shard.store.store import PIECE_BYTES, Store, open_store
+from feeder.shard.store.open_store import open_store
+from feeder.shard.store.store import PIECE_BYTES, Store
 from tests.support.remote import without_proxies
 from tests.support.tls import TlsProxy
 
