@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.decode import decode
     from feeder.decoders.packed import decode_packed
+    from feeder.decoders.registry import Dali
     from feeder.errors import (
         ArgumentError,
         BackendError,

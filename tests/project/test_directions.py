@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import feeder
 from tests.support import ROOT
 
 # Each line may import from itself and from the lines before it. Of the two in one line neither may import the other.
@@ -131,3 +133,12 @@ def test_what_reads_from_the_network_has_no_pickle() -> None:
         names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module is not None}
         assert not any("pickle" in name or name in ("marshal", "shelve") for name in names), path
+
+
+def test_type_checkers_find_every_public_name() -> None:
+    tree = ast.parse((ROOT / "feeder/__init__.py").read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = {alias.name: str(node.module) for node in imports for alias in node.names if "feeder" in str(node.module)}
+    assert ours.keys() == set(feeder.__all__)
+    homes = {name: importlib.import_module(module) for name, module in ours.items()}
+    assert [name for name, home in homes.items() if getattr(home, name) is not getattr(feeder, name)] == []
