@@ -11,7 +11,6 @@ import re
 import runpy
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ import torch
 
 from tests.support import PYTHON_PATH, ROOT, train_example
 from tests.support.documents import block, run_shell, smaller
-from tests.support.processes import wait_until
 from tests.support.ray_cluster import RayCluster
 from tests.support.train_example import load
 from tests.support.warm_python import run_warm
@@ -58,6 +56,23 @@ def killed(config):
 
 setattr(example, function, killed)
 example.main()
+"""
+
+
+# Runs an example's search, which stops once a trial has reported and Ray has saved its state.
+_STOPPED = """
+import importlib, os, signal, sys
+from ray.tune.execution.tune_controller import TuneController
+step = TuneController.step
+
+def stopping(self):
+    step(self)
+    if any(each.last_result for each in self.get_trials()):
+        self.checkpoint(force=True, wait=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+TuneController.step = stopping
+importlib.import_module(sys.argv.pop(1)).main()
 """
 
 
@@ -245,16 +260,13 @@ def test_a_search_goes_on_after_its_driver_is_killed(
     arguments += ["--address", cluster.address, *SMALL, "--at-once", "1", "--name", "killed"]
     env = {**os.environ, "PYTHONPATH": PATH, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     folder, torn = tmp_path / "runs" / "killed", tmp_path / "runs" / "torn"
-    with subprocess.Popen([sys.executable, *arguments], env=env, cwd=ROOT) as driver:
-        wait_until(lambda: any(path.read_text() for path in folder.glob("*/result.json")))
-        while True:
-            driver.send_signal(signal.SIGSTOP)
-            os.waitid(os.P_PID, driver.pid, os.WSTOPPED)
-            shutil.rmtree(torn, ignore_errors=True)
-            shutil.copytree(folder, torn)
-            if drop_torn_states(torn):  # else Ray was just writing its state
-                break
-            driver.send_signal(signal.SIGCONT)
+    stopped = [sys.executable, "-c", _STOPPED, "ray_tune", *arguments[1:]]
+    with subprocess.Popen(stopped, env=env, cwd=ROOT) as driver:
+        ended = os.waitid(os.P_PID, driver.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        assert ended.si_code == os.CLD_STOPPED
+        shutil.copytree(folder, torn)
+        assert drop_torn_states(torn)
         driver.kill()
     assert not (folder / "trials.csv").exists()
     changed = [sys.executable, *arguments, "--trials", "4", "--epochs", "3"]
