@@ -194,7 +194,7 @@ class Agreement:
 
     def epoch_was_set(self) -> None:
         """Counts epochs anew, as all ranks do after ``set_epoch``."""
-        self._settings = self._settings + 1
+        self._settings += 1
         self._epochs = 0
 
     def begin(self, rank: int, values: Mapping[str, Any], left_after: int | None = None) -> None:

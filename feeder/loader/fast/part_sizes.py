@@ -119,9 +119,9 @@ class PartSizes:
         parts = self._made.get((rows, ahead))
         if parts is None:
             parts = self._made[rows, ahead] = _split(rows, self._size(rows, ahead))
-        self._batches = self._batches + 1
-        self._parts = self._parts + len(parts)
-        self._rows = self._rows + rows
+        self._batches += 1
+        self._parts += len(parts)
+        self._rows += rows
         return parts
 
     def _size(self, rows: int, ahead: int) -> int:

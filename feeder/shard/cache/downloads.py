@@ -430,7 +430,7 @@ class Downloads:
                     if not is_slow or download.hedges == MOST_HEDGES:
                         continue
                     if self.counts.hedged_bytes + coming + download.left_bytes <= self.counts.most_hedged_bytes:
-                        download.hedges = download.hedges + 1
+                        download.hedges += 1
                         download.hedged = now
                         self.counts.hedges += 1
                         coming += download.left_bytes
