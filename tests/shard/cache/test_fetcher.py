@@ -663,7 +663,7 @@ def test_what_a_dead_client_waited_for_comes_if_another_one_asks_for_it(
         goes_on.set()
         assert [json.loads(client.recv(1 << 17)) for client in (other, later)] == [{}, {}]
     stats = fetcher.stats()
-    assert stats["requests"] == 1 + stats["hedges"]
+    assert stats["requests"] <= 1 + stats["hedges"]  # some of which are taken back before they begin
     assert (places.cache / "0.tar").read_bytes() == (places.set / "0.tar").read_bytes()
     other.close()
     clients.close()
