@@ -24,6 +24,51 @@ class Status(enum.IntEnum):
     TOO_LARGE = 5
     """More than max_pixels."""
 
+class AugmentOp(enum.IntEnum):
+    """An op of a program.
+
+    A program is float64 [ops, 12]: each row has an op's number, and then its values, which
+    ``kernels/cpu/augment/program.h`` names.
+    """
+
+    NOTHING = 0
+    MIRROR = 1
+    FLIP = 2
+    GRAYSCALE = 3
+    BRIGHTNESS = 4
+    CONTRAST = 5
+    SATURATION = 6
+    HUE = 7
+    SHARPNESS = 8
+    POSTERIZE = 9
+    SOLARIZE = 10
+    AUTOCONTRAST = 11
+    EQUALIZE = 12
+    INVERT = 13
+    AFFINE = 14
+    PERSPECTIVE = 15
+    BLUR = 16
+    ERASE = 17
+    ERASE_OUTPUT = 18
+
+class WarpFilter(enum.IntEnum):
+    """The filter of a warp."""
+
+    NEAREST = 0
+    BILINEAR = 1
+    BICUBIC = 2
+
+def augment(image: npt.NDArray[np.uint8], programs: npt.NDArray[np.float64]) -> None:
+    """Runs a program on an image, in place and without the GIL.
+
+    Args:
+        image: uint8 [3, H, W], C-contiguous.
+        programs: float64 [1, ops, 12], see :class:`AugmentOp`.
+
+    Raises:
+        ValueError: naming what is wrong with the program.
+    """
+
 class Unsupported(ValueError):
     """A JPEG that can't be transcoded; keep it as it is."""
 
@@ -290,6 +335,7 @@ class View:
 
     Args:
         source_boxes, support_boxes, flips, out, layout, dtype, scale, bias: See :func:`decode_batch`.
+        programs: What follows on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None: nothing.
 
     Raises:
         ValueError: an argument has another shape, dtype or value.
@@ -306,6 +352,7 @@ class View:
         dtype: str,
         scale: npt.NDArray[np.float32] | None = None,
         bias: npt.NDArray[np.float32] | None = None,
+        programs: npt.NDArray[np.float64] | None = None,
     ) -> None: ...
 
 def decode_views(
@@ -743,6 +790,7 @@ class PartRunner:
         advise_from: int | None,
         is_last: bool,
         beat: Callable[[], object],
+        programs: npt.NDArray[np.float64] | None = None,
     ) -> list[int] | tuple[list[int], int, int, int, int] | None:
         """Makes N samples; reads and decodes without the GIL.
 
@@ -761,6 +809,8 @@ class PartRunner:
             advise_from: Reads of more bytes in all are announced to the kernel before; None: none are.
             is_last: True leaves out samples of shards that are not held.
             beat: Called after the reading.
+            programs: What follows the base path on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None:
+                nothing.
 
         Returns:
             The numbers of shards whose index or file is not held, before anything is made. Or (rows left out, time of

@@ -1,4 +1,4 @@
-"""The native backend: the C++ kernels decode JPEG and raw arrays, Pillow the other formats and the ops after them."""
+"""The native backend: the C++ kernels decode JPEG and raw arrays, Pillow the other formats, and ops that they lack."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from feeder.decoders.decoder import (
     check_output_size,
     check_views,
 )
+from feeder.decoders.programs import has_programs, programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
 
@@ -33,8 +34,8 @@ __all__ = ["CpuDecoder"]
 class CpuDecoder(Decoder):
     """Decodes with feeder's own kernels.
 
-    A recipe that ends with the base path (crop, resize, flip, normalize) takes one native pass. Where other ops follow,
-    the kernels make the base path's uint8 image, and the Pillow backend runs the other ops.
+    The base path (crop, resize, flip, normalize) and the ops behind it take one native pass. Where one of these ops has
+    no native form, the kernels make the base path's uint8 image, and the Pillow backend runs all ops behind it.
 
     Args:
         max_pixels: Larger images are refused.
@@ -60,7 +61,7 @@ class CpuDecoder(Decoder):
         Raises:
             BackendError: naming the op.
         """
-        if not recipe.is_variable and recipe.is_base_path:
+        if not recipe.is_variable and has_programs(recipe):
             return
         try:
             self._pillow.check(recipe)
@@ -88,7 +89,7 @@ class CpuDecoder(Decoder):
         check_views(buffers, orientations, views)
         if len(buffers) == 0:
             return DecodeResult([])
-        if all(view.recipe.is_base_path for view in views):
+        if all(has_programs(view.recipe) for view in views):
             return self._decode(buffers, orientations, views, first_rows)
 
         # One by one: the images that the kernels make for the other ops differ in size.
@@ -111,7 +112,7 @@ class CpuDecoder(Decoder):
         native_views, bases = [], []
         for view in views:
             height, width = view.draws.base_size[0].tolist()
-            if view.recipe.is_base_path:
+            if has_programs(view.recipe):
                 check_output_size(view.out, view.draws.base_size)
                 native_views.append(_native_view(view))
                 continue
@@ -187,10 +188,13 @@ def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32]
 
 
 def _native_view(view: View) -> _native.View:
-    """Returns the kernels' view of a recipe that is a base path."""
-    scale, bias = view.recipe.affine or (None, None)
-    dtype = view.recipe.output_dtype
-    return _native.View(*_boxes(view.draws), view.out, layout="nchw", dtype=dtype, scale=scale, bias=bias)
+    """Returns the kernels' view of a recipe that they run."""
+    recipe, draws = view.recipe, view.draws
+    scale, bias = recipe.affine or (None, None)
+    drawn = programs(recipe.rest, draws.ops[recipe.base_length :], view.out.shape[2:])
+    return _native.View(
+        *_boxes(draws), view.out, layout="nchw", dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn
+    )
 
 
 def _for_pillow(statuses: npt.NDArray[np.int32], first_rows: npt.NDArray[np.int32] | None) -> npt.NDArray[np.bool_]:

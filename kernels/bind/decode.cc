@@ -9,6 +9,7 @@
 #include "bind/buffer.h"
 #include "bind/module.h"
 #include "bind/output.h"
+#include "bind/programs.h"
 #include "cpu/decode.h"
 
 namespace nb = nanobind;
@@ -70,12 +71,14 @@ struct ViewArrays {
     Dtype dtype;
     std::optional<Floats> scale;
     std::optional<Floats> bias;
+    std::optional<Programs> programs;
 
     size_t height() const { return out.shape(layout == Layout::nchw ? 2 : 1); }
     size_t width() const { return out.shape(layout == Layout::nchw ? 3 : 2); }
 
     ViewArrays(Boxes64 sources, Boxes32 supports, Bytes8 mirrored, OutArray pixels, const std::string& layout_name,
-               const std::string& dtype_name, std::optional<Floats> scales, std::optional<Floats> biases)
+               const std::string& dtype_name, std::optional<Floats> scales, std::optional<Floats> biases,
+               std::optional<Programs> drawn = {})
         : source_boxes(sources),
           support_boxes(supports),
           flips(mirrored),
@@ -84,7 +87,8 @@ struct ViewArrays {
           strides(strides_of(out, layout)),
           dtype(dtype_of(dtype_name)),
           scale(scales),
-          bias(biases) {
+          bias(biases),
+          programs(drawn) {
         const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
         if (channels != 3) {
             bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, not " +
@@ -95,6 +99,7 @@ struct ViewArrays {
         if (scale && dtype == Dtype::uint8) bad("scale and bias need a floating-point dtype");
         if (height() < 1 || width() < 1 || height() > 65535 || width() > 65535)
             bad("out must be 1-65535 pixels high and wide");
+        if (programs) check_programs(*programs, out.shape(0), static_cast<int>(height()), static_cast<int>(width()));
     }
 
     bool has(size_t count) const {
@@ -107,6 +112,7 @@ struct ViewArrays {
         std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
         std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
         view.flip = flips.data()[i] != 0;
+        if (programs) view.program = program_of(*programs, i);
         view.out.data = static_cast<uint8_t*>(out.data()) + i * strides.image * dtype_bytes(dtype);
         if (!strides.dense) {
             view.out.row_elements = strides.row;
@@ -256,9 +262,9 @@ void add_decode(nb::module_& module) {
         "    ValueError: an argument has another shape, dtype or value than the above.");
     nb::class_<ViewArrays>(module, "View", "One output of each of N images.")
         .def(nb::init<Boxes64, Boxes32, Bytes8, OutArray, const std::string&, const std::string&, std::optional<Floats>,
-                      std::optional<Floats>>(),
+                      std::optional<Floats>, std::optional<Programs>>(),
              "source_boxes"_a, "support_boxes"_a, "flips"_a, nb::arg("out").noconvert(), nb::kw_only(), "layout"_a,
-             "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(),
+             "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(), "programs"_a = nb::none(),
              "Args and Raises: those of decode_batch().");
     module.def(
         "decode_views", &decode_views, "buffers"_a, "views"_a, "orientations"_a, nb::kw_only(), "threads"_a = 1,

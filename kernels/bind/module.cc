@@ -35,4 +35,5 @@ NB_MODULE(_native, module) {
     feeder::bind::add_mask(module);
     feeder::bind::add_shard_rows(module);
     feeder::bind::add_part(module);
+    feeder::bind::add_augment(module);
 }

@@ -23,5 +23,6 @@ void add_part(nanobind::module_& module);
 void add_png(nanobind::module_& module);
 void add_mask(nanobind::module_& module);
 void add_cuda(nanobind::module_& module);
+void add_augment(nanobind::module_& module);
 
 }  // namespace feeder::bind

@@ -16,6 +16,7 @@
 #include "bind/module.h"
 #include "bind/output.h"
 #include "bind/plans.h"
+#include "bind/programs.h"
 #include "bind/shard_rows.h"
 #include "cpu/part/base_draws.h"
 #include "cpu/part/part_runner.h"
@@ -117,10 +118,15 @@ class Runner {
                    int64_t per_shard, Column<const int64_t> rows, Column<const int64_t> ids,
                    Column<const int64_t> repeats, int64_t samples, uint32_t epoch, OutArray out,
                    std::optional<Column<int64_t>> labels, Column<int64_t> words, int64_t brought_ns,
-                   std::optional<size_t> advise_from, bool is_last, nb::callable beat) {
+                   std::optional<size_t> advise_from, bool is_last, nb::callable beat,
+                   std::optional<Programs> programs) {
         const size_t count = rows.shape(0);
         if (out.shape(0) != count) bad("rows and out must be of one length");
-        const PartOutput output = output_of(out);
+        PartOutput output = output_of(out);
+        if (programs) {
+            check_programs(*programs, count, output.first.height, output.first.width);
+            output.programs = {program_of(*programs, 0).data(), count * programs->shape(1)};
+        }
         const Running running(is_running_);
         Spent spent;
         nb::object unread = read(index, shards, shard_numbers, per_shard, rows, ids, repeats, samples, epoch, labels, words,
@@ -325,6 +331,7 @@ void add_part(nb::module_& module) {
         .def("run", &Runner::run, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,
+             "programs"_a = nb::none(),
              "Makes N samples, most of the time without the GIL; see feeder/_native.pyi.")
         .def("plan", &Runner::plan, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, "size"_a, nb::arg("labels").noconvert().none(),

@@ -165,7 +165,15 @@ void ImageDecoder::store(const ImageJob& job, const Planes& planes, size_t view,
     const int64_t started = now_ns();
     Lap lap(times);
     const View& one = views_[view];
-    resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.out, scratch_);
+    if (changes_pixels(one.program)) {
+        const Output image = augmenter_.image(one.out.height, one.out.width);
+        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, image, scratch_);
+        augmenter_.run(one.program);
+        augmenter_.store(one.out);
+    } else {
+        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.out, scratch_);
+    }
+    erase_output(one.program, one.out);
     lap.add_to(&StageTimes::resize);
     transform_ns_ += now_ns() - started;
 }

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "cpu/augment/program.h"
 #include "cpu/bytes.h"
 #include "cpu/image.h"
 #include "cpu/jpeg/baseline.h"
@@ -25,6 +26,7 @@ struct View {
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
     bool flip = false;
+    Program program;  // what follows, without faults for the output's size
     Output out;
 };
 
@@ -76,6 +78,7 @@ class ImageDecoder {
     std::vector<ViewNeed> needs_;
     std::vector<ViewGroup> groups_;
     Scratch scratch_;
+    Augmenter augmenter_;
     int64_t transform_ns_ = 0;
 };
 

@@ -21,9 +21,9 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 170,
     "dataset": 2_115,
-    "decoders": 3_400,
+    "decoders": 3_545,
     "fields": 360,
-    "loader": 8_970,
+    "loader": 8_990,
     "order": 960,
     "service": 1_750,
     "shard": 8_875,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 7_380,
     "transforms": 1_885,
 }
-TOKENS = 477_700
+TOKENS = 480_500
 OWN_PARAMETERS = 15
 DENSE = 39
 

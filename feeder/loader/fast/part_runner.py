@@ -2,11 +2,12 @@
 
 Note [One call]
     The call finds samples in the index, draws, reads, decodes and stores without Python, and mostly without its lock.
-    It is for the images and labels of one shard set, of recipes that are a base path, with the native backend; targets
-    and further fields are added afterwards. The images of a remote set are brought into its mirror before. Images for
-    the CUDA backend are planned in such a call, whatever follows the base path. A sample of which anything is unusual
-    is left to :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it. So are all views of
-    an image, further images, and padded batches: a call fills a tensor of one size, and padded images differ in theirs.
+    It is for the images and labels of one shard set, of recipes that the kernels run as a whole, with the native
+    backend: what follows the base path is drawn before the call, as programs. Targets and further fields are added
+    afterwards. The images of a remote set are brought into its mirror before. Images for the CUDA backend are planned
+    in such a call, whatever follows the base path. A sample of which anything is unusual is left to
+    :class:`feeder.loader.fast.sample_maker.Work`, which also says what is wrong with it. So are all views of an image,
+    further images, and padded batches: a call fills a tensor of one size, and padded images differ in theirs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.programs import Programs, has_programs, programs
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -54,6 +56,8 @@ class PartRunner:
         native: The kernels' runner.
         samples: Number of samples of the dataset.
         recipe: The ops on each image, with a fixed size after the base path.
+        seed: Of the augmentation.
+        behind: Numbers of the ops behind the base path that are run.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class PartRunner:
         native: _native.PartRunner,
         samples: int,
         recipe: Recipe,
+        seed: int,
+        behind: list[int],
     ) -> None:
         self._reader = reader
         self._subsets = subsets
@@ -70,6 +76,9 @@ class PartRunner:
         self._samples = samples
         assert recipe.base_size is not None
         self._size = recipe.base_size
+        self._recipe = recipe
+        self._seed = seed
+        self._behind = behind
         self._crops_first = recipe.crops_first
         self._pause = 0
 
@@ -87,13 +96,15 @@ class PartRunner:
             seed: Of the augmentation.
         """
         made = recipe if split is None else split.cpu
-        if type(decoder) is not CpuDecoder or not made.is_base_path or recipe.base_size != made.base_size:
+        if type(decoder) is not CpuDecoder or not has_programs(made) or recipe.base_size != made.base_size:
             return None
         scale, bias = made.affine or (None, None)
+        kept = range(len(recipe.ops)) if split is None else split.kept
         return cls._made(
             reader,
             recipe,
             seed,
+            [number for number in kept if number >= recipe.base_length],
             max_pixels=decoder.max_pixels,
             fidelity=decoder.fidelity,
             threads=decoder.threads,
@@ -111,10 +122,10 @@ class PartRunner:
             max_pixels: Larger images are left to the other way.
         """
         options: dict[str, Any] = {"fidelity": "fast", "threads": 1, "dtype": "uint8", "scale": None, "bias": None}
-        return cls._made(reader, recipe, seed, max_pixels=max_pixels, **options)
+        return cls._made(reader, recipe, seed, [], max_pixels=max_pixels, **options)
 
     @classmethod
-    def _made(cls, reader: Reader, recipe: Recipe, seed: int, **options: Any) -> PartRunner | None:
+    def _made(cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], **options: Any) -> PartRunner | None:
         samples, subsets = len(reader), []
         while isinstance(reader, PartReader):
             subsets.append(reader.ids)
@@ -133,7 +144,7 @@ class PartRunner:
             stages=[stage_at(stage) for stage in _STAGES],
             **options,
         )
-        return cls(reader, subsets, native, samples, recipe)
+        return cls(reader, subsets, native, samples, recipe, seed, behind)
 
     def run(
         self, epoch: int, view: SlotView, report: PartReport, meter: Meter, heartbeat: Callable[[], None]
@@ -150,7 +161,12 @@ class PartRunner:
         Returns:
             The rows that are left to be made in the other way; None: all of them.
         """
-        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat)
+        if self._pause:
+            self._pause -= 1
+            return None
+
+        drawn = self._programs(epoch, view, report, meter) if self._behind else None
+        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat, drawn)
         if found is None:
             return None
         report.slow += found[1]
@@ -174,12 +190,28 @@ class PartRunner:
         Returns:
             See :meth:`run`; the sink takes these rows afterwards.
         """
+        if self._pause:
+            self._pause -= 1
+            return None
+
         found = self._call(self._native.plan, self._size, epoch, view, report, meter, heartbeat)
         if found is None:
             return None
         left, plan_ns, plans, places = found
         sink.put_plans(plans, places, self._size, plan_ns)
         return list(left)
+
+    def _programs(self, epoch: int, view: SlotView, report: PartReport, meter: Meter) -> Programs | None:
+        """Draws for the ops behind the base path."""
+        started, samples, recipe = time.perf_counter_ns(), view.samples, self._recipe
+        drawn = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
+        ops = [recipe.ops[number] for number in self._behind]
+        params = [drawn[number - recipe.base_length] for number in self._behind]
+        made = programs(ops, params, self._size)
+        spent_ns = time.perf_counter_ns() - started
+        report.decode_ns += spent_ns
+        meter.add("draw", spent_ns)
+        return made
 
     def _call(
         self,
@@ -190,14 +222,11 @@ class PartRunner:
         report: PartReport,
         meter: Meter,
         heartbeat: Callable[[], None],
+        *drawn: Programs | None,
     ) -> Any:
         """Calls the kernels' runner, again with the shards open that it lacks; returns the rows that are left and what
         follows the sums in its answer, or None."""
         reader, samples = self._reader, view.samples
-        if self._pause:
-            self._pause -= 1
-            return None
-
         ids = samples.ids
         for subset in self._subsets:
             ids = subset[ids]
@@ -213,10 +242,12 @@ class PartRunner:
         started = time.perf_counter_ns()
         reader.bring_images(ids, by_rows=self._crops_first)
         brought_ns = time.perf_counter_ns() - started
-        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat)
+        found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *drawn)
         if isinstance(found, list):
             reader.open_shards(found, ids, by_rows=self._crops_first)
-            found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat)
+            found = native(
+                index, reader.native_shards, *what, *arrays, brought_ns, advise_from, True, heartbeat, *drawn
+            )
         if not isinstance(found, tuple):
             return None
 

@@ -179,6 +179,8 @@ std::span<const ImageJob> PartRunner::jobs(const PartOutput& output) {
         image.view.flip = drawn.flip;
         image.view.out = output.first;
         image.view.out.data = static_cast<uint8_t*>(output.first.data) + i * output.image_bytes;
+        const size_t steps = output.programs.size() / images_.size();
+        image.view.program = output.programs.subspan(i * steps, steps);
         job.views = {&image.view, 1};
         jobs_.push_back(job);
         order_.push_back(i);

@@ -60,6 +60,7 @@ struct PartOptions {
 struct PartOutput {
     Output first;
     size_t image_bytes = 0;
+    Program programs;  // of all samples, of equal lengths, one behind the other; may be empty
 };
 
 class PartRunner {

@@ -1,0 +1,238 @@
+"""Programs for the kernels: the ops behind the base path, with the values drawn for each image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder import _native
+from feeder import transforms as T
+from feeder.decoders.device.fused import erasing_of
+from feeder.decoders.op_math import augmentation_affine
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.choice import Branches
+from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
+from feeder.transforms.op import Params
+from feeder.transforms.photometric import COLOR_STEPS
+from feeder.transforms.target_ops import TargetOp
+
+__all__ = ["Programs", "has_programs", "programs"]
+
+# float64 [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing.
+Programs = npt.NDArray[np.float64]
+
+_COLUMNS = 12
+_MOST_TAPS = 63  # of a blur, in the kernels
+_OPS = _native.AugmentOp
+_FILTERS = {
+    "nearest": _native.WarpFilter.NEAREST.value,
+    "nearest-exact": _native.WarpFilter.NEAREST.value,
+    "bilinear": _native.WarpFilter.BILINEAR.value,
+    "bicubic": _native.WarpFilter.BICUBIC.value,
+}
+_STEPS = np.array([getattr(_OPS, name.upper()).value for name in COLOR_STEPS], np.float64)
+# Of each augmentation that moves no pixels; 0 for the others.
+_KINDS = np.array(
+    [getattr(_OPS, ENHANCEMENTS.get(kind, kind).upper(), _OPS.NOTHING).value for kind in AUGMENTATIONS], np.float64
+)
+_ENHANCES = np.array([kind in ENHANCEMENTS for kind in AUGMENTATIONS])
+_WARPS = np.array([kind == "Rotate" or augmentation_affine(kind, 0.0) is not None for kind in AUGMENTATIONS])
+_POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize", "Rotate"))
+
+
+def has_programs(recipe: T.Recipe) -> bool:
+    """Returns True if the kernels run all ops of a recipe without variable sizes; a base path needs no program."""
+    return all(_is_native(op, is_float) for op, is_float in _after_values(recipe.rest))
+
+
+def _is_native(op: T.Op, is_float: bool) -> bool:
+    if isinstance(op, (TargetOp, T.ToDtype, T.Normalize)):
+        return True
+    if isinstance(op, T.RandomErasing):
+        return op.value is not None
+    if is_float:
+        return type(op) is T.RandomHorizontalFlip
+    if isinstance(op, Branches):
+        return type(op) in _WRITERS and all(_is_native(each, False) for each in op.inner_ops)
+    if isinstance(op, T.GaussianBlur):
+        return max(op.kernel_size) <= _MOST_TAPS
+    return type(op) in _WRITERS and not getattr(op, "expand", False)
+
+
+def _after_values(ops: Sequence[T.Op]) -> list[tuple[T.Op, bool]]:
+    """Returns the ops, each with True if its images are floats."""
+    found, is_float = [], False
+    for op in ops:
+        found.append((op, is_float))
+        is_float = is_float or (isinstance(op, (T.ToDtype, T.Normalize)) and getattr(op, "dtype", "") != "uint8")
+    return found
+
+
+def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: tuple[int, int]) -> Programs | None:
+    """Returns the programs of N images; None if they are empty.
+
+    Args:
+        ops: Those behind the base path of a recipe that :func:`has_programs`.
+        drawn: Their drawn parameters.
+        size: (height, width) of the images.
+    """
+    blocks: list[Programs] = []
+    for number, ((op, is_float), params) in enumerate(zip(_after_values(ops), drawn, strict=True)):
+        if isinstance(op, T.RandomErasing):
+            blocks.append(_erase(op, params, ops[number + 1 :] if is_float else (), is_float))
+        elif isinstance(op, T.RandomHorizontalFlip):
+            for block in blocks:
+                _mirror(block, params["flip"], size[1])
+            blocks.append(_WRITERS[type(op)](op, params, size))
+        elif not isinstance(op, (TargetOp, T.ToDtype, T.Normalize)):
+            blocks.append(_WRITERS[type(op)](op, params, size))
+    if not blocks:
+        return None
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis=1)
+
+
+def _block(count: int, steps: int = 1) -> Programs:
+    return np.zeros((count, steps, _COLUMNS))
+
+
+def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
+    block, erase = _block(len(params["erase"])), params["erase"]
+    value = erasing_of(op, params, later, is_float).value
+    block[:, 0, 0] = np.where(erase, (_OPS.ERASE_OUTPUT if is_float else _OPS.ERASE).value, 0)
+    for column, name in enumerate(("i", "j", "h", "w"), start=1):
+        block[:, 0, column] = params[name]
+    block[:, 0, 5:8] = value
+    return block
+
+
+def _mirror(block: Programs, flip: npt.NDArray[np.bool_], width: int) -> None:
+    """Mirrors the rectangles in the output, which are erased after all flips."""
+    erased = flip[:, None] & (block[:, :, 0] == _OPS.ERASE_OUTPUT.value)
+    block[:, :, 2] = np.where(erased, width - block[:, :, 2] - block[:, :, 4], block[:, :, 2])
+
+
+def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[..., Programs]:
+    """Returns how to write a :class:`feeder.transforms.op.ProbabilityOp`, of which an attribute is the value."""
+
+    def write(op: Any, params: Params, size: tuple[int, int]) -> Programs:
+        changed = params[op.drawn_name]
+        block = _block(len(changed))
+        block[:, 0, 0] = np.where(changed, kind.value, 0)
+        if argument is not None:
+            block[:, 0, 1] = getattr(op, argument)
+        return block
+
+    return write
+
+
+def _jitter(op: T.ColorJitter, params: Params, size: tuple[int, int]) -> Programs:
+    order = params["order"]
+    values = np.zeros(order.shape)
+    for column, name in enumerate(COLOR_STEPS):
+        if name in params:
+            # The shift wraps around in uint8, as in Pillow's HSV.
+            values[:, column] = np.trunc(params[name] * 255) % 256 if name == "hue" else params[name]
+    kinds = np.where([name in params for name in COLOR_STEPS], _STEPS, 0)
+    block = _block(*order.shape)
+    block[:, :, 0] = kinds[order]
+    block[:, :, 1] = np.take_along_axis(values, order, axis=1)
+    return block
+
+
+def _augment(
+    op: T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: tuple[int, int]
+) -> Programs:
+    kind, magnitude = params["kind"], params["magnitude"]
+    block = _block(*kind.shape)
+    block[:, :, 0] = _KINDS[kind]
+    block[:, :, 1] = np.where(_ENHANCES[kind], 1.0 + magnitude, 0.0)
+    bits, levels = kind == _POSTERIZE, kind == _SOLARIZE
+    if bits.any() or levels.any():
+        block[:, :, 1] = np.where(bits, np.trunc(magnitude), np.where(levels, 255.0 * magnitude, block[:, :, 1]))
+    height, width = size
+    for row, place in np.argwhere(_WARPS[kind]).tolist():
+        number, strength = int(kind[row, place]), float(magnitude[row, place])
+        if number == _ROTATE:
+            matrix = rotation_matrix(width, height, strength)
+        else:
+            matrix = affine_matrix(width, height, **augmentation_affine(AUGMENTATIONS[number], strength) or {})
+        _warp(block[row, place], _OPS.AFFINE, matrix, op)
+    return block
+
+
+def _warp(row: npt.NDArray[np.float64], kind: _native.AugmentOp, matrix: Sequence[float], op: Any) -> None:
+    red, green, blue = op.fill
+    numbers = (kind.value, *matrix, red + 256 * green + 65536 * blue, _FILTERS[op.interpolation])
+    row[: len(numbers)] = numbers
+
+
+def _affine(op: T.RandomAffine, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["angle"]))
+    names = ("angle", "shift_x", "shift_y", "scale", "shear_x", "shear_y")
+    for row, (a, x, y, s, sx, sy) in enumerate(zip(*(params[name].tolist() for name in names), strict=True)):
+        shift, shear = (float(x), float(y)), (sx, sy)
+        matrix = affine_matrix(size[1], size[0], angle=a, shift=shift, scale=s, shear=shear, center=op.center)
+        _warp(block[row, 0], _OPS.AFFINE, matrix, op)
+    return block
+
+
+def _rotate(op: T.RandomRotation, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["angle"]))
+    for row, angle in enumerate(params["angle"].tolist()):
+        _warp(block[row, 0], _OPS.AFFINE, rotation_matrix(size[1], size[0], angle, op.center), op)
+    return block
+
+
+def _tilt(op: T.RandomPerspective, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["distort"]))
+    for row in np.flatnonzero(params["distort"]).tolist():
+        matrix = perspective_matrix(size[1], size[0], params["corners"][row].tolist())
+        if matrix is not None:
+            _warp(block[row, 0], _OPS.PERSPECTIVE, matrix, op)
+    return block
+
+
+def _blur(op: T.GaussianBlur, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["sigma"]))
+    block[:, 0, :3] = _OPS.BLUR.value, *op.kernel_size
+    block[:, 0, 3] = params["sigma"]
+    return block
+
+
+def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
+    blocks = []
+    for is_drawn, steps in op.branches(params):
+        for each, drawn in steps:
+            if not isinstance(each, TargetOp):
+                block = programs((each,), (drawn,), size)
+                assert block is not None
+                block[~is_drawn] = 0.0
+                blocks.append(block)
+    count = len(next(iter(params.values())))
+    return np.concatenate(blocks, axis=1) if blocks else _block(count)
+
+
+_WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] = {
+    T.AutoAugment: _augment,
+    T.ColorJitter: _jitter,
+    T.GaussianBlur: _blur,
+    T.RandAugment: _augment,
+    T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
+    T.RandomAffine: _affine,
+    T.RandomApply: _branch,
+    T.RandomAutocontrast: _if_drawn(_OPS.AUTOCONTRAST),
+    T.RandomChoice: _branch,
+    T.RandomEqualize: _if_drawn(_OPS.EQUALIZE),
+    T.RandomGrayscale: _if_drawn(_OPS.GRAYSCALE),
+    T.RandomHorizontalFlip: _if_drawn(_OPS.MIRROR),
+    T.RandomInvert: _if_drawn(_OPS.INVERT),
+    T.RandomPerspective: _tilt,
+    T.RandomPosterize: _if_drawn(_OPS.POSTERIZE, "bits"),
+    T.RandomRotation: _rotate,
+    T.RandomSolarize: _if_drawn(_OPS.SOLARIZE, "threshold"),
+    T.RandomVerticalFlip: _if_drawn(_OPS.FLIP),
+    T.TrivialAugmentWide: _augment,
+}

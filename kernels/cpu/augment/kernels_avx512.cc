@@ -1,0 +1,10 @@
+// kernels.h for AVX-512.
+#if defined(__x86_64__)
+#include "cpu/augment/kernels_x86.h"
+
+namespace feeder {
+
+const AugmentKernels& avx512_augment_kernels() { return kKernels; }
+
+}  // namespace feeder
+#endif

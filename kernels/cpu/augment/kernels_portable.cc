@@ -1,0 +1,160 @@
+// The reference of kernels.h: plain loops, as Pillow has them.
+#include <cstring>
+
+#include "cpu/augment/kernels.h"
+
+namespace feeder {
+namespace {
+
+inline uint8_t gray_of(int r, int g, int b) { return static_cast<uint8_t>((19595 * r + 38470 * g + 7471 * b + 0x8000) >> 16); }
+
+inline uint8_t to_sample(float value) {
+    return value <= 0.0f ? uint8_t{0} : value >= 255.0f ? uint8_t{255} : static_cast<uint8_t>(value);
+}
+
+inline uint8_t blend(int base, int sample, float factor) {
+    const float change = factor * static_cast<float>(sample - base);
+    return to_sample(static_cast<float>(base) + change);
+}
+
+void look_up(const uint8_t* samples, size_t n, const uint8_t* table, uint8_t* out) {
+    for (size_t i = 0; i < n; ++i) out[i] = table[samples[i]];
+}
+
+uint64_t gray_sum(const uint8_t* const rgb[3], size_t n, const uint8_t* table) {
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; ++i) sum += gray_of(table[rgb[0][i]], table[rgb[1][i]], table[rgb[2][i]]);
+    return sum;
+}
+
+void grayscale(uint8_t* const rgb[3], size_t n) {
+    for (size_t i = 0; i < n; ++i) rgb[0][i] = gray_of(rgb[0][i], rgb[1][i], rgb[2][i]);
+    std::memcpy(rgb[1], rgb[0], n);
+    std::memcpy(rgb[2], rgb[0], n);
+}
+
+void saturate(uint8_t* const rgb[3], size_t n, const uint8_t* table, float factor) {
+    for (size_t i = 0; i < n; ++i) {
+        const uint8_t r = table[rgb[0][i]], g = table[rgb[1][i]], b = table[rgb[2][i]];
+        const uint8_t gray = gray_of(r, g, b);
+        rgb[0][i] = blend(gray, r, factor);
+        rgb[1][i] = blend(gray, g, factor);
+        rgb[2][i] = blend(gray, b, factor);
+    }
+}
+
+// Pillow's rgb2hsv and hsv2rgb, with its floats and doubles.
+void shift_hue_of(uint8_t& r, uint8_t& g, uint8_t& b, int shift) {
+    const int most = r > g ? (r > b ? r : b) : (g > b ? g : b);
+    const int least = r < g ? (r < b ? r : b) : (g < b ? g : b);
+    if (most == least) return;
+    const float range = static_cast<float>(most - least);
+    const float s = range / static_cast<float>(most);
+    const float rc = static_cast<float>(most - r) / range;
+    const float gc = static_cast<float>(most - g) / range;
+    const float bc = static_cast<float>(most - b) / range;
+    float h = 0;
+    if (r == most) h = bc - gc;
+    else if (g == most) h = static_cast<float>(2.0 + static_cast<double>(rc) - static_cast<double>(bc));
+    else h = static_cast<float>(4.0 + static_cast<double>(gc) - static_cast<double>(rc));
+    double turn = static_cast<double>(h) / 6.0 + 1.0;
+    if (turn >= 1.0) turn -= 1.0;
+    h = static_cast<float>(turn);
+    const int hue = (static_cast<int>(static_cast<double>(h) * 255.0) + shift) & 255;
+    const int saturation = static_cast<int>(static_cast<double>(s) * 255.0);
+    if (saturation == 0) {
+        r = g = b = static_cast<uint8_t>(most);
+        return;
+    }
+    const int sector = hue * 6 / 255;
+    const float f = static_cast<float>(static_cast<double>(hue * 6) / 255.0 - static_cast<double>(sector));
+    const float fs = static_cast<float>(saturation / 255.0);
+    const auto rounded = [&](double part) { return static_cast<uint8_t>(most * (1.0 - part) + 0.5); };
+    const uint8_t v = static_cast<uint8_t>(most);
+    const uint8_t p = rounded(static_cast<double>(fs));
+    const uint8_t q = rounded(static_cast<double>(fs * f));
+    const uint8_t t = rounded(static_cast<double>(fs) * (1.0 - static_cast<double>(f)));
+    switch (sector % 6) {
+        case 0: r = v, g = t, b = p; break;
+        case 1: r = q, g = v, b = p; break;
+        case 2: r = p, g = v, b = t; break;
+        case 3: r = p, g = q, b = v; break;
+        case 4: r = t, g = p, b = v; break;
+        default: r = v, g = p, b = q; break;
+    }
+}
+
+void shift_hue(uint8_t* const rgb[3], size_t n, int shift) {
+    for (size_t i = 0; i < n; ++i) shift_hue_of(rgb[0][i], rgb[1][i], rgb[2][i], shift);
+}
+
+// The blurred sample is Pillow's SMOOTH, (8 neighbours + 5 x) / 13: never a tie, so integers round as its floats do.
+void sharpen(const uint8_t* samples, int height, int width, float factor, uint8_t* out) {
+    std::memcpy(out, samples, static_cast<size_t>(height) * static_cast<size_t>(width));
+    for (int y = 1; y + 1 < height; ++y) {
+        const uint8_t* at = samples + ptrdiff_t{y} * width;
+        for (int x = 1; x + 1 < width; ++x) {
+            int sum = 4 * at[x] + 6;
+            for (int row = -1; row <= 1; ++row)
+                for (int column = -1; column <= 1; ++column) sum += at[ptrdiff_t{row} * width + x + column];
+            out[ptrdiff_t{y} * width + x] = blend(sum / 13, at[x], factor);
+        }
+    }
+}
+
+void warp(const int32_t place[6], const uint8_t* pixels, int height, int width, uint32_t fill, uint8_t* const rgb[3]) {
+    // In uint32_t, whose sums wrap: past the last pixel of a row they may.
+    uint32_t row_x = static_cast<uint32_t>(place[2]), row_y = static_cast<uint32_t>(place[5]);
+    size_t at = 0;
+    for (int y = 0; y < height; ++y) {
+        uint32_t from_x = row_x, from_y = row_y;
+        for (int x = 0; x < width; ++x, ++at) {
+            const int column = static_cast<int32_t>(from_x) >> 16, row = static_cast<int32_t>(from_y) >> 16;
+            const bool inside = column >= 0 && column < width && row >= 0 && row < height;
+            const uint8_t* const pixel = pixels + 3 * (inside ? ptrdiff_t{row} * width + column : 0);
+            for (int c = 0; c < 3; ++c) rgb[c][at] = inside ? pixel[c] : static_cast<uint8_t>(fill >> 8 * c);
+            from_x += static_cast<uint32_t>(place[0]);
+            from_y += static_cast<uint32_t>(place[3]);
+        }
+        row_x += static_cast<uint32_t>(place[1]);
+        row_y += static_cast<uint32_t>(place[4]);
+    }
+}
+
+void blur(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples, int height, int width, int16_t* row,
+          uint8_t* out) {
+    int16_t* const line = row + kRowMargin;
+    const int32_t down = (1 << (rows.bits - 8)) - (128 << rows.bits);
+    const int32_t along = (1 << (columns.bits + 6)) + (128 << (columns.bits + 7));
+    for (int y = 0; y < height; ++y) {
+        const uint8_t* const middle = samples + ptrdiff_t{y} * width;
+        for (int x = 0; x < width; ++x) {
+            int32_t sum = down + rows.weight[0] * middle[x];
+            for (int i = 1; i <= rows.radius; ++i) {
+                const uint8_t above = samples[ptrdiff_t{reflected(y - i, height)} * width + x];
+                const uint8_t below = samples[ptrdiff_t{reflected(y + i, height)} * width + x];
+                sum += rows.weight[i] * (above + below);
+            }
+            line[x] = static_cast<int16_t>(sum >> (rows.bits - 7));
+        }
+        for (int i = 1; i <= columns.radius; ++i) {
+            line[-i] = line[reflected(-i, width)];
+            line[width - 1 + i] = line[reflected(width - 1 + i, width)];
+        }
+        for (int x = 0; x < width; ++x) {
+            int32_t sum = along + columns.weight[0] * line[x];
+            for (int i = 1; i <= columns.radius; ++i) sum += columns.weight[i] * (line[x - i] + line[x + i]);
+            sum >>= columns.bits + 7;
+            out[ptrdiff_t{y} * width + x] = static_cast<uint8_t>(sum < 0 ? 0 : sum > 255 ? 255 : sum);
+        }
+    }
+}
+
+}  // namespace
+
+const AugmentKernels& portable_augment_kernels() {
+    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur};
+    return kernels;
+}
+
+}  // namespace feeder

@@ -1,0 +1,365 @@
+#include "cpu/augment/program.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "cpu/augment/kernels.h"
+#include "cpu/augment/warp.h"
+
+namespace feeder {
+namespace {
+
+constexpr double kLeastTap = 1e-5;  // of the whole kernel: smaller ones change next to nothing
+
+void identity(uint8_t table[256]) {
+    for (int i = 0; i < 256; ++i) table[i] = static_cast<uint8_t>(i);
+}
+
+float factor_of(double value) { return std::min(static_cast<float>(value), kMostFactor); }
+
+// Pillow's blend of a constant and the image.
+void blend_table(int base, float factor, uint8_t table[256]) {
+    for (int i = 0; i < 256; ++i) {
+        const float change = factor * static_cast<float>(i - base);
+        const float value = static_cast<float>(base) + change;
+        table[i] = value <= 0.0f ? uint8_t{0} : value >= 255.0f ? uint8_t{255} : static_cast<uint8_t>(value);
+    }
+    if (factor == 1.0f) identity(table);
+}
+
+// Several counts in turn, so that equal neighbours do not wait for each other.
+void histogram(const uint8_t* samples, size_t n, uint32_t counts[256]) {
+    constexpr size_t kTables = 4;
+    uint32_t table[kTables][256] = {};
+    size_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        uint64_t eight;
+        std::memcpy(&eight, samples + i, sizeof eight);
+        for (size_t k = 0; k < 8; ++k) ++table[k % kTables][eight >> 8 * k & 255];
+    }
+    for (; i < n; ++i) ++table[0][samples[i]];
+    for (int v = 0; v < 256; ++v) counts[v] = table[0][v] + table[1][v] + table[2][v] + table[3][v];
+}
+
+void equalize_table(const uint32_t counts[256], size_t n, uint8_t table[256]) {
+    int used = 0;
+    uint32_t last = 0;
+    for (int i = 0; i < 256; ++i)
+        if (counts[i] > 0) ++used, last = counts[i];
+    const size_t step = (n - last) / 255;
+    if (used <= 1 || step == 0) return identity(table);
+    size_t below = step / 2;
+    for (int i = 0; i < 256; ++i) {
+        table[i] = static_cast<uint8_t>(std::min<size_t>(255, below / step));
+        below += counts[i];
+    }
+}
+
+BlurTaps taps_of(int size, double sigma) {
+    const int half = size / 2;
+    double weight[kMostTaps / 2 + 1] = {}, sum = 0;
+    const double limit = (size - 1) / (2.0 * std::sqrt(2.0));
+    for (int i = 0; i <= half; ++i) {
+        const double x = half > 0 ? limit * i / half / sigma : 0.0;
+        weight[i] = std::exp(-x * x);
+        sum += i > 0 ? 2 * weight[i] : weight[i];
+    }
+    BlurTaps taps{};
+    taps.radius = half;
+    while (taps.radius > 0 && weight[taps.radius] / sum < kLeastTap) --taps.radius;
+    taps.bits = weight[0] / sum < 0.99 ? 15 : 14;  // int16 holds it
+    int rest = 1 << taps.bits;
+    for (int i = 1; i <= taps.radius; ++i) {
+        taps.weight[i] = static_cast<int16_t>(std::lrint(weight[i] / sum * (1 << taps.bits)));
+        rest -= 2 * taps.weight[i];
+    }
+    taps.weight[0] = static_cast<int16_t>(rest);
+    return taps;
+}
+
+bool is_whole(double value, double least, double most) {
+    return value >= least && value <= most && value == std::floor(value);
+}
+
+bool has_fill_and_filter(const double* value) {
+    return is_whole(value[0], 0, 0xffffff) && is_whole(value[1], 0, static_cast<int>(WarpFilter::count) - 1);
+}
+
+// Finite values, too, which the caller has checked.
+const char* step_fault(const AugmentStep& step, int height, int width) {
+    const double* const v = step.value;
+    switch (step.kind()) {
+        case AugmentOp::brightness:
+        case AugmentOp::contrast:
+        case AugmentOp::saturation:
+        case AugmentOp::sharpness: return v[0] >= 0 ? nullptr : "a factor is negative";
+        case AugmentOp::hue: return is_whole(v[0], 0, 255) ? nullptr : "a hue's shift is not 0-255";
+        case AugmentOp::posterize: return is_whole(v[0], 0, 8) ? nullptr : "bits kept are not 0-8";
+        case AugmentOp::affine: return has_fill_and_filter(v + 6) ? nullptr : "a warp's fill or filter is unknown";
+        case AugmentOp::perspective: return has_fill_and_filter(v + 8) ? nullptr : "a warp's fill or filter is unknown";
+        case AugmentOp::blur:
+            return is_whole(v[0], 1, kMostTaps) && is_whole(v[1], 1, kMostTaps) && static_cast<int>(v[0]) % 2 == 1 &&
+                           static_cast<int>(v[1]) % 2 == 1 && v[2] > 0
+                       ? nullptr
+                       : "a blur has a kernel of other than 1, 3, ... 63 pixels, or no sigma above 0";
+        case AugmentOp::erase:
+        case AugmentOp::erase_output:
+            return is_whole(v[0], 0, height) && is_whole(v[1], 0, width) && is_whole(v[2], 0, height - v[0]) &&
+                           is_whole(v[3], 0, width - v[1])
+                       ? nullptr
+                       : "an erased rectangle is not in the image";
+        default: return nullptr;
+    }
+}
+
+template <typename T>
+void fill_rectangle(const Output& out, const double* value, const T rgb[3]) {
+    const size_t top = static_cast<size_t>(value[0]), left = static_cast<size_t>(value[1]);
+    const size_t height = static_cast<size_t>(value[2]), width = static_cast<size_t>(value[3]);
+    const size_t all = static_cast<size_t>(out.width), area = all * static_cast<size_t>(out.height);
+    T* const data = static_cast<T*>(out.data);
+    for (size_t y = top; y < top + height; ++y) {
+        if (out.layout == Layout::nhwc) {
+            for (size_t x = left; x < left + width; ++x) std::copy_n(rgb, 3, data + 3 * (y * all + x));
+            continue;
+        }
+        const size_t row = out.row_elements ? out.row_elements : all;
+        const size_t channel = out.row_elements ? out.channel_elements : area;
+        for (size_t c = 0; c < 3; ++c) std::fill_n(data + c * channel + y * row + left, width, rgb[c]);
+    }
+}
+
+}  // namespace
+
+const char* program_fault(Program program, int height, int width) {
+    for (const AugmentStep& step : program) {
+        if (!is_whole(step.op, 0, static_cast<int>(AugmentOp::count) - 1)) return "an op has an unknown number";
+        const bool finite = std::all_of(step.value, step.value + 11, [](double v) { return std::isfinite(v); });
+        if (!finite) return "an op's value is not finite";
+        if (const char* fault = step_fault(step, height, width)) return fault;
+    }
+    return nullptr;
+}
+
+bool changes_pixels(Program program) {
+    return std::any_of(program.begin(), program.end(), [](const AugmentStep& step) {
+        return step.kind() != AugmentOp::nothing && step.kind() != AugmentOp::erase_output;
+    });
+}
+
+void erase_output(Program program, const Output& out) {
+    for (const AugmentStep& step : program) {
+        if (step.kind() != AugmentOp::erase_output) continue;
+        // One pixel's worth, by the kernels' own rounding.
+        uint8_t sample[kRowPadding] = {};
+        float scale[kPatternMemory], bias[kPatternMemory];
+        std::fill_n(scale, kPatternMemory, 0.0f);
+        uint16_t halves[3] = {};
+        uint8_t bytes[3] = {};
+        float floats[3] = {};
+        for (int c = 0; c < 3; ++c) {
+            const auto value = static_cast<float>(step.value[4 + c]);
+            std::fill_n(bias, kPatternMemory, value);
+            floats[c] = value;
+            bytes[c] = static_cast<uint8_t>(std::clamp(value, 0.0f, 255.0f));
+            if (out.dtype == Dtype::float16) pixel_kernels().affine_float16(sample, 1, scale, bias, halves + c);
+            if (out.dtype == Dtype::bfloat16) pixel_kernels().affine_bfloat16(sample, 1, scale, bias, halves + c);
+        }
+        switch (out.dtype) {
+            case Dtype::uint8: fill_rectangle(out, step.value, bytes); break;
+            case Dtype::float32: fill_rectangle(out, step.value, floats); break;
+            default: fill_rectangle(out, step.value, halves); break;
+        }
+    }
+}
+
+Output Augmenter::image(int height, int width) {
+    height_ = height;
+    width_ = width;
+    has_table_ = false;
+    const size_t plane = (area() + 63) / 64 * 64 + kPlanePadding;
+    for (int i = 0; i < 2; ++i) {
+        const size_t before = memory_[i].capacity();
+        if (!memory_[i].reserve(3 * plane)) throw std::bad_alloc();
+        // The kernels read padding, though they do not use it.
+        std::memset(memory_[i].data() + before, 0, memory_[i].capacity() - before);
+        for (size_t c = 0; c < 3; ++c) (i == 0 ? rgb_ : other_)[c] = memory_[i].data() + c * plane;
+    }
+    Output output;
+    output.data = rgb_[0];
+    output.height = height;
+    output.width = width;
+    output.row_elements = static_cast<size_t>(width);
+    output.channel_elements = plane;
+    return output;
+}
+
+void Augmenter::run(Program program) {
+    for (const AugmentStep& each : program) step(each);
+    finish_table();
+}
+
+void Augmenter::store(const Output& out) const {
+    RowStore rows(out, pixel_kernels());
+    for (int y = 0; y < height_; y += kLanes) {
+        const size_t at = static_cast<size_t>(y) * static_cast<size_t>(width_);
+        const uint8_t* const from[3] = {rgb_[0] + at, rgb_[1] + at, rgb_[2] + at};
+        rows.rows(y, std::min(kLanes, height_ - y), from, width_);
+    }
+}
+
+void Augmenter::step(const AugmentStep& step) {
+    const double* const v = step.value;
+    uint8_t table[256];
+    const auto look_up_each = [&](const auto& value_of) {
+        for (int i = 0; i < 256; ++i) table[i] = static_cast<uint8_t>(value_of(i));
+        add_table(table);
+    };
+    switch (step.kind()) {
+        case AugmentOp::mirror:
+            for (uint8_t* plane : rgb_)
+                for (int y = 0; y < height_; ++y) std::reverse(plane + ptrdiff_t{y} * width_, plane + ptrdiff_t{y + 1} * width_);
+            break;
+        case AugmentOp::flip:
+            for (uint8_t* plane : rgb_)
+                for (int y = 0; y < height_ / 2; ++y)
+                    std::swap_ranges(plane + ptrdiff_t{y} * width_, plane + ptrdiff_t{y + 1} * width_,
+                                     plane + ptrdiff_t{height_ - 1 - y} * width_);
+            break;
+        case AugmentOp::grayscale:
+            finish_table();
+            augment_kernels().grayscale(rgb_, area());
+            break;
+        case AugmentOp::brightness:
+            blend_table(0, factor_of(v[0]), table);
+            add_table(table);
+            break;
+        case AugmentOp::contrast: contrast(factor_of(v[0])); break;
+        case AugmentOp::saturation:
+            if (!has_table_) identity(table_);
+            augment_kernels().saturate(rgb_, area(), table_, factor_of(v[0]));
+            has_table_ = false;
+            break;
+        case AugmentOp::hue:
+            finish_table();
+            augment_kernels().shift_hue(rgb_, area(), static_cast<int>(v[0]));
+            break;
+        case AugmentOp::sharpness: sharpen(factor_of(v[0])); break;
+        case AugmentOp::posterize: look_up_each([&](int i) { return i & (0xff00 >> static_cast<int>(v[0])); }); break;
+        case AugmentOp::solarize: look_up_each([&](int i) { return i < v[0] ? i : 255 - i; }); break;
+        case AugmentOp::autocontrast: autocontrast(); break;
+        case AugmentOp::equalize: equalize(); break;
+        case AugmentOp::invert: look_up_each([](int i) { return 255 - i; }); break;
+        case AugmentOp::affine:
+        case AugmentOp::perspective: warp(step); break;
+        case AugmentOp::blur: blur(static_cast<int>(v[0]), static_cast<int>(v[1]), v[2]); break;
+        case AugmentOp::erase: {
+            finish_table();
+            Output planar;
+            planar.data = rgb_[0];
+            planar.width = width_;
+            planar.row_elements = static_cast<size_t>(width_);
+            planar.channel_elements = static_cast<size_t>(rgb_[1] - rgb_[0]);
+            const uint8_t rgb[3] = {static_cast<uint8_t>(v[4]), static_cast<uint8_t>(v[5]), static_cast<uint8_t>(v[6])};
+            fill_rectangle(planar, v, rgb);
+            break;
+        }
+        case AugmentOp::nothing:
+        case AugmentOp::erase_output:
+        case AugmentOp::count: break;
+    }
+}
+
+void Augmenter::contrast(float factor) {
+    if (!has_table_) identity(table_);
+    const uint64_t sum = augment_kernels().gray_sum(rgb_, area(), table_);
+    const int mean = static_cast<int>(static_cast<double>(sum) / static_cast<double>(area()) + 0.5);
+    uint8_t table[256];
+    blend_table(mean, factor, table);
+    add_table(table);
+}
+
+void Augmenter::equalize() {
+    finish_table();
+    for (uint8_t* plane : rgb_) {
+        uint32_t counts[256];
+        uint8_t table[256];
+        histogram(plane, area(), counts);
+        equalize_table(counts, area(), table);
+        augment_kernels().look_up(plane, area(), table, plane);
+    }
+}
+
+void Augmenter::autocontrast() {
+    finish_table();
+    for (uint8_t* plane : rgb_) {
+        uint8_t low = 255, high = 0;
+        for (size_t i = 0; i < area(); ++i) low = std::min(low, plane[i]), high = std::max(high, plane[i]);
+        if (high <= low) continue;
+        const double scale = 255.0 / (high - low), offset = -low * scale;
+        uint8_t table[256];
+        for (int i = 0; i < 256; ++i) table[i] = static_cast<uint8_t>(std::clamp(static_cast<int>(i * scale + offset), 0, 255));
+        augment_kernels().look_up(plane, area(), table, plane);
+    }
+}
+
+void Augmenter::sharpen(float factor) {
+    finish_table();
+    if (height_ < 3 || width_ < 3 || factor == 1.0f) return;  // all of it is border, which stays
+    for (int c = 0; c < 3; ++c) augment_kernels().sharpen(rgb_[c], height_, width_, factor, other_[c]);
+    exchange();
+}
+
+void Augmenter::warp(const AugmentStep& step) {
+    finish_table();  // which the fill does not go through
+    const bool is_affine = step.kind() == AugmentOp::affine;
+    const double* const rest = step.value + (is_affine ? 6 : 8);
+    const auto fill = static_cast<uint32_t>(rest[0]);
+    const auto filter = static_cast<WarpFilter>(static_cast<int>(rest[1]));
+    const WarpSource source = {{rgb_[0], rgb_[1], rgb_[2]}, height_, width_};
+    int32_t place[6];
+    if (!is_affine || filter != WarpFilter::nearest) {
+        warp_filtered(source, step.value, is_affine, filter, fill, other_);
+    } else if (step.value[1] == 0 && step.value[3] == 0) {
+        warp_straight(source, step.value, fill, other_);
+    } else if (!fixed_places(step.value, height_, width_, place) || area() >= size_t{1} << 29) {
+        warp_stepwise(source, step.value, fill, other_);
+    } else {
+        if (!interleaved_.reserve(3 * area() + kPlanePadding)) throw std::bad_alloc();
+        for (int y = 0; y < height_; ++y) {
+            const size_t at = static_cast<size_t>(y) * static_cast<size_t>(width_);
+            const uint8_t* const rows[3] = {rgb_[0] + at, rgb_[1] + at, rgb_[2] + at};
+            pixel_kernels().interleave(rows, width_, interleaved_.data() + 3 * at);
+        }
+        augment_kernels().warp(place, interleaved_.data(), height_, width_, fill, other_);
+    }
+    exchange();
+}
+
+void Augmenter::blur(int columns, int rows, double sigma) {
+    finish_table();
+    const BlurTaps along = taps_of(columns, sigma), down = taps_of(rows, sigma);
+    if (along.radius == 0 && down.radius == 0) return;
+    row_.resize(static_cast<size_t>(width_) + 4 * kRowMargin);
+    for (int c = 0; c < 3; ++c)
+        augment_kernels().blur(along, down, rgb_[c], height_, width_, row_.data(), other_[c]);
+    exchange();
+}
+
+void Augmenter::add_table(const uint8_t table[256]) {
+    for (int i = 0; i < 256; ++i) table_[i] = table[has_table_ ? table_[i] : i];
+    has_table_ = true;
+}
+
+void Augmenter::finish_table() {
+    if (!has_table_) return;
+    for (uint8_t* plane : rgb_) augment_kernels().look_up(plane, area(), table_, plane);
+    has_table_ = false;
+}
+
+void Augmenter::exchange() { std::swap(rgb_, other_); }
+
+}  // namespace feeder
