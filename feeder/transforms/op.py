@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from feeder.order.random import philox, uniform
+from feeder.order.random import philox
 from feeder.transforms.arguments import check_probability
 from feeder.transforms.sizes import VariableSize
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+try:
+    from feeder._native import uniform  # the same numbers, about ten times as fast
+except ImportError:
+    from feeder.order.random import uniform
 
 __all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "SizeBounds", "Uniforms"]
 

@@ -182,27 +182,33 @@ class RandomErasing(Op):
         return self.value is not None
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
-        """Draws as torchvision's ``RandomErasing.make_params``: ten attempts, then nothing is erased."""
+        """Draws as torchvision's ``RandomErasing.make_params``: ten attempts, then nothing is erased.
+
+        Samples that are left alone have a rectangle of 0 pixels.
+        """
         uniform = uniforms(5 + 2 * _ATTEMPTS)
         height, width = sizes[:, 0], sizes[:, 1]
+        is_drawn = uniform[:, 2] < self.p
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         erase = np.zeros(len(sizes), np.bool_)
         h, w = np.zeros_like(height), np.zeros_like(width)
         for attempt in range(_ATTEMPTS):
+            if (erase | ~is_drawn).all():
+                break
             u_area, u_ratio = uniform[:, 5 + 2 * attempt], uniform[:, 6 + 2 * attempt]
             area = height * width * (self.scale[0] + u_area * (self.scale[1] - self.scale[0]))
             aspect = np.exp(low + u_ratio * (high - low))
             try_h = np.rint(np.sqrt(area * aspect)).astype(np.int64)
             try_w = np.rint(np.sqrt(area / aspect)).astype(np.int64)
-            fits = ~erase & (try_h < height) & (try_w < width)
+            fits = is_drawn & ~erase & (try_h < height) & (try_w < width)
             h, w = np.where(fits, try_h, h), np.where(fits, try_w, w)
             erase |= fits
         params = {
-            "erase": erase & (uniform[:, 2] < self.p),
+            "erase": erase,
             "i": np.floor(uniform[:, 3] * (height - h + 1)).astype(np.int64),
             "j": np.floor(uniform[:, 4] * (width - w + 1)).astype(np.int64),
             "h": h,
             "w": w,
-            "key": uniforms.keys(),
+            "key": uniforms.keys() if self.value is None else np.zeros(len(sizes), np.uint64),  # of the noise
         }
         return Drawn(params, sizes)

@@ -20,6 +20,7 @@
 #include "bind/shard_rows.h"
 #include "cpu/part/base_draws.h"
 #include "cpu/part/part_runner.h"
+#include "cpu/part/philox.h"
 #include "cpu/part/stage_meter.h"
 #include "cpu/stage_times.h"
 
@@ -90,6 +91,21 @@ class BaseOps {
         return op;
     }
 };
+
+nb::ndarray<nb::numpy, double, nb::ndim<2>> uniform(uint64_t seed, uint32_t epoch, Column<const int64_t> keys,
+                                                    uint32_t stream, uint32_t count) {
+    if (stream > UINT16_MAX) bad("stream must be 0 to 65,535");
+    if (count > 2u << 16) bad("count must be at most 131,072");
+    const size_t samples = keys.shape(0);
+    double* const numbers = new double[samples * count + 1];
+    nb::capsule owner(numbers, [](void* p) noexcept { delete[] static_cast<double*>(p); });
+    for (size_t i = 0; i < samples; ++i) {
+        Uniforms drawn(seed, epoch, static_cast<uint64_t>(keys.data()[i]), stream);
+        for (uint32_t k = 0; k < count; ++k) numbers[i * count + k] = drawn(k);
+    }
+    const size_t shape[2] = {samples, count};
+    return nb::ndarray<nb::numpy, double, nb::ndim<2>>(numbers, 2, shape, owner);
+}
 
 // Where a PartRunner counts its stages: offsets in an int64 array.
 struct Stages {
@@ -307,6 +323,8 @@ class Runner {
 }  // namespace
 
 void add_part(nb::module_& module) {
+    module.def("uniform", &uniform, "seed"_a, "epoch"_a, "keys"_a, "stream"_a, "count"_a,
+               "Draws uniform numbers, float64 [N, count], as feeder.order.random.uniform() does.");
     nb::class_<BaseOps>(module, "BaseOps", "The ops of a recipe's base path, for their draws.")
         .def(nb::init<>())
         .def("add_random_resized_crop", &BaseOps::add_random_resized_crop, "stream"_a, "height"_a, "width"_a, "scale"_a,
