@@ -25,15 +25,24 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.transforms import (
+    AutoAugment,
     CenterCrop,
     ColorJitter,
+    GaussianBlur,
+    Lambda,
     Normalize,
+    Op,
+    RandAugment,
+    RandomApply,
+    RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
     RandomVerticalFlip,
     Recipe,
     Resize,
     ToDtype,
+    TrivialAugmentWide,
 )
 from tests.support import jpegs
 from tests.support.images import encode
@@ -197,8 +206,27 @@ def test_of_a_remote_set_whose_crops_are_read_alone_no_whole_image_is_asked_for(
     assert reads.samples == 3
 
 
-def test_ops_after_the_base_path_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
-    check_same(sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), RandomVerticalFlip()]))
+def test_ops_after_the_base_path_take_one_call(tmp_path: Path, reads: Reads) -> None:
+    index, ids = sharded(tmp_path), list(range(PHOTOS))
+    behind: list[list[Op]] = [
+        [RandomVerticalFlip()],
+        [ColorJitter(0.4, 0.4, 0.4, 0.1), RandomGrayscale(0.5), RandAugment()],
+        [RandomApply([GaussianBlur(9)], 0.5), ToDtype("float16", scale=True), NORMALIZE, RandomErasing(0.5, value=0.3)],
+    ]
+    for ops in behind:
+        check_same(index, ids, Recipe.of([RandomResizedCrop((24, 31)), *ops]))
+    check_same(index, [3, 3, 3], Recipe.of([RandomResizedCrop(16), TrivialAugmentWide()]), repeats=[0, 1, 2])
+    jittered = Recipe.of([RandomResizedCrop(16), AutoAugment(), *TRAIN.ops[2:]])
+    split = split_for_device(jittered)
+    assert split is not None
+    check_same(index, [1, 2], jittered, splits=(split,))
+    assert reads.samples == 0
+
+
+def test_ops_that_the_kernels_lack_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
+    check_same(
+        sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), RandomVerticalFlip(), Lambda(np.negative)])
+    )
     assert reads.samples == 3
 
 

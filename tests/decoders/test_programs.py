@@ -1,0 +1,146 @@
+"""Ops behind the base path in the kernels: the Pillow backend's pixels for the same draws."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+import pytest
+
+from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.decoder import View
+from feeder.decoders.pillow.pillow_decoder import PillowDecoder
+from feeder.decoders.programs import has_programs
+from feeder.transforms import (
+    AutoAugment,
+    ColorJitter,
+    GaussianBlur,
+    Lambda,
+    Normalize,
+    Op,
+    Pad,
+    RandAugment,
+    RandomAdjustSharpness,
+    RandomAffine,
+    RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
+    RandomEqualize,
+    RandomErasing,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomInvert,
+    RandomPerspective,
+    RandomPosterize,
+    RandomRotation,
+    RandomSolarize,
+    RandomVerticalFlip,
+    Recipe,
+    Resize,
+    ToDtype,
+    TrivialAugmentWide,
+)
+
+COUNT = 40
+NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# pillow-simd rounds gray differently, and may be what is imported as PIL; equalizing makes more of a level.
+ROUNDS_GRAY = ".post" in PIL.__version__
+
+EXACT: list[list[Op]] = [
+    [RandomVerticalFlip()],
+    [ColorJitter(brightness=0.9)],
+    [ColorJitter(hue=0.5)],
+    [RandomAdjustSharpness(1.7)],
+    [RandomAutocontrast()],
+    [RandomEqualize()],
+    [RandomInvert(), RandomPosterize(3), RandomSolarize(100.5)],
+    [RandomRotation(180, fill=(9, 200, 31))],
+    [RandomRotation(90, interpolation="bicubic", center=(3, 9))],
+    [RandomAffine(30, (0.3, 0.2), (0.5, 1.5), (-20, 20, -30, 30), fill=7)],
+    [RandomAffine(30, interpolation="bilinear", center=(10, 2))],
+    [RandomAffine(0, (0.3, 0.2), (0.5, 1.5))],
+    [RandomPerspective(0.6, 0.8, fill=(1, 2, 3)), RandomPerspective(0.3, interpolation="nearest")],
+    [RandomErasing(0.7, value=(9, 300, -4)), RandomHorizontalFlip(), RandomInvert()],
+    [RandomApply([RandomInvert(1.0), RandomHorizontalFlip()], 0.4), RandomErasing(0.7, value=9)],
+    [RandomChoice([RandomInvert(), RandomRotation(20), RandomEqualize()], (1, 2, 3))],
+]
+GRAY: list[list[Op]] = [
+    [RandomGrayscale(0.5)],
+    [ColorJitter(0.4, 0.4, 0.4)],
+    [ColorJitter((0.1, 2.5), (0.0, 2.0), (0.0, 3.0), 0.2)],
+    [RandAugment(3, 20, fill=(1, 2, 3))],
+    [TrivialAugmentWide(interpolation="bilinear")],
+    [AutoAugment()],
+    [AutoAugment("cifar10")],
+    [AutoAugment("svhn", fill=77)],
+    [RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8), RandomGrayscale(0.2), RandomSolarize(128, 0.2)],
+]
+
+
+def check(ops: list[Op], size: tuple[int, int], *, atol: float = 0.0, share: float = 0.0) -> None:
+    """Compares the backends on images of the size; up to a share of the values may differ by up to ``atol`` or more."""
+    recipe = Recipe.of([Resize(size), *ops])
+    assert has_programs(recipe)
+    rng = np.random.default_rng(5)
+    buffers = []
+    for _ in range(COUNT):
+        steps = rng.integers(0, 40, (*size, 3)).cumsum(axis=0) + rng.integers(0, 60, (*size, 3)).cumsum(axis=1)
+        file = BytesIO()
+        np.save(file, (np.abs(steps % 511 - 255)).astype(np.uint8))
+        buffers.append(file.getvalue())
+    draws = recipe.draw(11, 2, np.arange(COUNT), np.tile(size, (COUNT, 1)))
+    made: list[npt.NDArray[Any]] = []
+    for decoder in (CpuDecoder(), PillowDecoder()):
+        out = np.zeros((COUNT, 3, *size), recipe.storage_dtype)
+        result = decoder.decode(buffers, np.ones(COUNT, np.uint8), [View(recipe, draws, out)])
+        assert not any(result.errors)
+        made.append(out)
+    if atol == 0.0:
+        np.testing.assert_array_equal(*made)
+    else:
+        difference = np.abs(made[0].astype(np.float64) - made[1])
+        assert (difference > atol).mean() <= share
+
+
+@pytest.mark.parametrize("size", [(17, 40), (64, 33), (2, 5)])
+@pytest.mark.parametrize("ops", EXACT, ids=repr)
+def test_ops_have_the_references_pixels(ops: list[Op], size: tuple[int, int]) -> None:
+    check(ops, size)
+
+
+@pytest.mark.parametrize("size", [(17, 40), (64, 33)])
+@pytest.mark.parametrize("ops", GRAY, ids=repr)
+def test_ops_that_take_gray_have_the_references_pixels(ops: list[Op], size: tuple[int, int]) -> None:
+    if ROUNDS_GRAY:
+        check(ops, size, atol=6.0, share=0.002)
+    else:
+        check(ops, size)
+
+
+def test_blurs_have_the_references_pixels_within_a_level() -> None:
+    check([RandomApply([GaussianBlur((5, 9))], 0.6)], (40, 31), atol=1.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_floats_are_erased_after_normalization(dtype: str) -> None:
+    values: list[Op] = [ToDtype(dtype, scale=True), NORMALIZE]
+    flip = RandomHorizontalFlip()
+    check([RandomInvert(), *values, RandomErasing(0.7, value=(0.1, -3.0, 70.0)), flip, RandomErasing(0.5)], (17, 40))
+    check([ToDtype(dtype, scale=True), RandomErasing(0.7, value=0.3), flip, NORMALIZE], (17, 40), atol=2e-2, share=0.0)
+
+
+def test_what_has_no_native_form_is_left_to_the_reference() -> None:
+    others: list[list[Op]] = [
+        [Pad(3)],
+        [Lambda(np.negative)],
+        [RandomRotation(9, expand=True)],
+        [GaussianBlur(65)],
+        [NORMALIZE, RandomErasing(value="random")],
+        [RandomApply([Lambda(np.negative)])],
+        [NORMALIZE, Lambda(np.negative)],
+    ]
+    for ops in others:
+        assert not has_programs(Recipe.of([Resize((17, 40)), *ops]))
