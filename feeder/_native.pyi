@@ -683,9 +683,7 @@ def unfilter_png(rows: _Buffer, out: npt.NDArray[np.uint8], pixel_bytes: int = 1
         ValueError: for another number of bytes, or a filter that PNG does not have.
     """
 
-def uniform(
-    seed: int, epoch: int, keys: npt.NDArray[np.int64], stream: int, count: int
-) -> npt.NDArray[np.float64]:
+def uniform(seed: int, epoch: int, keys: npt.NDArray[np.int64], stream: int, count: int) -> npt.NDArray[np.float64]:
     """Draws uniform numbers, float64 [N, count], as :func:`feeder.order.random.uniform` does."""
 
 class BaseOps:

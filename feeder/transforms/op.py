@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 try:
     from feeder._native import uniform  # the same numbers, about ten times as fast
 except ImportError:
-    from feeder.order.random import uniform
+    from feeder.order.random import uniform  # type: ignore[assignment]
 
 __all__ = ["Drawn", "FloatArray", "IntArray", "Op", "Params", "ProbabilityOp", "SizeBounds", "Uniforms"]
 

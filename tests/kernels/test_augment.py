@@ -228,6 +228,7 @@ def test_erasing_fills_a_rectangle(level: str) -> None:
         (step(Op.BLUR, 4, 3, 1.0), "kernel"),
         (step(Op.BLUR, 65, 3, 1.0), "kernel"),
         (step(Op.ERASE, 1, 1, 8, 2, 0, 0, 0), "rectangle"),
+        (step(Op.ERASE, 1, 1, 2, 2, 0, 256, 0), "color"),
         (step(Op.ERASE_OUTPUT, 0, -1, 1, 1, 0, 0, 0), "rectangle"),
     ],
 )

@@ -106,6 +106,9 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
                        ? nullptr
                        : "a blur has a kernel of other than 1, 3, ... 63 pixels, or no sigma above 0";
         case AugmentOp::erase:
+            if (std::any_of(v + 4, v + 7, [](double color) { return !is_whole(color, 0, 255); }))
+                return "an erased rectangle's color is not 0-255";
+            [[fallthrough]];
         case AugmentOp::erase_output:
             return is_whole(v[0], 0, height) && is_whole(v[1], 0, width) && is_whole(v[2], 0, height - v[0]) &&
                            is_whole(v[3], 0, width - v[1])
