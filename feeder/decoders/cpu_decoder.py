@@ -21,7 +21,7 @@ from feeder.decoders.decoder import (
     check_output_size,
     check_views,
 )
-from feeder.decoders.programs import has_programs, programs
+from feeder.decoders.programs import finish, has_programs, last_native, programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
 
@@ -162,6 +162,13 @@ class CpuDecoder(Decoder):
             except DecodeError as failed:
                 errors[0] = failed
             spent_ns[0, 1] += time.perf_counter_ns() - started
+
+        redone = set(others.tolist())
+        for view in views:
+            end = last_native(view.recipe)
+            if end < len(view.recipe.rest) and has_programs(view.recipe):
+                rows = [row for row, error in enumerate(errors) if error is None and row not in redone]
+                finish(view.recipe.rest[end:], view.draws.ops[view.recipe.base_length + end :], rows, view.out)
         return DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
 
     def _redone(
@@ -191,7 +198,8 @@ def _native_view(view: View) -> _native.View:
     """Returns the kernels' view of a recipe that they run."""
     recipe, draws = view.recipe, view.draws
     scale, bias = recipe.affine or (None, None)
-    drawn = programs(recipe.rest, draws.ops[recipe.base_length :], view.out.shape[2:])
+    end = last_native(recipe)
+    drawn = programs(recipe.rest[:end], draws.ops[recipe.base_length :][:end], view.out.shape[2:])
     return _native.View(
         *_boxes(draws), view.out, layout="nchw", dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn
     )

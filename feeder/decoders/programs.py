@@ -1,8 +1,11 @@
-"""Programs for the kernels: the ops behind the base path, with the values drawn for each image."""
+"""Programs for the kernels: the ops behind the base path, with the values drawn for each image.
+
+What is left at the end of a recipe, functions of the user's and noise, runs on the finished arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,12 +22,13 @@ from feeder.transforms.op import Params
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["Programs", "has_programs", "programs"]
+__all__ = ["Programs", "finish", "has_programs", "last_native", "programs"]
 
 # float64 [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing.
 Programs = npt.NDArray[np.float64]
 
 _COLUMNS = 12
+_ON_ARRAYS = (T.Lambda, T.RandomErasing)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
 _FILTERS = {
@@ -44,8 +48,40 @@ _POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Poster
 
 
 def has_programs(recipe: T.Recipe) -> bool:
-    """Returns True if the kernels run all ops of a recipe without variable sizes; a base path needs no program."""
-    return all(_is_native(op, is_float) for op, is_float in _after_values(recipe.rest))
+    """Returns True if the kernels run all ops of a recipe without variable sizes, up to :func:`last_native`."""
+    rest = recipe.rest[: last_native(recipe)]
+    return all(_is_native(op, is_float) for op, is_float in _after_values(rest))
+
+
+def last_native(recipe: T.Recipe) -> int:
+    """Returns the end, in ``recipe.rest``, of the ops before those that run on finished arrays."""
+    rest = recipe.rest
+    end = len(rest)
+    for number in reversed(range(end if recipe.output_dtype == "float32" else 0)):
+        op = rest[number]
+        if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) in _ON_ARRAYS):
+            break
+        if not _is_native(op, True):
+            end = number
+    return end
+
+
+def finish(ops: Sequence[T.Op], drawn: Sequence[Params], rows: Iterable[int], images: npt.NDArray[Any]) -> None:
+    """Runs the ops from :func:`last_native` on, in place.
+
+    Args:
+        ops: The ops.
+        drawn: Their drawn parameters, N rows.
+        rows: The images to change.
+        images: float32 [N, 3, H, W].
+    """
+    from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
+
+    for row in rows:
+        image = images[row]
+        for op, params in zip(ops, drawn, strict=True):
+            image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
+        images[row] = image
 
 
 def _is_native(op: T.Op, is_float: bool) -> bool:
@@ -75,7 +111,7 @@ def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: tuple[int, int]
     """Returns the programs of N images; None if they are empty.
 
     Args:
-        ops: Those behind the base path of a recipe that :func:`has_programs`.
+        ops: Those behind the base path of a recipe that :func:`has_programs`, up to :func:`last_native`.
         drawn: Their drawn parameters.
         size: (height, width) of the images.
     """

@@ -132,15 +132,20 @@ def test_floats_are_erased_after_normalization(dtype: str) -> None:
     check([ToDtype(dtype, scale=True), RandomErasing(0.7, value=0.3), flip, NORMALIZE], (17, 40), atol=2e-2, share=0.0)
 
 
+def test_functions_and_noise_run_on_finished_arrays() -> None:
+    noise, flip = RandomErasing(0.6, value="random"), RandomHorizontalFlip()
+    for tail in ([Lambda(np.negative)], [noise], [RandomErasing(0.5), noise, flip, Lambda(np.negative), flip]):
+        check([RandomInvert(), NORMALIZE, *tail], (17, 40))
+
+
 def test_what_has_no_native_form_is_left_to_the_reference() -> None:
     others: list[list[Op]] = [
         [Pad(3)],
         [Lambda(np.negative)],
         [RandomRotation(9, expand=True)],
         [GaussianBlur(65)],
-        [NORMALIZE, RandomErasing(value="random")],
+        [NORMALIZE, RandomErasing(value="random"), ToDtype("float16")],
         [RandomApply([Lambda(np.negative)])],
-        [NORMALIZE, Lambda(np.negative)],
     ]
     for ops in others:
         assert not has_programs(Recipe.of([Resize((17, 40)), *ops]))

@@ -24,10 +24,11 @@ from feeder import _native
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.decoders.cpu_decoder import CpuDecoder
-from feeder.decoders.programs import Programs, has_programs, programs
+from feeder.decoders.programs import Programs, finish, has_programs, last_native, programs
 from feeder.loader.observe.meter import Meter, stage_at
 from feeder.shard.source.image_file import LARGE_BYTES
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from feeder.transforms.op import Params
 from feeder.transforms.target_ops import TargetOp
 from feeder.transforms.values import Normalize, ToDtype
 
@@ -58,6 +59,7 @@ class PartRunner:
         recipe: The ops on each image, with a fixed size after the base path.
         seed: Of the augmentation.
         behind: Numbers of the ops behind the base path that are run.
+        last: Number of them that the kernels run.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class PartRunner:
         recipe: Recipe,
         seed: int,
         behind: list[int],
+        last: int,
     ) -> None:
         self._reader = reader
         self._subsets = subsets
@@ -79,6 +82,7 @@ class PartRunner:
         self._recipe = recipe
         self._seed = seed
         self._behind = behind
+        self._last = last
         self._crops_first = recipe.crops_first
         self._pause = 0
 
@@ -105,6 +109,7 @@ class PartRunner:
             recipe,
             seed,
             [number for number in kept if number >= recipe.base_length],
+            last_native(made),
             max_pixels=decoder.max_pixels,
             fidelity=decoder.fidelity,
             threads=decoder.threads,
@@ -122,10 +127,12 @@ class PartRunner:
             max_pixels: Larger images are left to the other way.
         """
         options: dict[str, Any] = {"fidelity": "fast", "threads": 1, "dtype": "uint8", "scale": None, "bias": None}
-        return cls._made(reader, recipe, seed, [], max_pixels=max_pixels, **options)
+        return cls._made(reader, recipe, seed, [], 0, max_pixels=max_pixels, **options)
 
     @classmethod
-    def _made(cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], **options: Any) -> PartRunner | None:
+    def _made(
+        cls, reader: Reader, recipe: Recipe, seed: int, behind: list[int], last: int, **options: Any
+    ) -> PartRunner | None:
         samples, subsets = len(reader), []
         while isinstance(reader, PartReader):
             subsets.append(reader.ids)
@@ -144,7 +151,7 @@ class PartRunner:
             stages=[stage_at(stage) for stage in _STAGES],
             **options,
         )
-        return cls(reader, subsets, native, samples, recipe, seed, behind)
+        return cls(reader, subsets, native, samples, recipe, seed, behind, last)
 
     def run(
         self, epoch: int, view: SlotView, report: PartReport, meter: Meter, heartbeat: Callable[[], None]
@@ -165,10 +172,15 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        drawn = self._programs(epoch, view, report, meter) if self._behind else None
-        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat, drawn)
+        drawn = self._draw(epoch, view, report, meter) if self._behind else None
+        ops = [self._recipe.ops[number] for number in self._behind]
+        program = None if drawn is None else programs(ops[: self._last], drawn[: self._last], self._size)
+        found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat, program)
         if found is None:
             return None
+        if drawn is not None and len(drawn) > self._last:
+            done = set(range(len(view.samples.ids))).difference(found[0])
+            finish(ops[self._last :], drawn[self._last :], done, view.images[0])
         report.slow += found[1]
         return list(found[0])
 
@@ -201,17 +213,14 @@ class PartRunner:
         sink.put_plans(plans, places, self._size, plan_ns)
         return list(left)
 
-    def _programs(self, epoch: int, view: SlotView, report: PartReport, meter: Meter) -> Programs | None:
+    def _draw(self, epoch: int, view: SlotView, report: PartReport, meter: Meter) -> list[Params]:
         """Draws for the ops behind the base path."""
         started, samples, recipe = time.perf_counter_ns(), view.samples, self._recipe
         drawn = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
-        ops = [recipe.ops[number] for number in self._behind]
-        params = [drawn[number - recipe.base_length] for number in self._behind]
-        made = programs(ops, params, self._size)
         spent_ns = time.perf_counter_ns() - started
         report.decode_ns += spent_ns
         meter.add("draw", spent_ns)
-        return made
+        return [drawn[number - recipe.base_length] for number in self._behind]
 
     def _call(
         self,

@@ -223,6 +223,13 @@ def test_ops_after_the_base_path_take_one_call(tmp_path: Path, reads: Reads) -> 
     assert reads.samples == 0
 
 
+def test_functions_and_noise_run_on_what_one_call_made(tmp_path: Path, reads: Reads) -> None:
+    others = {"a.png": encode(jpegs.photo(1, 60, 70), "PNG")}
+    tail: list[Op] = [RandomErasing(0.5, value="random"), Lambda(np.negative)]
+    check_same(sharded(tmp_path, others=others), list(range(PHOTOS + 1)), Recipe.of([*TRAIN.ops, *tail]))
+    assert reads.samples == 1
+
+
 def test_ops_that_the_kernels_lack_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
     check_same(
         sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), RandomVerticalFlip(), Lambda(np.negative)])
