@@ -99,7 +99,7 @@ def check(ops: list[Op], size: tuple[int, int], *, atol: float = 0.0, share: flo
         assert not any(result.errors)
         made.append(out)
     if atol == 0.0:
-        np.testing.assert_array_equal(*made)
+        np.testing.assert_array_equal(made[0], made[1])
     else:
         difference = np.abs(made[0].astype(np.float64) - made[1])
         assert (difference > atol).mean() <= share

@@ -1,6 +1,7 @@
 // The loops of augmentation, once per SIMD level. All levels give the same bytes; see Note [Pillow's bytes].
 //
-// Planes are dense, and may be read and written up to kPlanePadding bytes past their end; the padding's bytes mean nothing.
+// Planes are dense, and may be read and written up to kPlanePadding bytes past their end, and read before their start; the
+// padding's bytes mean nothing.
 #pragma once
 
 #include <cstddef>

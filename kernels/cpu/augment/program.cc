@@ -186,10 +186,10 @@ Output Augmenter::image(int height, int width) {
     const size_t plane = (area() + 63) / 64 * 64 + kPlanePadding;
     for (int i = 0; i < 2; ++i) {
         const size_t before = memory_[i].capacity();
-        if (!memory_[i].reserve(3 * plane)) throw std::bad_alloc();
+        if (!memory_[i].reserve(kPlanePadding + 3 * plane)) throw std::bad_alloc();
         // The kernels read padding, though they do not use it.
         std::memset(memory_[i].data() + before, 0, memory_[i].capacity() - before);
-        for (size_t c = 0; c < 3; ++c) (i == 0 ? rgb_ : other_)[c] = memory_[i].data() + c * plane;
+        for (size_t c = 0; c < 3; ++c) (i == 0 ? rgb_ : other_)[c] = memory_[i].data() + kPlanePadding + c * plane;
     }
     Output output;
     output.data = rgb_[0];
