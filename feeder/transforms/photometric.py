@@ -192,6 +192,7 @@ class RandomErasing(Op):
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         erase = np.zeros(len(sizes), np.bool_)
         h, w = np.zeros_like(height), np.zeros_like(width)
+
         for attempt in range(_ATTEMPTS):
             if (erase | ~is_drawn).all():
                 break
@@ -203,6 +204,7 @@ class RandomErasing(Op):
             fits = is_drawn & ~erase & (try_h < height) & (try_w < width)
             h, w = np.where(fits, try_h, h), np.where(fits, try_w, w)
             erase |= fits
+
         params = {
             "erase": erase,
             "i": np.floor(uniform[:, 3] * (height - h + 1)).astype(np.int64),

@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 170,
     "dataset": 2_115,
-    "decoders": 3_545,
+    "decoders": 3_570,
     "fields": 360,
     "loader": 8_990,
     "order": 960,
@@ -29,9 +29,9 @@ STATEMENTS = {
     "shard": 8_875,
     "system": 715,
     "tools": 7_380,
-    "transforms": 1_885,
+    "transforms": 1_890,
 }
-TOKENS = 480_500
+TOKENS = 480_900
 OWN_PARAMETERS = 15
 DENSE = 39
 
