@@ -87,13 +87,13 @@ def finish(ops: Sequence[T.Op], drawn: Sequence[Params], rows: Iterable[int], im
 def _is_native(op: T.Op, is_float: bool) -> bool:
     if isinstance(op, (TargetOp, T.ToDtype, T.Normalize)):
         return True
-    if isinstance(op, T.RandomErasing):
+    if type(op) is T.RandomErasing:
         return op.value is not None
     if is_float:
         return type(op) is T.RandomHorizontalFlip
     if isinstance(op, Branches):
         return type(op) in _WRITERS and all(_is_native(each, False) for each in op.inner_ops)
-    if isinstance(op, T.GaussianBlur):
+    if type(op) is T.GaussianBlur:
         return max(op.kernel_size) <= _MOST_TAPS
     return type(op) in _WRITERS and not getattr(op, "expand", False)
 
