@@ -1,4 +1,4 @@
-"""``feeder doctor``: checks the machine, and training scripts for classic mistakes."""
+"""``feeder doctor``: checks the machine, and the loaders of training scripts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def add(commands: Any) -> None:
         ),
         help="find what keeps the GPU waiting, in the machine and in a training script",
         description="Without a script: checks the machine. With a script: reads it, without running it, and lists "
-        "classic mistakes by line, each with its cost and a rewrite. '# feeder: ignore[rule]' on a line, or alone on "
-        "the line before, silences a rule there.",
+        "mistakes around its loaders by line, each with its cost and a rewrite. '# feeder: ignore[rule]' on a line, or "
+        "alone on the line before, silences a rule there.",
         epilog="levels: note, worth knowing; warning, costs speed; problem, fails or trains wrongly. exit codes: "
         "0 no problem, 1 problems (with --strict also warnings) or error, 2 wrong usage; with --run the script's own, "
         "if not 0",

@@ -29,10 +29,6 @@ _SAMPLE_FILES = 1000
 _THREADS = 8
 _CACHESTAT = 451  # the same on every architecture; since Linux 6.5
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 @dataclass(frozen=True)
@@ -257,8 +253,8 @@ class _Stat(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recently_evicted")]
 
 
-def cached_bytes(path: str, *, use_cachestat: bool = True) -> int | None:
-    """Returns how many of a file's bytes are in memory; None if the kernel does not report it.
+def cached_bytes(path: str) -> int | None:
+    """Returns how many of a file's bytes are in memory; None if the kernel, before Linux 6.5, does not report it.
 
     Raises:
         OSError: if the file can't be opened.
@@ -268,31 +264,8 @@ def cached_bytes(path: str, *, use_cachestat: bool = True) -> int | None:
         size = os.fstat(descriptor).st_size
         if size == 0:
             return 0
-        pages = _by_cachestat(descriptor) if use_cachestat else None
-        if pages is None:
-            pages = _by_mincore(descriptor, size)
-        return None if pages is None else min(size, pages * mmap.PAGESIZE)
+        found = _Stat()
+        code = _libc.syscall(_CACHESTAT, descriptor, ctypes.byref(_Range(0, 0)), ctypes.byref(found), 0)
+        return min(size, int(found.cached) * mmap.PAGESIZE) if code == 0 else None
     finally:
         os.close(descriptor)
-
-
-def _by_cachestat(descriptor: int) -> int | None:
-    found = _Stat()
-    code = _libc.syscall(_CACHESTAT, descriptor, ctypes.byref(_Range(0, 0)), ctypes.byref(found), 0)
-    return int(found.cached) if code == 0 else None
-
-
-def _by_mincore(descriptor: int, size: int) -> int | None:
-    # To a process that may not write to the file, the kernel reports that it is entirely in memory.
-    if not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
-        return None
-    address = _libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
-        return None
-    try:
-        vector = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-        if _libc.mincore(address, size, vector) != 0:
-            return None
-        return sum(page & 1 for page in vector.raw[: len(vector)])
-    finally:
-        _libc.munmap(address, size)

@@ -8,5 +8,5 @@ for epoch in range(2):
     for batch in loader:
         loss = model(**batch).loss
         accelerator.backward(loss)
-        optimizer.step()  # expect: zero-grad
-        total += loss.item()  # expect: sync-item
+        optimizer.step()
+        total += loss.item()

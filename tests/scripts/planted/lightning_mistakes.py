@@ -11,16 +11,16 @@ class Net(L.LightningModule):
 
     def training_step(self, batch, batch_idx):
         x, y = batch
-        noise = torch.randn(4, 4).to(self.device)  # expect: cpu-then-move
+        noise = torch.randn(4, 4).to(self.device)
         loss = (self.layer(x + noise) - y).mean()
-        self.losses.append(loss.item())  # expect: sync-item
-        print("loss", loss)  # expect: sync-print
-        torch.cuda.empty_cache()  # expect: empty-cache
+        self.losses.append(loss.item())
+        print("loss", loss)
+        torch.cuda.empty_cache()
         return loss
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-loader = DataLoader(photos(), batch_size=4)  # expect: num-workers, pin-memory
-L.Trainer(accelerator="gpu", max_epochs=3).fit(Net(), loader)  # expect: autocast
+loader = DataLoader(photos(), batch_size=4)  # expect: num-workers
+L.Trainer(accelerator="gpu", max_epochs=3).fit(Net(), loader)
