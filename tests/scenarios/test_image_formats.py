@@ -17,7 +17,6 @@ from feeder.decoders.targets.mask import decode_mask
 from feeder.errors import DecodeError
 from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.pillow import preprocess
-from feeder.tools.browse.exif import exif_of
 from feeder.transforms import Recipe
 from tests.support.images import other_format
 
@@ -37,7 +36,6 @@ def decode(data: bytes) -> None:
 READERS: dict[str, Callable[[bytes], object]] = {
     "decoder": decode,
     "header": image_info,
-    "exif": exif_of,
     "mask": lambda data: decode_mask(PNG_HEAD + bytes([0, 0, 0, 8, 0, 0, 0, 8, 1, 3]) + data, "uint8"),
     "bench": lambda data: preprocess(data, BenchOptions()),
 }

@@ -146,7 +146,7 @@ def test_set_at_a_glance(page: TestClient) -> None:
     assert re.findall(r'label=(\d)"><bdi>(class-\d)</bdi></a></td><td>(\d+)', text) == [
         (str(label), f"class-{label}", "10") for label in range(3)
     ]
-    assert "2 rejected" in text
+    assert 'href="/rejected"' in text
 
 
 def test_rejected_files_are_shown_with_reasons_and_as_text(page: TestClient) -> None:
@@ -205,10 +205,9 @@ def test_a_search_goes_on_by_itself_until_the_page_is_full(shards: Path, monkeyp
         if following is not None:
             texts = list(searched(page, unescape(following[1])))
             assert [i for text in texts for i in ids(text)] == wanted[2:]
-            assert "First" in texts[-1]
+            assert "First" in texts[0]
     (*_, last) = searched(page, "/samples?text=nowhere")
     assert "None." in last
-    assert "First" not in last
 
 
 def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +222,7 @@ def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypa
         links = re.findall(r'rel="(prev|next)" href="([^"]+)"', texts[-1])
         return [i for text in texts for i in ids(text)], {rel: unescape(to) for rel, to in links}
 
-    for choice, pages in (("", 10), ("&label=1", 4), ("&text=class-1", 4), ("&text=IMG&label=1", 4)):
+    for choice, pages in (("", 10), ("&label=1", 4)):
         seen, links = look(f"/samples?first=0{choice}")
         assert "prev" not in links
         turned = [seen]
@@ -237,8 +236,6 @@ def test_the_grid_turns_back_through_the_pages_it_came_by(shards: Path, monkeypa
         assert "prev" not in links
     assert look("/samples?first=2")[1]["prev"] == "/samples?first=0"
     assert "prev" not in look("/samples?first=2&text=IMG")[1]  # how many a search finds before is not known
-    before = ",".join(map(str, range(10_000)))
-    assert len(look(f"/samples?first=9&text=IMG&before={before}")[1]["next"]) < 1000
 
 
 def test_a_search_finds_names_of_any_script_in_any_case(tmp_path: Path) -> None:
@@ -280,34 +277,21 @@ def test_kinds_of_trouble(tmp_path: Path) -> None:
     assert "0 without a label" in text
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_kinds_that_nothing_tells_are_found_by_a_scan(
-    is_large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of folders of images, and of sets of more samples than are counted."""
-    place = troubled(tmp_path)
-    if is_large:
-        assert cli.main(["shard", str(place), "--no-shuffle", "-q"]) == 0
-        place = tmp_path / "images-shards"
-        monkeypatch.setattr("feeder.tools.browse.set_view.COUNTED", 2)
-    page = client(place)
-    for path in ("/", "/scan"):
-        text = page.get(path).text
-        assert not re.search(r"\d (with an orientation|with a side|of more than)", text)
-    assert ("rejected" in page.get("/").text) == is_large
-    assert "As far as the scan has looked: 0 of 3 samples." in page.get("/samples?kind=small").text
-    view = SetView(str(place), str(place.parent / "scans"))
-    view.scan.start()
-    view.scan.wait()
+def test_kinds_that_nothing_tells_are_not_shown(tmp_path: Path) -> None:
+    page = client(troubled(tmp_path))  # a folder of images
     text = page.get("/").text
-    assert "0 of more than 20 megapixels" in text
-    for kind in ("small", "turned"):
-        assert f'kind={kind}">1 with' in text
-        found = page.get(f"/samples?kind={kind}").text
-        assert [Path(view.row(i).path).name for i in ids(found)] == [f"{kind}.jpg"]
-        assert "As far as" not in found
     assert "0 without a label" in text
-    assert ("not shown of more than 2 samples" in text) == is_large
+    assert not re.search(r"\d (with an orientation|with a side|of more than)", text)
+    assert "rejected" not in text
+    assert ids(page.get("/samples?kind=small").text) == []
+
+
+def test_labels_and_kinds_of_a_large_set_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["shard", str(troubled(tmp_path)), "--no-shuffle", "-q"]) == 0
+    monkeypatch.setattr("feeder.tools.browse.set_view.COUNTED", 2)
+    text = client(tmp_path / "images-shards").get("/").text
+    assert "not shown of more than 2 samples" in text
+    assert not re.search(r"\d (without a label|with an orientation|with a side|of more than)", text)
 
 
 def test_targets_that_are_missing_count_as_without_a_label(tmp_path: Path) -> None:
@@ -323,36 +307,31 @@ def test_targets_that_are_missing_count_as_without_a_label(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("remove", "says", "lists"),
+    ("remove", "lists"),
     [
-        ([], "2 rejected when the set was made", "class-0/a.jpg"),
-        (
-            ["rejected.jsonl"],
-            "2 rejected when the set was made",
-            "2, and rejected.jsonl, which names them, is missing.",
-        ),
-        (["manifest.json"], "not known, as the set has no manifest", "class-0/a.jpg"),
-        (["manifest.json", "rejected.jsonl"], "not known, as the set has no manifest", "Not known"),
+        ([], "class-0/a.jpg"),
+        (["rejected.jsonl"], "2, and rejected.jsonl, which names them, is missing."),
+        (["manifest.json"], "class-0/a.jpg"),
+        (["manifest.json", "rejected.jsonl"], "Not known"),
     ],
 )
 def test_rejected_files_are_not_said_to_be_none_where_that_is_not_known(
-    remove: list[str], says: str, lists: str, shards: Path, tmp_path: Path
+    remove: list[str], lists: str, shards: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(shards, tmp_path / "set")
     for name in remove:
         (tmp_path / "set" / name).unlink()
-    page = client(tmp_path / "set")
-    assert says in page.get("/").text
-    assert lists in page.get("/rejected").text
+    assert lists in client(tmp_path / "set").get("/rejected").text
 
 
-def test_a_damaged_manifest_leaves_the_page(shards: Path, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_told(shards: Path, tmp_path: Path) -> None:
     shutil.copytree(shards, tmp_path / "set")
     (tmp_path / "set/manifest.json").write_bytes(b"{")
-    answer = client(tmp_path / "set").get("/")
-    assert answer.status_code == 200
+    page = client(tmp_path / "set")
+    assert page.get("/").status_code == 200
+    answer = page.get("/rejected")
+    assert answer.status_code == 400
     assert "manifest.json: " in answer.text
-    assert "rejected when" not in answer.text
 
 
 def indexed(folder: Path, *members: tuple[str, bytes]) -> Path:
@@ -570,46 +549,6 @@ def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClien
         assert np.array_equal(shown.transpose(2, 0, 1), batch[0][row].numpy())
 
 
-def test_backends_side_by_side(page: TestClient) -> None:
-    at = "/compared/4?seed=0&epoch=0"
-    ours, theirs, between = (
-        picture(page.get(at + "".join(f"&backend={each}" for each in backends)).content).astype(int)
-        for backends in (["cpu"], ["pillow"], ["cpu", "pillow"])
-    )
-    assert np.array_equal(between, (128 + 16 * (ours - theirs)).clip(0, 255))
-    assert page.get(at + "&backend=other").status_code == 400
-
-
-def test_a_batch_by_two_backends_has_each_image_three_times(page: TestClient) -> None:
-    at = {"seed": 5, "epoch": 2, "step": 1, "batch_size": 8}
-    text = page.get("/batch", params={**at, "compared": "on"}).text
-    first, *_ = ids(text)
-    assert unescape(text).count(f'"/compared/{first}?seed=5&epoch=2') == 3
-    assert "&compared" in unescape(re.findall(r'rel="next" href="([^"]*)"', text)[0])
-    assert "/step-image" not in text
-    shown = picture(page.get(f"/compared/{first}?seed=5&epoch=2&backend=cpu").content)
-    assert np.array_equal(shown, picture(page.get("/step-image", params={**at, "row": 0}).content))
-
-
-@pytest.mark.parametrize("encode_as", ["keep", "packed", "seekable"])
-def test_a_sample_has_its_exif_as_text(tmp_path: Path, encode_as: str) -> None:
-    exif = Image.Exif()
-    exif[0x010F] = HOSTILE
-    exif.get_ifd(0x8769)[0x9003] = "2026:11:24 01:02:03"
-    exif.get_ifd(0x8825)[1] = "N"
-    (tmp_path / "images/a").mkdir(parents=True)
-    pixels(0).save(tmp_path / "images/a/x.jpg", exif=exif.tobytes())
-    (tmp_path / "images/a/y.jpg").write_bytes(encode(pixels(1)))
-    assert cli.main(["shard", str(tmp_path / "images"), "--encode", encode_as, "--no-shuffle", "-q"]) == 0
-    page = client(tmp_path / "images-shards")
-    text = page.get("/sample/0").text
-    assert HOSTILE not in text
-    shown = dict(re.findall(r"<dt>(\w+)</dt><dd><bdi>(.*?)</bdi>", text))
-    assert unescape(shown["Make"]) == HOSTILE
-    assert (shown["DateTimeOriginal"], shown["GPSLatitudeRef"]) == ("2026:11:24 01:02:03", "N")
-    assert "EXIF" not in page.get("/sample/1").text
-
-
 def test_batches_of_a_saved_state(shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
     loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)
@@ -636,30 +575,17 @@ def test_batches_and_crops_of_a_saved_state_with_turned_photos(exif_orientation:
             assert np.array_equal(shown, images[row])
 
 
-@pytest.mark.parametrize(
-    ("options", "backends"),
-    [
-        ({"backend": "cpu", "fidelity": "exact"}, ("cpu", "pillow")),
-        ({"backend": "cpu", "fidelity": "draft"}, ("cpu", "pillow")),
-        ({"backend": "pillow"}, ("pillow", "cpu")),
-    ],
-)
-def test_crops_of_a_saved_state_are_those_of_its_batches(
-    options: dict, backends: tuple[str, str], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("options", [{"fidelity": "exact"}, {"fidelity": "draft"}, {"backend": "pillow"}])
+def test_crops_of_a_saved_state_are_those_of_its_batches(options: dict, tmp_path: Path) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     for seed in range(4):
         pixels(seed, 120, 100).save(tmp_path / f"images/a/{seed}.jpg", quality=95)
     dataset = feeder.FolderDataset(tmp_path / "images", [RandomResizedCrop(16, (0.8, 1))])
-    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **options)
+    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **{"backend": "cpu", **options})
     page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
-    batch, sample = (unescape(page.get(place).text) for place in ("/batch?epoch=0&compared=on", "/sample/0?epoch=0"))
     for row in range(4):
-        pair = [f"/compared/{row}?seed=9&epoch=0&view=0&backend={each}" for each in backends]
-        own = picture(page.get(pair[0]).content).transpose(2, 0, 1)
-        assert np.array_equal(own, images[row])
-        assert np.array_equal(picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1), own)
-        assert all(place in batch and (place in sample) == (row == 0) for place in pair)
+        shown = picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1)
+        assert np.array_equal(shown, images[row])
 
 
 @pytest.mark.parametrize("op", [SanitizeBoundingBoxes(), SanitizeKeyPoints()], ids=repr)
@@ -689,7 +615,6 @@ def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
     at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
     shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
     assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
-    assert "before the batch is mixed" in page.get("/batch", params={**at, "compared": "on"}).text
     assert "Before it is mixed with others" in page.get("/sample/0").text
 
 
@@ -716,14 +641,10 @@ def test_every_view_is_shown(shards: Path) -> None:
     ((images, _),) = loader
     page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
     text = page.get("/sample/4?epoch=0").text
-    batch = page.get("/batch", params={"epoch": 0, "compared": "on"}).text
     for view in range(3):
-        at: dict[str, int | str] = {"seed": 9, "epoch": 0, "view": view, "backend": "pillow"}
-        for place in ("/crop/4", "/compared/4"):
-            shown = picture(page.get(place, params=at).content)
-            assert np.array_equal(shown.transpose(2, 0, 1), images[view][4])
-            assert f"{place}?seed=9&epoch=0&view={view}" in unescape(text)
-        assert f"/compared/4?seed=9&epoch=0&view={view}" in unescape(batch)
+        shown = picture(page.get("/crop/4", params={"seed": 9, "epoch": 0, "view": view}).content)
+        assert np.array_equal(shown.transpose(2, 0, 1), images[view][4])
+        assert f"/crop/4?seed=9&epoch=0&view={view}" in unescape(text)
     assert page.get("/crop/4?view=3").status_code == 400
 
 
@@ -738,15 +659,8 @@ def test_batches_and_crops_of_a_saved_state_with_buckets(tmp_path: Path) -> None
     page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
     for step, (images, _, numbers) in enumerate(batches):
         for row, i in enumerate(numbers.tolist()):
-            at: dict[str, int | str] = {
-                "seed": 9,
-                "epoch": 0,
-                "step": step,
-                "batch_size": 4,
-                "row": row,
-                "backend": "cpu",
-            }
-            for place in ("/step-image", f"/crop/{i}", f"/compared/{i}"):
+            at = {"seed": 9, "epoch": 0, "step": step, "batch_size": 4, "row": row}
+            for place in ("/step-image", f"/crop/{i}"):
                 shown = picture(page.get(place, params=at).content).transpose(2, 0, 1)
                 assert np.array_equal(shown, images[row])
 
@@ -776,7 +690,6 @@ def test_damaged_images_and_wrong_addresses_are_told(tmp_path: Path) -> None:
     wrong = (
         "/sample/4",
         "/samples?first=-1",
-        "/samples?before=1,x",
         "/samples?kind=odd",
         "/samples?label=x",
         "/step-image?row=40",
@@ -811,13 +724,6 @@ def test_samples_that_were_taken_down_are_marked_in_all_versions(tmp_path: Path)
     for each, gone in ((page, [2, 7]), (earlier, [2])):
         assert f'kind=gone">{len(gone)} that were taken down' in each.get("/").text
         assert ids(each.get("/samples?kind=gone").text) == gone
-    rows = re.findall(
-        r"<tr><td>(\d)( <small>shown here</small>)?</td>" + 3 * r'<td class="number">(\d)</td>',
-        earlier.get("/versions").text,
-    )
-    assert rows == [("2", "", "9", "2", "2"), ("1", " <small>shown here</small>", "6", "1", "1")]
-    (tmp_path / "set/index-000001.bin").unlink()
-    assert "index-000001.bin" in page.get("/versions").text
 
 
 def test_a_scan_leaves_out_what_was_taken_down(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
@@ -29,7 +29,6 @@ import numpy.typing as npt
 from feeder import transforms as T
 from feeder.dataset.taken_down import taken_down_of
 from feeder.errors import DecodeError, FeederError
-from feeder.tools.browse.kinds import is_of_size, is_unlabelled
 from feeder.tools.presets import open_dataset
 
 __all__ = ["AT_ONCE", "Scan", "scan_path"]
@@ -54,8 +53,6 @@ class Scan:
         contents: Tells its present contents from all others.
         folder: Folder of the file; None: the user's cache.
         version: Number of the set's version.
-        kinds: What it looks for beside damage, colors, duplicates and captions, of
-            :data:`feeder.tools.browse.kinds.KINDS`.
         targets: Names of members such as "seg.png", whose files in a folder are no samples.
 
     Attributes:
@@ -69,12 +66,10 @@ class Scan:
         contents: str,
         folder: str | None = None,
         version: int = 1,
-        kinds: Collection[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
         self._place = place
         self._version = version
-        self._kinds = kinds
         self._targets = targets
         self._path = scan_path(place, contents, folder, version)
         self._lock = threading.Lock()
@@ -104,7 +99,7 @@ class Scan:
         """Number of samples of each kind that it looks for; those without captions only where there are any."""
         found = dict(self._rows("SELECT kind, count(*) FROM found GROUP BY kind"))
         has_captions = bool(self._rows("SELECT 1 FROM captions LIMIT 1"))
-        kinds = [*self._kinds, "damaged", "grey", "duplicate", *(["uncaptioned"] if has_captions else [])]
+        kinds = ["damaged", "grey", "duplicate", *(["uncaptioned"] if has_captions else [])]
         return {kind: found.get(kind, 0) for kind in kinds}
 
     def of_kind(self, kind: str) -> npt.NDArray[np.int64]:
@@ -167,15 +162,7 @@ class Scan:
 
         found: list[tuple[str, int, str]] = []
         captions: list[tuple[int, str]] = []
-        read = [error is None for error in encoded.errors]
         gone = taken_down_of(reader, ids)  # what is there is another sample's
-
-        for kind in self._kinds:
-            if kind == "unlabelled":
-                of_kind = is_unlabelled(encoded.labels)
-            else:
-                of_kind = is_of_size(kind, encoded.orientations, encoded.sizes) & read
-            found += [(kind, i, "") for i in np.array(ids)[of_kind].tolist()]
 
         sums = [
             (crc32(data), len(data), i)

@@ -13,12 +13,10 @@ from starlette.routing import Route
 
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.order.random import check_range
-from feeder.shard.store.url import is_remote
 from feeder.tools.browse.kinds import KINDS, SCANNED
-from feeder.tools.browse.pictures import Pictures, difference, png
+from feeder.tools.browse.pictures import Pictures, png
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.scan import is_caption
-from feeder.tools.browse.set_versions import versions_of
 from feeder.tools.browse.set_view import SampleChoice, SetView
 from feeder.tools.browse.training import Batch, Step, Training
 from feeder.tools.presets import is_shards
@@ -30,7 +28,6 @@ _EPOCHS = 8  # of which crops are shown
 _EPOCHS_OF_A_RUN = 1 << 32
 CLASSES_AT_ONCE = 500
 _MOST_BATCH = 1024
-_MOST_BEFORE = 100
 _NO_PICTURE = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="192" height="192"><rect width="192" height="192" fill="#888"/>'
     '<text x="96" y="100" text-anchor="middle" font-family="sans-serif" fill="#fff">not readable</text></svg>'
@@ -72,16 +69,13 @@ class SetPages:
             Route("/sample/{id:number}", self.sample),
             Route("/member/{id:number}/{number:number}", self.member),
             Route("/classes", self.classes),
-            Route("/versions", self.versions),
             Route("/batch", self.batch),
             Route("/rejected", self.rejected),
-            Route("/rejected/count", self.rejected_count),
             Route("/scan", self.scan),
             Route("/scan/{what}", self.change_scan, methods=["POST"]),
             Route("/small/{id:number}", self.small),
             Route("/whole/{id:number}", self.whole),
             Route("/crop/{id:number}", self.crop),
-            Route("/compared/{id:number}", self.compared),
             Route("/step-image", self.step_image),
         ]
 
@@ -94,7 +88,7 @@ class SetPages:
             classes=view.classes[:CLASSES_AT_ONCE],
             more_classes=max(0, len(view.classes) - CLASSES_AT_ONCE),
             kinds=kinds,
-            **self._rejected_values(is_later=is_remote(view.path)),
+            is_set=is_shards(view.path),
             **self._scan_values(),
         )
 
@@ -112,27 +106,6 @@ class SetPages:
             step=CLASSES_AT_ONCE,
         )
 
-    def versions(self, request: Request) -> Response:
-        return self._renderer.page("versions.html", versions=versions_of(self._view.path), shown=self._view.version)
-
-    def rejected_count(self, request: Request) -> Response:
-        """The line of the first page for which a store is asked."""
-        return self._renderer.page("rejected_count.html", **self._rejected_values(is_later=False))
-
-    def _rejected_values(self, *, is_later: bool) -> dict[str, Any]:
-        number, problem = None, ""
-        if not is_later:
-            try:
-                number = self._view.rejected_count
-            except FeederError as error:
-                problem = str(error)
-        return {
-            "rejected": number,
-            "rejected_problem": problem,
-            "is_later": is_later,
-            "is_set": is_shards(self._view.path),
-        }
-
     def scan(self, request: Request) -> Response:
         """The part of the first page that a running scan renews."""
         return self._renderer.page("scan.html", **self._scan_values())
@@ -141,7 +114,7 @@ class SetPages:
         scan = self._view.scan
         is_running = scan.is_running  # before the counts: a scan that ends meanwhile is asked for again
         looked_at, is_whole = scan.done
-        scanned = [(kind, self._view.words[kind], number) for kind, number in scan.counts().items()]
+        scanned = [(kind, SCANNED[kind], number) for kind, number in scan.counts().items()]
         return {
             "is_running": is_running,
             "error": scan.error,
@@ -149,7 +122,6 @@ class SetPages:
             "looked_at": looked_at,
             "is_whole": is_whole,
             "scanned": scanned,
-            "has_kinds": bool(self._view.unknown),
         }
 
     def change_scan(self, request: Request) -> Response:
@@ -164,7 +136,7 @@ class SetPages:
         values = self._rows_values(request, ROWS_AT_ONCE)
         choice, scan = values["choice"], self._view.scan
         name = "" if choice.label is None else self._view.class_name(choice.label)
-        is_found = choice.kind in self._view.words
+        is_found = choice.kind in SCANNED
         has_captions = bool(choice.text) and any(map(is_caption, self._view.reader.field_names()))
         looked_at = scan.done[0] if (is_found or has_captions) and not scan.done[1] else None
         words = KINDS | SCANNED
@@ -189,19 +161,15 @@ class SetPages:
         first = _number(request, "first")
         rows, following = self._view.rows(choice, first, most)
         goes_on = following is not None and len(rows) < most
-        begin, before = _number(request, "begin", first), _before(request)
-        previous = next(reversed(before), None) if choice.text else self._view.previous(choice, begin, ROWS_AT_ONCE)
         return {
             "rows": rows,
             "following": following,
-            "begin": begin,
-            "before": before,
-            "previous": previous,
+            "first": first,
+            "previous": None if choice.text else self._view.previous(choice, first, ROWS_AT_ONCE),
             "choice": choice,
             "most": most,
             "most_rows": ROWS_AT_ONCE,
             "goes_on": goes_on,
-            "further": self._view.further(choice, following, ROWS_AT_ONCE) if goes_on and following is not None else [],
         }
 
     def sample(self, request: Request) -> Response:
@@ -214,7 +182,6 @@ class SetPages:
             row=self._view.row(i),
             numbers=self._view.numbers(i),
             members=self._view.members(i),
-            exif=self._view.exif(i),
             is_turned=self._view.numbers(i).get("orientation", "1") != "1",
             is_plain=is_plain,
             overlays=self._pictures.overlays(i, "" if is_plain else canvas),
@@ -224,7 +191,6 @@ class SetPages:
             views=len(self._training.recipe.views),
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
-            backends=self._training.backends,
             is_mixed=self._training.is_mixed,
         )
 
@@ -246,9 +212,6 @@ class SetPages:
             ranks=self._training.ranks,
             error=error,
             is_saved=self._training.state is not None,
-            is_compared="compared" in request.query_params,
-            backends=self._training.backends,
-            is_mixed=self._training.is_mixed,
             recipe=str(self._training.recipe),
         )
 
@@ -272,21 +235,9 @@ class SetPages:
         return _picture(lambda: self._pictures.member(i, members[number].name))
 
     def crop(self, request: Request) -> Response:
-        drawn = self._drawn(request)
-        return _picture(lambda: png(self._training.crop(*drawn)))
-
-    def compared(self, request: Request) -> Response:
-        """A sample by one backend, or the difference of two."""
-        drawn = self._drawn(request)
-        backends = request.query_params.getlist("backend")
-
-        def picture() -> bytes:
-            images = [self._training.crop(*drawn, backend) for backend in backends]
-            return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
-
-        if not 1 <= len(backends) <= 2 or set(backends) - set(self._training.backends):
-            raise ArgumentError(f"backend must be one or two of {', '.join(self._training.backends)}")
-        return _picture(picture)
+        i, view = self._id(request), _number(request, "view")
+        seed, epoch = _draws(request, Step())
+        return _picture(lambda: png(self._training.crop(i, seed, epoch, view)))
 
     def step_image(self, request: Request) -> Response:
         step, row, number = self._step(request), _number(request, "row"), _number(request, "view")
@@ -301,10 +252,6 @@ class SetPages:
         if not 1 <= step.batch_size <= _MOST_BATCH:
             raise ArgumentError(f"batch_size must be 1 to {_MOST_BATCH}, got {step.batch_size}")
         return step
-
-    def _drawn(self, request: Request) -> tuple[int, int, int, int]:
-        """Returns the sample, seed, epoch and view of a picture."""
-        return self._id(request), *_draws(request, Step()), _number(request, "view")
 
     def _id(self, request: Request) -> int:
         i: int = request.path_params["id"]
@@ -331,20 +278,7 @@ def _number(request: Request, name: str, default: int = 0) -> int:
     Raises:
         ArgumentError: if it is none, or negative.
     """
-    return _read_number(name, request.query_params.get(name) or str(default))
-
-
-def _before(request: Request) -> list[int]:
-    """Returns where the pages before one of a search began, at most a hundred.
-
-    Raises:
-        ArgumentError: if the query has anything but numbers.
-    """
-    texts = request.query_params.get("before", "").split(",")
-    return [_read_number("before", text) for text in texts[-_MOST_BEFORE:] if text]
-
-
-def _read_number(name: str, text: str) -> int:
+    text = request.query_params.get(name) or str(default)
     if not (text.isascii() and text.isdigit() and len(text) <= 20):
         raise ArgumentError(f"{name} must be a number of 0 or more, got {text!r}")
     return int(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import re
 import threading
@@ -19,7 +18,6 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
-from feeder.tools.browse.exif import exif_of
 from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
 from feeder.tools.browse.names import names_of
 from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
@@ -132,7 +130,7 @@ class SetView:
         index = getattr(self.reader, "index", None)
         header = getattr(index, "header", None)
         contents = self.reader.fingerprint() if header is None else header.hash.hex()
-        return Scan(self.path, contents, self._scans, self.version, self.unknown, self._targets)
+        return Scan(self.path, contents, self._scans, self.version, self._targets)
 
     def label_name(self, i: int) -> str:
         """Returns a sample's label in words."""
@@ -202,30 +200,16 @@ class SetView:
 
     @functools.cached_property
     def kinds(self) -> dict[str, int]:
-        """Number of samples of those of :data:`KINDS` that the set's index or folder tells; a scan finds the others."""
+        """Number of samples of those of :data:`KINDS` that the set's index or folder tells."""
         found = {kind: len(known) for kind in KINDS if (known := self._known(kind)) is not None}
         return {kind: number for kind, number in found.items() if number or kind != "gone"}
 
-    @property
-    def words(self) -> dict[str, str]:
-        """The words for each kind that a scan finds."""
-        return {kind: KINDS[kind] for kind in self.unknown} | SCANNED
-
-    @property
-    def unknown(self) -> list[str]:
-        """Those of :data:`KINDS` that a scan finds."""
-        return [kind for kind in KINDS if kind not in self.kinds and kind != "gone"]
-
-    def _of_kind(self, kind: str) -> npt.NDArray[np.int64]:
-        known = self._known(kind)
-        return self.scan.of_kind(kind) if known is None else known
-
     def _known(self, kind: str) -> npt.NDArray[np.int64] | None:
-        """Returns the samples of one of :data:`KINDS` as far as that is known without looking at them; else None."""
+        """Returns the samples of one of :data:`KINDS`; None if the set's index or folder does not tell them."""
         if kind == "gone":
             with self.lock:
                 return all_taken_down(self.reader)
-        if kind in SCANNED or len(self) > COUNTED:
+        if len(self) > COUNTED:
             return None
         if kind == "unlabelled":
             return np.flatnonzero(is_unlabelled(self.labels))
@@ -245,8 +229,6 @@ class SetView:
         Raises:
             ArgumentError: for a kind that there is not.
         """
-        if choice.kind and choice.kind not in KINDS | SCANNED:
-            raise ArgumentError(f"kind must be one of {', '.join(KINDS | SCANNED)}, got {choice.kind!r}")
         chosen = self._chosen(choice)
         if not choice.text:
             ids = range(first, len(self)) if chosen is None else chosen[np.searchsorted(chosen, first) :]
@@ -276,19 +258,6 @@ class SetView:
             return 0 if before else None
         return before - most if chosen is None else int(chosen[before - most])
 
-    def further(self, choice: SampleChoice, first: int, most: int) -> list[Row]:
-        """Returns samples from an id on that a search finds by their captions alone, before it comes there.
-
-        Args:
-            choice: Which.
-            first: The id.
-            most: Number of samples.
-        """
-        ids: Sequence[int] = self.scan.with_caption(choice.text.lower(), first, len(self)) if choice.text else []
-        if (chosen := self._chosen(choice)) is not None:
-            ids = np.intersect1d(ids, chosen).astype(np.int64).tolist()
-        return [self.row(i) for i in ids[:most]]
-
     def _chosen(self, choice: SampleChoice) -> npt.NDArray[np.int64] | None:
         """Returns the samples of a label and a kind, sorted; None for all."""
         if choice.kind and choice.kind not in KINDS | SCANNED:
@@ -297,8 +266,11 @@ class SetView:
             return None
         if choice.label is not None and self.labels.dtype != np.int64:
             raise ArgumentError("this set has numbers as targets, and no classes to choose by")
-        chosen = self._of_kind(choice.kind) if choice.kind else np.flatnonzero(self.labels == choice.label)
-        return chosen[self.labels[chosen] == choice.label] if choice.kind and choice.label is not None else chosen
+        if not choice.kind:
+            return np.flatnonzero(self.labels == choice.label)
+        found = self.scan.of_kind(choice.kind) if choice.kind in SCANNED else self._known(choice.kind)
+        found = np.zeros(0, np.int64) if found is None else found
+        return found if choice.label is None else found[self.labels[found] == choice.label]
 
     def _named(
         self, chosen: npt.NDArray[np.int64] | None, first: int
@@ -344,12 +316,6 @@ class SetView:
                 found.append(ShownMember(name, len(data), _text(name, data), is_image_field(name) and name != image))
         return found
 
-    def exif(self, i: int) -> dict[str, str]:
-        """Returns the EXIF tags of a sample's image; see :func:`feeder.tools.browse.exif.exif_of`."""
-        with self.lock:
-            found = self.reader.read(np.array([i]))
-            return {} if found.errors[0] is not None else exif_of(bytes(found.buffers[0]))
-
     def upright_size(self, i: int) -> tuple[int, int] | None:
         """Returns the upright (height, width) of a sample's image, pixels; None if it can't be read."""
         with contextlib.suppress(DecodeError), self.lock:
@@ -359,7 +325,7 @@ class SetView:
     def numbers(self, i: int) -> dict[str, str]:
         """Returns what the set knows of a sample's image."""
         found = {}
-        for name in itertools.chain(("width", "height", "orientation"), ("row",)):
+        for name in ("width", "height", "orientation", "row"):
             if name in self.reader.field_names():
                 with contextlib.suppress(DecodeError), self.lock:
                     found[name] = str(self.reader.field(i, name))
