@@ -54,12 +54,8 @@ def summarize(folder: Path) -> str:
         verdict = "passed" if report.get("passed") else "NOT PASSED"
         figures = ", ".join(f"{each['percentile_999']:g}" for each in report.get("buckets", []))
         lines += ["", f"{path.stem} ({report.get('device')}): {verdict}; 99.9th percentile by bucket: {figures}"]
-        if "targets" in report:
-            found = report["targets"]
-            lines.append(
-                f"  off: {report['views_differing']} views, {100 * found['mask_share']:.2f} % of a mask, "
-                f"{found['box_px']:.1f} px of a box, {found['keypoints_off']} of {found['keypoints']} keypoints"
-            )
+        if "views_differing" in report:
+            lines.append(f"  off: {report['views_differing']} views")
     for path in sorted(folder.glob("gpu-*.json")):
         result = _read(path)
         lines += ["", path.stem]

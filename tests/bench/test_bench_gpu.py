@@ -475,8 +475,7 @@ def test_parity_is_looked_at_on_both_shard_sets_and_on_all_backends(tmp_path: Pa
     answers = """*triton_lacks*) echo "no gcc" >&2; exit 1 ;;
 *"feeder shard"*) exit 0 ;;
 *"feeder parity"*)
-    echo "{\\"passed\\": true, \\"device\\": \\"$4 $6 $8 ${10}\\", \\"views_differing\\": 0, \\"targets\\":" \
-        "{\\"mask_share\\": 0.001, \\"box_px\\": 1.2, \\"keypoints\\": 9, \\"keypoints_off\\": 0}}"
+    echo "{\\"passed\\": true, \\"device\\": \\"$4 $6 $8 ${10}\\", \\"views_differing\\": 0}"
     exit 0 ;;"""
     python = stand_in(tmp_path, answers, has_gpu=True)
     out = tmp_path / "a folder"
@@ -492,7 +491,7 @@ def test_parity_is_looked_at_on_both_shard_sets_and_on_all_backends(tmp_path: Pa
             assert f"{name} ({out}/data/{shards} dali cuda {fidelity}): passed" in summed_up
     for backend in ("cpu", "dali", "pillow"):
         assert f"parity-cpu-{backend} ({out}/data/seekable {backend} cpu fast): passed" in summed_up
-    assert "off: 0 views, 0.10 % of a mask, 1.2 px of a box, 0 of 9 keypoints" in summed_up
+    assert "off: 0 views" in summed_up
     assert "feeder's rows fail, and ladder and lessons mean little: no gcc" in summed_up
 
 

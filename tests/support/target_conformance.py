@@ -6,7 +6,7 @@ import io
 
 from feeder import transforms as T
 from feeder.decoders.decoder import Decoder
-from feeder.tools.parity.chart_parity import TARGET_RECIPES, Chart, compare_targets
+from tests.support.chart_parity import TARGET_RECIPES, Chart, compare_targets
 
 __all__ = ["check_targets_on"]
 

@@ -21,9 +21,9 @@ from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
-from feeder.tools.parity.chart_parity import TARGET_RECIPES, Chart, TargetFigures
 from feeder.tools.parity.differences import BOUNDS, Differences, crop_ratio
 from feeder.tools.parity.parity import parity
+from tests.support.chart_parity import Chart, TargetFigures
 from tests.support.conformance import encode, natural_image
 from tests.support.loader_data import without_tables
 
@@ -45,8 +45,6 @@ class Off(PillowDecoder):
                 out[..., ::20, ::20] ^= 32
             elif self.fault == "unlike alone" and len(views) > 1:
                 out[0, 0, 0, 0] ^= 1
-            elif self.fault == "moves what is tilted" and out.shape[2:] == (60, 60):
-                out[...] = np.roll(out, 6, axis=-1)
         if self.fault == "picky":
             return DecodeResult([DecodeError("don't like it") for _ in result.errors])
         return result
@@ -74,9 +72,7 @@ def test_a_right_backend_passes_on_a_folder_and_on_its_shards(images: Path, back
         assert sum(bucket.images for bucket in report.buckets) == 30
         assert all(bucket.images for bucket in report.buckets[:3])
         assert report.backend == backend
-        found = report.targets
-        assert (report.views_differing, found.charts, found.images, found.refused) == (0, 1, len(TARGET_RECIPES), ())
-        assert min(found.boxes, found.keypoints) >= 14
+        assert report.views_differing == 0
         assert "passed" in report.render()
         assert json.loads(json.dumps(report.to_json(), allow_nan=False))["passed"] is True
 
@@ -107,12 +103,9 @@ def test_dali_passes_on_seekable_shards(images: Path, fidelity: str) -> None:
     report = parity(shards, backend="dali", fidelity=fidelity)
     assert report.passed, report.render()
     assert (report.backend, report.device) == ("dali", "cpu")
-    assert report.targets.images >= 5
-    assert report.targets.refused == ("RandomZoomOut",)
-    assert "'dali' refuses RandomZoomOut" in report.render()
 
 
-FAULTS = ["shifted", "biased", "spiky", "picky", "unlike alone", "moves what is tilted"]
+FAULTS = ["shifted", "biased", "spiky", "picky", "unlike alone"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -125,15 +118,13 @@ def test_a_backend_that_is_off_does_not_pass(images: Path, monkeypatch: pytest.M
     assert "NOT PASSED" in report.render()
     if fault == "picky":
         assert len(report.failures) == 6
-        assert "only 'pillow' decodes class-" in report.render()
-        assert "don't like it" in report.render()
+        assert "class-1/1.jpg: don't like it" in report.render()
+    elif fault == "unlike alone":  # the pixels of the images alone are right
+        assert all(bucket.within(report.bounds) for bucket in report.buckets)
+        assert report.views_differing == 6
+        assert "views of 6 images are not what they are alone" in report.render()
     else:
         assert "OUT OF BOUNDS" in report.render()
-    if fault in ("unlike alone", "moves what is tilted"):  # the pixels of the images alone are right
-        assert all(bucket.within(report.bounds) for bucket in report.buckets)
-        is_view = fault == "unlike alone"
-        assert (report.views_differing, report.targets.passed) == ((6, True) if is_view else (0, False))
-        assert report.to_json()["targets"]["passed"] is is_view
 
 
 def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
@@ -154,9 +145,7 @@ def test_images_that_the_cpu_decoded_in_the_backends_place_do_not_pass(
     monkeypatch.setattr(DaliPipeline, "collect", fail)
     report = parity(os.fspath(images), backend="dali", images=2)
     assert (report.images, report.redone, report.passed) == (2, 2, False)
-    assert report.targets.redone == len(TARGET_RECIPES) - 1
     assert "'dali' failed on 2 images" in report.render()
-    assert f"'dali' failed on {report.targets.redone} charts" in report.render()
 
 
 def test_images_that_neither_can_decode_are_counted_and_passed_over(images: Path) -> None:
@@ -174,7 +163,7 @@ def test_nothing_to_compare_does_not_pass(tmp_path: Path) -> None:
     (tmp_path / "class-0" / "text.jpg").write_text("no image")
     report = parity(os.fspath(tmp_path), backend="pillow")
     assert not report.passed
-    assert report.render().count("NOTHING COMPARED") == 4
+    assert "nothing was compared" in report.render()
     with pytest.raises(SourceError):
         parity(os.fspath(tmp_path / "missing"), backend="pillow")
     with pytest.raises(ArgumentError, match="at least 1"):

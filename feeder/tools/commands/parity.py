@@ -21,8 +21,7 @@ def add(commands: Any) -> None:
         ),
         help="compare a decode backend's pixels with the Pillow reference",
         description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by the "
-        "crop's reduction. Views must be what they are alone, and charts of the images' sizes show if masks, boxes and "
-        "keypoints stay with the images.",
+        "crop's reduction. Views must be what they are alone.",
         epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
     )
 

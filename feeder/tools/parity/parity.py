@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from textwrap import indent
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
 
+from feeder.dataset.reader import Encoded
 from feeder.decoders.decoder import Decoder, View
-from feeder.decoders.image_header import image_info
-from feeder.decoders.packed import add_codebooks
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
-from feeder.errors import ArgumentError, SourceError
+from feeder.errors import ArgumentError
 from feeder.order.permutation import permute
-from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.open_index import open_index
-from feeder.shard.format.set_index import SetIndex
-from feeder.shard.source.open import open_source
-from feeder.shard.source.source import Source
-from feeder.shard.source.table_file import ManifestColumns
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
-from feeder.tools.parity.chart_parity import Chart, TargetFigures, compare_targets
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
+from feeder.tools.presets import open_dataset
 from feeder.tools.terminal import table, wrap
 from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
@@ -60,8 +50,6 @@ class Failure(NamedTuple):
 # An image that neither could decode says nothing about the backend.
 _NEITHER = Failure("", "", "")
 
-_CHARTS = 32  # for targets, at most
-
 
 @dataclass(frozen=True)
 class ParityReport:
@@ -80,7 +68,6 @@ class ParityReport:
         bounds: The figures' limits.
         views_differing: Number of images of which a view, made together with the others, is not to the bit what it is
             alone.
-        targets: Masks, boxes and keypoints beside the backend's images, on charts of the images' sizes.
     """
 
     backend: str
@@ -94,20 +81,18 @@ class ParityReport:
     buckets: tuple[BucketFigures, ...]
     bounds: Bounds
     views_differing: int
-    targets: TargetFigures
 
     @property
     def passed(self) -> bool:
         """True if every bucket is within the bounds, both decoded the same images, at least one, without help, and
-        views and targets agree with the images."""
+        views are what they are alone."""
         alike = self.images > 0 and not self.failures and not self.redone
         alike = alike and all(bucket.within(self.bounds) for bucket in self.buckets)
-        return alike and not self.views_differing and self.targets.passed
+        return alike and not self.views_differing
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report as JSON values; the last bucket's upper end is None."""
         report = {**asdict(self), "passed": self.passed}
-        report["targets"]["passed"] = self.targets.passed
         for bucket in report["buckets"]:
             bucket["high"] = None if math.isinf(bucket["high"]) else bucket["high"]
         return report
@@ -125,10 +110,11 @@ class ParityReport:
             rows[-1].append("" if bucket.within(self.bounds) else "OUT OF BOUNDS")
         bounds = self.bounds
         rows.append(["bounds", "", f"{bounds.mean:.3f}", f"{bounds.percentile_999:g}", "", f"{bounds.bias:+.3f}", ""])
-        lines += [indent(table(rows), "  "), "", indent(table(self._agreement()), "  ")]
-        lines += ["", f"  targets are those of {count(self.targets.charts, 'chart')} of the images' sizes"]
-        if self.targets.refused:
-            lines.append(f"  {self.backend!r} refuses {', '.join(self.targets.refused)}")
+        lines.append(indent(table(rows), "  "))
+        if not self.images:
+            lines.append("\n  nothing was compared")
+        if self.views_differing:
+            lines.append(f"\n  views of {count(self.views_differing, 'image')} are not what they are alone")
         if self.unreadable:
             lines.append(f"\n  neither can decode {count(self.unreadable, 'image')}")
         if self.redone:
@@ -136,30 +122,10 @@ class ParityReport:
                 f"\n  {self.backend!r} failed on {count(self.redone, 'image')}, which the CPU decoded in its place; "
                 "the log has the reasons"
             )
-        if self.targets.redone:
-            lines.append(f"\n  {self.backend!r} failed on {count(self.targets.redone, 'chart')}, decoded by the CPU")
-        lines += [f"\n  {self.backend!r} fails on the {printable(failed)}" for failed in self.targets.failed]
         for failure in self.failures:
             lines.append(f"\n  only {failure.decoded_by!r} decodes " + printable(f"{failure.name}: {failure.reason}"))
         lines.append("\n  " + ("passed" if self.passed else "NOT PASSED"))
         return "\n".join(lines)
-
-    def _agreement(self) -> list[list[str]]:
-        """Returns the rows of views and targets."""
-        found = self.targets
-        share, bound = f"{100 * found.mask_share:.2f} %", f"{100 * found.mask_share_bound:g} %"
-        box, most = f"{found.box_px:.1f} px", f"{found.box_px_bound:g} px"
-        rows = [
-            ("views unlike those made alone", self.images, str(self.views_differing), "0", not self.views_differing),
-            ("masks: pixels of an image off", found.images, share, bound, found.mask_share <= found.mask_share_bound),
-            ("boxes: an edge off by", found.boxes, box, most, found.box_px <= found.box_px_bound),
-            ("keypoints off", found.keypoints, str(found.keypoints_off), "0", not found.keypoints_off),
-        ]
-        marked = [
-            [what, f"{n:,}", *rest, ("" if good else "OUT OF BOUNDS") if n else "NOTHING COMPARED"]
-            for what, n, *rest, good in rows
-        ]
-        return [["with the same draws", "compared", "most", "bound", ""], *marked]
 
 
 def parity(
@@ -175,7 +141,7 @@ def parity(
     """Compares a backend with the Pillow reference on given images.
 
     Args:
-        path: A folder of images, a shard set, tars, or a manifest: any source of ``feeder shard``.
+        path: A shard set or its URL, or a folder with a subfolder for each class.
         backend: The backend's name, or "auto".
         fidelity: "fast", "exact" or "draft".
         device: Device of a backend that has a choice: "cpu" or a CUDA device.
@@ -198,26 +164,29 @@ def parity(
     comparison = Differences()
     failures: list[Failure] = []
     compared = unreadable = redone = views_differing = 0
-    charts: dict[Chart, None] = {}
-    with _open_images(path) as source:
-        count = min(images, len(source))
-        chosen = permute(np.arange(count), len(source), seed).tolist() if count else []
-        with progress.running(count, 0):
-            for sample in chosen:
-                image = source.read(sample)
-                before = decoder.redone_images
-                failure: Failure | None = _NEITHER
-                if image is not None:
-                    failure, differs = _compare(comparison, decoder, reference, recipes, image, seed, sample)
-                    if failure is None:
-                        views_differing += differs
-                        charts[Chart.like(image.height, image.width, image.orientation)] = None
-                compared += failure is None
-                redone += failure is None and decoder.redone_images > before
-                unreadable += failure is _NEITHER
-                if failure is not None and failure is not _NEITHER:
-                    failures.append(failure)
-                progress.advance(1, len(image.data) if image else 0)
+    reader = open_dataset(path, None).reader
+    number = min(images, len(reader))
+    chosen = permute(np.arange(number), len(reader), seed) if number else np.arange(0)
+
+    with progress.running(number, 0):
+        for sample in chosen.tolist():
+            found = reader.read(np.array([sample]))
+            before = decoder.redone_images
+            failure: Failure | None = _NEITHER
+            differs = False
+            if found.errors[0] is None:
+                failure, differs = _compare(comparison, decoder, reference, recipes, found, seed, sample)
+
+            if failure is None:
+                compared += 1
+                views_differing += differs
+                redone += decoder.redone_images > before
+            elif failure is _NEITHER:
+                unreadable += 1
+            else:
+                failures.append(failure._replace(name=reader.field(sample, "path")))
+            progress.advance(1, len(found.buffers[0]))
+
     return ParityReport(
         backend=decoder.name,
         fidelity=fidelity,
@@ -230,7 +199,6 @@ def parity(
         buckets=tuple(comparison.figures()),
         bounds=BOUNDS[fidelity],
         views_differing=views_differing,
-        targets=compare_targets(decoder, list(charts)[:_CHARTS], seed=seed),
     )
 
 
@@ -239,7 +207,7 @@ def _compare(
     decoder: Decoder,
     reference: Decoder,
     recipes: Sequence[Recipe],
-    image: _Image,
+    image: Encoded,
     seed: int,
     sample: int,
 ) -> tuple[Failure | None, bool]:
@@ -248,10 +216,8 @@ def _compare(
     Returns:
         A failure of one of the two, and True if a view is another one when it is made alone.
     """
-    orientations = np.array([image.orientation], np.uint8)
-    width, height = image.width, image.height
-    size = (width, height) if image.orientation > 4 else (height, width)
-    draws = [recipe.draw(seed, 0, [sample], [size]) for recipe in recipes]
+    data = [bytes(image.buffers[0])]
+    draws = [recipe.draw(seed, 0, [sample], image.sizes) for recipe in recipes]
     expected, found = (
         [
             View(recipe, drawn, np.zeros((1, 3, *drawn.output_size[0].tolist()), np.uint8))
@@ -259,98 +225,19 @@ def _compare(
         ]
         for _ in range(2)
     )
-    (lost,) = reference.decode([image.data], orientations, expected).errors
-    (missed,) = decoder.decode([image.data], orientations, found).errors
+    (lost,) = reference.decode(data, image.orientations, expected).errors
+    (missed,) = decoder.decode(data, image.orientations, found).errors
     if lost is not None and missed is not None:
         return _NEITHER, False
     if lost is not None:
-        return Failure(image.name, decoder.name, lost.reason), False
+        return Failure("", decoder.name, lost.reason), False
     if missed is not None:
-        return Failure(image.name, reference.name, missed.reason), False
+        return Failure("", reference.name, missed.reason), False
     for (_, drawn, right), (_, _, pixels) in zip(expected, found, strict=True):
         comparison.add(right[0], pixels[0], crop_ratio(drawn.source_box[0], drawn.base_size[0]))
     differs = False
     for recipe, drawn, pixels in found:
         alone = np.zeros_like(pixels)
-        (error,) = decoder.decode([image.data], orientations, [View(recipe, drawn, alone)]).errors
+        (error,) = decoder.decode(data, image.orientations, [View(recipe, drawn, alone)]).errors
         differs = differs or error is not None or not np.array_equal(alone, pixels)
     return None, differs
-
-
-class _Image(NamedTuple):
-    """An encoded image, its size as stored, and its orientation."""
-
-    name: str
-    data: bytes
-    width: int
-    height: int
-    orientation: int
-
-
-class _Images(Protocol):
-    """Images by number."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, i: int) -> _Image | None:
-        """Returns an image, or None if it can't be read as one."""
-
-
-class _IndexedImages:
-    """The images of shards, by their index."""
-
-    def __init__(self, index: SetIndex) -> None:
-        self._index = index
-        if index.codebooks:
-            with contextlib.suppress(ImportError):  # an image that needs the kernels says so
-                add_codebooks(index.codebooks)
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def read(self, i: int) -> _Image | None:
-        index, row = self._index, self._index.row(i)
-        number, offset, length = index.place(i)
-        path = index.shard_path(number)
-        with open(path, "rb") as shard:
-            if offset + length > os.fstat(shard.fileno()).st_size:
-                raise SourceError(
-                    f"{path}: sample {index.key(i)!r} ends after the end of the file; run `feeder inspect --verify`"
-                )
-            data = os.pread(shard.fileno(), length, offset)
-        size = int(row.width[0]), int(row.height[0])
-        return _Image(f"{path} {index.key(i)}", data, *size, int(row.orientation[0]))
-
-
-class _SourceImages:
-    """The images of any other source."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def __len__(self) -> int:
-        return len(self._source.table)
-
-    def read(self, i: int) -> _Image | None:
-        name = os.fsdecode(self._source.table.path(i))
-        for _, data in self._source.read(i):
-            try:
-                info = image_info(data)
-            except ValueError:
-                continue
-            return _Image(name, data, info.width_px, info.height_px, info.orientation)
-        return None
-
-
-@contextlib.contextmanager
-def _open_images(path: str) -> Iterator[_Images]:
-    index = path if path.endswith(".bin") else os.path.join(path, INDEX_NAME)
-    if os.path.isfile(index):
-        yield _IndexedImages(open_index(index))
-        return
-    with tempfile.TemporaryDirectory(prefix="feeder-parity-") as work:
-        source = open_source(path, ManifestColumns(), work)
-        try:
-            yield _SourceImages(source)
-        finally:
-            source.close()
