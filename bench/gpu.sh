@@ -293,8 +293,7 @@ prepare() {
     [ -e "$seekable/index.bin" ] ||
         step shard-seekable $((limit_s[data] * 2 / 5)) "$python" -m feeder shard "$images" --out "$seekable" -q
     [ -e "$keep/index.bin" ] ||
-        step shard-keep $((limit_s[data] / 5)) "$python" -m feeder shard "$images" --out "$keep" --encode keep \
-            --dali-index -q
+        step shard-keep $((limit_s[data] / 5)) "$python" -m feeder shard "$images" --out "$keep" --encode keep -q
     ! wanted cuda || [ -e "$packed/index.bin" ] ||
         step shard-packed $((limit_s[data] * 2 / 5)) "$python" -m feeder shard "$images" --out "$packed" --encode packed -q
 }
@@ -355,7 +354,7 @@ bench train bench.gpu.train --seekable "$seekable" --repeats "$repeats"
 if [ $gpu = yes ]; then
     # Larger batches than 1,024, of float32 from torch's workers, would take much of a machine's shared memory.
     bench ladder bench.ladder --images "$images" --shards "$seekable" --seconds "$seconds" --repeats "$repeats" \
-        --maximum 1024
+        --right-batch-size 1024
     bench lessons bench.transfer
 fi
 

@@ -6,9 +6,7 @@ import io
 import json
 import os
 import pickle
-import re
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -64,21 +62,6 @@ def by_class(folder: Path, **options: Any) -> dict[str, str]:
     dataset = ShardDataset(folder, fields=["path"], **options)
     assert dataset.classes is not None
     return {dataset[i][2]: dataset.classes[dataset[i][1]] for i in range(len(dataset))}
-
-
-def test_further_shards_have_dalis_index_files_if_the_sets_own_do(folder: Path, tmp_path: Path) -> None:
-    append(str(folder), str(images(tmp_path / "more" / "b", 20, 3)), ShardOptions())
-    assert not list(folder.glob("*.idx"))
-    out = tmp_path / "with"
-    shard(str(tmp_path / "images"), str(out), kept(samples_per_shard=4, dali_index=True))
-    append(str(out), str(tmp_path / "more"), ShardOptions())
-    for path in out.glob("*.tar"):
-        with tarfile.open(path) as tar:
-            expected = [f"{member.offset_data} {member.size} {member.name}" for member in tar]
-        lines = path.with_suffix(".idx").read_text().splitlines()
-        assert lines[0] == f"v1.2 {len(lines) - 1}"
-        assert re.findall(r"\d+ \d+ \S+", " ".join(lines[1:])) == expected
-    assert len(list(out.glob("*.idx"))) == 4
 
 
 def test_samples_and_classes_are_added_and_the_others_stay(folder: Path, tmp_path: Path) -> None:
@@ -472,7 +455,7 @@ def test_a_set_in_a_store_gets_the_files_of_a_local_one_and_nothing_is_asked_of_
     targets = [request.target for request in fault_proxy.requests()[before:]]
     assert old
     asked = {urlsplit(target).path.rpartition("/")[2] for target in targets}
-    assert {name for name in asked if name.split(".")[0] in old} == {f"{old[0]}.idx"}  # whether there is one
+    assert {name for name in asked if name.split(".")[0] in old} == set()
     queries = [parse_qs(urlsplit(target).query) for target in targets]
     assert {query["prefix"][0] for query in queries if "prefix" in query} == {"set/.work/"}
     local = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}

@@ -92,7 +92,7 @@ def test_a_dry_run_says_that_the_real_one_would_be_refused(tree: Path, tmp_path:
 def test_force_replaces_a_shard_set(tree: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "out", make_tree(tmp_path / "other", classes=2, per_class=3, first_seed=77)
     shard(str(other), str(tmp_path / "expected"), kept())
-    shard(str(tree), str(out), kept(samples_per_shard=7, dali_index=True))
+    shard(str(tree), str(out), kept(samples_per_shard=7))
     before = contents(out)
     with pytest.raises(SourceError, match="no such file"):
         shard(str(tmp_path / "typo"), str(out), kept(), force=True)

@@ -49,20 +49,18 @@ def test_the_webdataset_library_reads_the_same_keys_bytes_and_labels(tree: Path,
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_dali_reads_the_shards_with_the_index_files(tree: Path, tmp_path: Path) -> None:
+def test_dali_reads_the_shards(tree: Path, tmp_path: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     from nvidia.dali import fn, pipeline_def
 
     out = tmp_path / "out"
-    shard(str(tree), str(out), kept(samples_per_shard=25, dali_index=True))
+    shard(str(tree), str(out), kept(samples_per_shard=25))
     shards = sorted(str(p) for p in out.glob("*.tar"))
 
     @pipeline_def(batch_size=60, num_threads=1, device_id=None)
     def pipeline():
         readers: Any = fn.readers
-        return tuple(
-            readers.webdataset(paths=shards, index_paths=[s[:-4] + ".idx" for s in shards], ext=["jpg", "cls"])
-        )
+        return tuple(readers.webdataset(paths=shards, ext=["jpg", "cls"]))
 
     built = pipeline()
     built.build()
@@ -81,7 +79,7 @@ def test_the_shuffle_is_one_permutation_of_everything(tree: Path, tmp_path: Path
 
 
 def test_output_is_byte_identical_whatever_workers_place_times_and_listing_order(tree: Path, tmp_path: Path) -> None:
-    options = kept(seed=3, samples_per_shard=11, workers=1, dali_index=True)
+    options = kept(seed=3, samples_per_shard=11, workers=1)
     shard(str(tree), str(tmp_path / "a"), options)
     copy = tmp_path / "elsewhere" / "images"
     files = [p.relative_to(tree) for p in tree.rglob("*.jpg")]
@@ -89,7 +87,7 @@ def test_output_is_byte_identical_whatever_workers_place_times_and_listing_order
     for path in files:
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_bytes((tree / path).read_bytes())
-    shard(str(copy), str(tmp_path / "b"), kept(seed=3, samples_per_shard=11, workers=5, dali_index=True))
+    shard(str(copy), str(tmp_path / "b"), kept(seed=3, samples_per_shard=11, workers=5))
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     shard(str(tree), str(tmp_path / "c"), kept(seed=4, samples_per_shard=11))
     assert contents(tmp_path / "c")["shard-000000.tar"] != contents(tmp_path / "a")["shard-000000.tar"]

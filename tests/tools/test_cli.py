@@ -106,19 +106,6 @@ def test_shard_inspect_verify_from_the_command_line(tree: Path) -> None:
     assert {d["shard"] for d in found["damages"]} == {"shard-000001.tar"}
 
 
-def test_dali_indexes_can_be_added_to_a_finished_set(tree: Path, tmp_path: Path) -> None:
-    arguments = ["shard", tree, "--samples-per-shard", "5"]
-    for out in ("later", "at-once"):
-        options = ["--out", tmp_path / out]
-        run(*arguments, *options, *(["--dali-index"] if out == "at-once" else []))
-    assert not list((tmp_path / "later").glob("*.idx"))
-    run(*arguments, "--out", tmp_path / "later", "--dali-index")
-    written = {p.name: p.read_bytes() for p in (tmp_path / "later").glob("*.idx")}
-    assert written == {p.name: p.read_bytes() for p in (tmp_path / "at-once").glob("*.idx")}
-    assert sorted(written) == ["shard-000000.idx", "shard-000001.idx", "shard-000002.idx"]
-    assert written["shard-000002.idx"].startswith(b"v1.2 2\n")
-
-
 def test_verify_names_the_damage_of_an_index_that_has_no_report(tree: Path) -> None:
     run("shard", tree, "-q")
     path = tree.parent / "images-shards" / "index.bin"

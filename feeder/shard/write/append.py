@@ -20,16 +20,15 @@ from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path, shown_place
 from feeder.shard.write.column_types import refuse_other_types
-from feeder.shard.write.dali_index import DALI_SUFFIX
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_digest
-from feeder.shard.write.set_writer import index_path, write_set
+from feeder.shard.write.set_writer import write_set
 from feeder.shard.write.shard_engine import write_in_threads
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME, ShardOptions, ShardSummary
 from feeder.shard.write.sharding import source_opener
 from feeder.shard.write.store_output import locked_output
-from feeder.shard.write.write_run import Run, write_dali_indexes
+from feeder.shard.write.write_run import Run
 from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 
@@ -116,8 +115,6 @@ def _append(
         raise
 
     records = [each.record for each in written]
-    if folder.has(index_path("", index.shard_name(0), DALI_SUFFIX)):
-        write_dali_indexes(folder, records)
     header = folder.file(INDEX_NAME)
     earlier = version_path(header, index.version)
     _copy(header, earlier)

@@ -132,10 +132,6 @@ class SetCopy:
         """Full path of a file in the folder."""
         return os.path.join(self.path, name)
 
-    def has(self, name: str) -> bool:
-        """Returns True if the set has a file of a name."""
-        return os.path.exists(self.file(name)) if self.store is None else entry_of(self.store, name) is not None
-
     def fetch(self, name: str) -> bool:
         """Has a file in the folder, if the set has it; returns True then."""
         if self.store is not None:

@@ -35,7 +35,6 @@ class ShardOptions:
             Does not change the result.
         max_bad: Share of inputs that may be rejected, 0 to 1, not counting files that never claimed to be images.
         encode: Options for encoding the images.
-        dali_index: Writes DALI's index files beside the shards.
         columns: The purposes of a manifest's columns, or of the keys of tars' json.
         max_file_bytes: Larger files, and larger fields of tars, are rejected unread; 1 to 2**30, as nothing larger can
             be loaded.
@@ -55,7 +54,6 @@ class ShardOptions:
     workers: int | None = None
     max_bad: float = 0.01
     encode: EncodeOptions = field(default_factory=EncodeOptions)
-    dali_index: bool = False
     columns: ManifestColumns = field(default_factory=ManifestColumns)
     skip_unreadable: bool = False
     image_field: str | None = None

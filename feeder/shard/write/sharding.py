@@ -91,7 +91,6 @@ def write_shards(
     workers: int | None = None,
     max_bad: float = 0.01,
     encode: EncodeOptions | str | None = None,
-    dali_index: bool = False,
     image_field: str | None = None,
     classes: Sequence[str] | None = None,
     engine: str = "local",
@@ -108,8 +107,7 @@ def write_shards(
             bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number, 0 or more, or a class name;
             a sample without a label has -1 or no ``cls``.
         out: Output folder, new or empty, or such a place in a store, as "s3://bucket/set".
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, dali_index, image_field: As in
-            :class:`ShardOptions`.
+        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, image_field: As in :class:`ShardOptions`.
         encode: As there, or the mode alone: "seekable", "packed", "keep", "jpeg" or "raw".
         classes: Class names by label; None takes the names in ``cls``, sorted.
         engine, address: As in :class:`ShardOptions`.
@@ -129,7 +127,6 @@ def write_shards(
         workers,
         max_bad,
         EncodeOptions(encode) if isinstance(encode, str) else encode or EncodeOptions(),
-        dali_index,
         image_field=image_field,
         engine=engine,
         address=address,

@@ -46,7 +46,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
         output = StoreOutput(open_store(out, writes=True), scratch, force=force)
-        if appends and not output.has(MANIFEST_NAME):
+        if appends and entry_of(output.store, MANIFEST_NAME) is None:
             raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
         if not appends:
             output.fetch_all(with_parts=False)

@@ -28,9 +28,8 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
 from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
-from feeder.shard.write.dali_index import DALI_SUFFIX, write_dali_index
 from feeder.shard.write.set_copy import SetCopy, at_once
-from feeder.shard.write.set_writer import header_row, index_path
+from feeder.shard.write.set_writer import header_row
 from feeder.shard.write.shard_options import TAKEDOWN_NAME
 from feeder.shard.write.tombstones import ErasedShard, erase, key_hash, write_tombstones
 from feeder.system.files import atomic_file, file_sha256, open_regular
@@ -230,7 +229,6 @@ class _Takedown:
             if not rows.keys() <= own.taken_down().keys():
                 write_tombstones(own, number, rows, erased[number])
             copy.publish(own.path)
-        self._write_dali_indexes(plan)
 
         indexes = {number: self._opened(number) for number in plan}
         gone = [len(self._opened(number).taken_down()) for number in range(header.shards)]
@@ -260,12 +258,6 @@ class _Takedown:
         index = ShardIndex(self._copy.file(self._header.index_name(number)))
         index.check()
         return index
-
-    def _write_dali_indexes(self, plan: Collection[int]) -> None:
-        for number in plan:
-            shard = self._header.shard_name(number)
-            if self._copy.fetch(index_path("", shard, DALI_SUFFIX)):
-                self._copy.publish(write_dali_index(self._copy.path, shard, self._opened(number)))
 
     def _earlier_headers(self) -> list[str]:
         paths = [version_path(self._path, version) for version in range(1, self._header.info.version)]

@@ -18,11 +18,10 @@ from feeder.decoders.packed import MOST_CODEBOOKS, add_codebooks, codebook_id
 from feeder.errors import FormatError, ShardError, SourceError
 from feeder.order.permutation import permute
 from feeder.shard.format.index_file import INDEX_NAME
-from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, ShardRecord
+from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.source.source import Rejection, Source, SourceKind
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES
-from feeder.shard.write.dali_index import write_dali_index
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_shards, shard_name
 from feeder.shard.write.set_writer import index_path, write_set
@@ -33,7 +32,7 @@ from feeder.system.files import atomic_file, file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Run", "write_dali_indexes"]
+__all__ = ["Run"]
 
 _SHOWN_REASONS = 3
 _FAST_FORMATS = ("jpg", "fpk", "npy")
@@ -92,7 +91,6 @@ class Run:
         manifest = folder.manifest()
         if manifest is not None:
             folder.check_complete(manifest, settings, source)
-            self._write_dali_indexes(manifest)
             folder.finish()
             return self.summary(manifest, [])
         is_resumed = folder.begin(settings, source)
@@ -104,7 +102,6 @@ class Run:
         image_field = {"image_field": ";".join(source.image_fields)} if source.image_fields else {}
         record = {"kind": source.kind, "digest": source.digest()} | image_field
         manifest = self.manifest(written, header, source.classes, record)
-        self._write_dali_indexes(manifest)
         manifest.write(folder.path)
         folder.publish(folder.file(REJECTED_NAME), header, folder.file(MANIFEST_NAME))
         folder.finish()
@@ -255,10 +252,6 @@ class Run:
             notes=self._source.notes,
         )
 
-    def _write_dali_indexes(self, manifest: Manifest) -> None:
-        if self._options.dali_index:
-            write_dali_indexes(self._folder, manifest.shards)
-
     def _advise(self, manifest: Manifest, written: Sequence[WrittenShard]) -> None:
         notes = [
             f"{field} of {count(number, 'sample')} is nothing that T.Mask takes: feeder inspect --verify says why"
@@ -273,12 +266,6 @@ class Run:
         for note in notes:
             self._progress.note(note)
         self._source.notes += notes
-
-
-def write_dali_indexes(folder: OutputFolder, shards: Iterable[ShardRecord]) -> None:
-    """Writes DALI's index files of shards."""
-    for shard in shards:
-        folder.publish(write_dali_index(folder.path, shard.name, ShardIndex(index_path(folder.path, shard.name))))
 
 
 def _rejected(written: Iterable[WrittenShard]) -> list[Rejection]:

@@ -108,10 +108,6 @@ def _add_encoding(command: Any) -> None:
         "then gives the copy, not the file (default: %(default)s, as seekable JPEGs)",
     )
 
-    command.add_argument(
-        "--dali-index", action="store_true", help="also write index files for DALI's readers.webdataset"
-    )
-
 
 def add_source(command: Any) -> None:
     """Adds the options for reading a source."""
@@ -227,7 +223,6 @@ def run(arguments: argparse.Namespace) -> int:
             reject_deep=arguments.reject_deep,
             progressive=arguments.progressive,
         ),
-        dali_index=arguments.dali_index,
         image_field=arguments.image_field,
         max_file_bytes=arguments.max_file_bytes,
         engine=arguments.engine,
