@@ -1,11 +1,11 @@
 """The utilisation ladder, from a naive loop to a busy accelerator: each row adds one change to the row before.
 
 Rows: a naive loop (no workers, float32, a folder of files, the loss read at every step); workers; pinned memory,
-copies without waits and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; the batch size from find_batch_size;
-autocast. The last row uses the loader of the fourth, to show the gain of autocast without feeder's decoding. Equal in
-all rows: the images, RandomResizedCrop(224), flip and normalize to float32, a random order. Each row is measured after
-its first batches, for at least two batches of each worker. The rows run in turn, `--repeats` times. The result is saved
-after every run; it names rows that failed, and the others continue.
+copies without waits and feeder.DeviceLog; pre-shuffled shards; feeder's decoding; a batch size that fills the device
+(``--right-batch-size``); autocast. The last row uses the loader of the fourth, to show the gain of autocast without
+feeder's decoding. Equal in all rows: the images, RandomResizedCrop(224), flip and normalize to float32, a random
+order. Each row is measured after its first batches, for at least two batches of each worker. The rows run in turn,
+`--repeats` times. The result is saved after every run; it names rows that failed, and the others continue.
 
 The ladder does not show the cost of storage. After the first pass the images are in the page cache, both the 250 photos
 of the documented table and the 2,000 that are made here. So the fourth row, pre-shuffled shards, gains nothing here; it
@@ -52,11 +52,8 @@ from feeder.tools.bench.result_file import processor_name, spread
 from feeder.tools.cli import main as shard
 from feeder.tools.presets import preset
 from feeder.tools.terminal import table
-from feeder.tools.training.batch_size import BatchSizeResult
 
 IMAGENET = 1_281_167
-# Share of the GPU's memory for the search: batches being copied there, and a decoder, need the rest.
-_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Setup:
         waiting: True if each step waits for its copy, and reads its loss.
         sharded: True for shards, False for a folder of files.
         native: True for feeder's loader, False for torch's with Pillow.
-        batch_size: Images in a batch; 0 for the result of find_batch_size.
+        batch_size: Images in a batch; 0 for the right number of them.
         precision: "float32" (TF32 on a GPU) or "amp".
     """
 
@@ -133,21 +130,6 @@ class Gpu:
 
 def make_device(precision: str) -> StandIn | Gpu:
     return Gpu(precision) if torch.cuda.is_available() else StandIn(precision)
-
-
-def right_batch_size(maximum: int) -> BatchSizeResult:
-    """Returns the result of find_batch_size on the device."""
-    device = make_device("float32")
-
-    def step(size: int) -> None:
-        device.step(size)
-        device.wait()
-
-    restore = (device.model, device.optimizer) if isinstance(device, Gpu) else ()
-    limit = int(_SHARE * torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
-    return feeder.find_batch_size(
-        step, restore=restore, start=32, multiple_of=32, maximum=maximum, steps=1, memory_limit_bytes=limit
-    )
 
 
 def make_loader(setup: Setup, batch_size: int, images: str, shards: str) -> Any:
@@ -242,15 +224,13 @@ def measure(images: str, shards: str, options: argparse.Namespace, result: Resul
                 "the ladder needs the GPU's utilisation, which NVML does not report: pip install nvidia-ml-py"
             )
     result.part("images", lambda: images_of(shards))
-    found = right_batch_size(options.maximum)
-    print(f"{standin.NAME + ', ' if simulated else ''}right batch size: {found.batch_size}")
     result.add(
         **({standin.NAME: _arithmetic()} if simulated else {"gpu": gpu()}),
         load_before=os.getloadavg()[0],  # of others, where this machine has others
-        batch_size=dataclasses.asdict(found),
+        right_batch_size=options.right_batch_size,
     )
     setups = [
-        dataclasses.replace(setup, batch_size=setup.batch_size or found.batch_size)
+        dataclasses.replace(setup, batch_size=setup.batch_size or options.right_batch_size)
         for setup in ladder(given_cores().usable, options.batch_size)
     ]
     runs: dict[str, list[dict[str, float]]] = {setup.name: [] for setup in setups}
@@ -341,7 +321,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="of a row's run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=64, help="of the rows before the right one")
-    parser.add_argument("--maximum", type=int, default=4096, help="of the search for the right batch size")
+    parser.add_argument("--right-batch-size", type=int, default=256, help="of the rows from the right one on")
     parser.add_argument("--json", default="bench/results/ladder.json")
     parser.add_argument("--smoke", metavar="DIR", help="once through, on DIR/images and DIR/shards")
     parser.add_argument("--render", metavar="JSON", help="print a result as markdown, and measure nothing")
@@ -352,7 +332,7 @@ def main() -> int:
         return 0
     if options.smoke:
         options.images, options.shards = (os.path.join(options.smoke, name) for name in ("images", "shards"))
-        options.seconds, options.repeats, options.batch_size, options.maximum = 0.1, 1, 4, 8
+        options.seconds, options.repeats, options.batch_size, options.right_batch_size = 0.1, 1, 4, 8
     result = Result("ladder", options.json)
     with _data(options) as (images, shards):
         measure(images, shards, options, result)

@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from feeder.order.skip import Skip
     from feeder.shard.format.packed_samples import packed_decoder
     from feeder.shard.write.sharding import write_shards
-    from feeder.tools.headroom.headroom import headroom
-    from feeder.tools.training.batch_size import find_batch_size
-    from feeder.tools.training.device_log import CsvWriter, DeviceLog
+    from feeder.tools.device_log import CsvWriter, DeviceLog
     from feeder.tools.tune.tune import tune
     from feeder.transforms.pad_to_batch import PadToBatch
 
@@ -73,8 +71,6 @@ __all__ = [
     "decode",
     "decode_packed",
     "fields",
-    "find_batch_size",
-    "headroom",
     "packed_decoder",
     "service",
     "transforms",
@@ -85,10 +81,10 @@ __all__ = [
 
 _HOMES = {
     "Buckets": "feeder.order.buckets",
-    "CsvWriter": "feeder.tools.training.device_log",
+    "CsvWriter": "feeder.tools.device_log",
     "Dali": "feeder.decoders.registry",
     "DataLoader": "feeder.loader.dataloader",
-    "DeviceLog": "feeder.tools.training.device_log",
+    "DeviceLog": "feeder.tools.device_log",
     "FolderDataset": "feeder.dataset.folders",
     "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",
@@ -101,8 +97,6 @@ _HOMES = {
     "WorkerOptions": "feeder.loader.options",
     "decode": "feeder.decoders.decode",
     "decode_packed": "feeder.decoders.packed",
-    "find_batch_size": "feeder.tools.training.batch_size",
-    "headroom": "feeder.tools.headroom.headroom",
     "packed_decoder": "feeder.shard.format.packed_samples",
     "tune": "feeder.tools.tune.tune",
     "write_shards": "feeder.shard.write.sharding",

@@ -51,11 +51,6 @@ class RunSums:
     meters: collections.Counter[str] = field(default_factory=collections.Counter)
 
     @property
-    def spent_s(self) -> float:
-        """Seconds in ``next()`` and in the step."""
-        return self.next_s + self.step_s
-
-    @property
     def images_per_s(self) -> float:
         """Samples received each second."""
         return self.samples / max(1e-9, self.elapsed_s)
@@ -100,18 +95,16 @@ def consume(
     stats: Callable[[], Mapping[str, Any]],
     seconds: float,
     step: Callable[[Any], Any] | None = None,
-    sums: RunSums | None = None,
 ) -> RunSums:
     """Takes batches for a while, or until there are no more.
 
     Args:
         batches: The batches of a loader.
         stats: Returns the loader's meters.
-        seconds: Duration, with that of ``sums``. It takes two batches at least, if they come within four times as long.
+        seconds: Duration. It takes two batches at least, if they come within four times as long.
         step: Called with each batch.
-        sums: Sums to add to.
     """
-    sums = RunSums() if sums is None else sums
+    sums = RunSums()
     with _measured(sums, stats):
         while (spent := sums.next_s + sums.step_s) < seconds or (
             sums.batches < _BATCHES and spent < _LONGEST * seconds

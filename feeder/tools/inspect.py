@@ -27,7 +27,6 @@ __all__ = ["Report", "batch_scores", "inspect", "open_set", "render"]
 _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
 _RANKS, _BATCH = 8, 256
-_WINDOWS = (1024, 8192, 65536)
 _BAR = 24
 DISTINCT = 1 << 20  # numbers that are counted one by one
 _SCORED_STEPS = 16
@@ -48,9 +47,6 @@ class Report:
         targets: Least and largest number of each target.
         classes: (name, count) by label.
         image_bytes, width_px, height_px: minimum, 5 %, median, 95 %, maximum.
-        window_scores: Score of a windowed shuffle, by samples in the window: how far samples that are stored side by
-            side are moved apart, from 0 for the stored order to 1 for a full shuffle. Windows of the whole set are left
-            out.
         codebooks: Ids of the codebooks of its packed images.
         taken_down: Number of samples that were taken down, in whose places others stand.
         batch_scores: Scores of each way to shuffle, by its name, for 8 ranks with batches of 256; empty for a set with
@@ -71,7 +67,6 @@ class Report:
     image_bytes: list[int]
     width_px: list[int]
     height_px: list[int]
-    window_scores: dict[int, float]
     batch_scores: dict[str, BatchScores]
     codebooks: list[str] = field(default_factory=list)
     taken_down: int = 0
@@ -123,7 +118,6 @@ def inspect(place: str | SetCopy) -> Report:
         image_bytes=found.length.percentiles(),
         width_px=found.width.percentiles(),
         height_px=found.height.percentiles(),
-        window_scores=_window_scores(index),
         batch_scores=_scores_by_shuffle(index),
         codebooks=[codebook_id(codebook).hex() for codebook in index.codebooks],
         taken_down=index.header.info.taken_down,
@@ -148,9 +142,6 @@ def render(report: Report) -> str:
         lines.append(
             _listed("  settings    ", [printable(f"{k}={v}") for k, v in report.settings.items() if v is not None])
         )
-    if report.window_scores:
-        scores = [f"{window:,} samples {score:.2f}" for window, score in report.window_scores.items()]
-        lines.append(_listed("  windows     ", [*scores, "(a full shuffle is 1)"]))
     if report.batch_scores:
         head = f"  distance of a batch's samples (a full shuffle is 1), {_RANKS} ranks x {_BATCH}"
         heads = ["shuffle", "a rank's batch", "all ranks'", "shards of a rank"]
@@ -277,12 +268,6 @@ def _read(index: SetIndex) -> _Found:
 def _count(counts: collections.Counter[int], values: npt.NDArray[Any]) -> None:
     for value, rows in zip(*(each.tolist() for each in np.unique(values, return_counts=True)), strict=True):
         counts[value] += rows
-
-
-def _window_scores(index: SetIndex) -> dict[int, float]:
-    sizes = index.shard_counts()
-    windows = [window for window in _WINDOWS if window < len(index)]
-    return {w: round(Order(len(index), 0, Window(w), sizes).neighbour_distance(), 4) for w in windows}
 
 
 def _scores_by_shuffle(index: SetIndex) -> dict[str, BatchScores]:

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-import feeder
 from bench import ladder
 from bench.standin import StandIn
-from feeder.tools.training.batch_size import BatchSizeResult
 
 
 class Time:
@@ -73,13 +71,6 @@ def test_an_idle_device_is_not_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_batches_beyond_the_published_figures_do_not_fit() -> None:
     with pytest.raises(torch.OutOfMemoryError, match="simulated accelerator: out of memory"):
         StandIn().step(257)
-
-
-def test_the_right_batch_size_of_the_stand_in_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    Time(monkeypatch)
-    found = ladder.right_batch_size(4096)
-    # Published: 128 is the fastest, 256 lacks 2 %.
-    assert (found.batch_size, found.largest) == (256, 256)
 
 
 def test_each_rung_changes_one_thing() -> None:
@@ -139,10 +130,23 @@ def test_a_row_that_fails_leaves_the_others(
         return dict.fromkeys(columns, 2.0)
 
     monkeypatch.setattr(ladder, "climb", climb)
-    monkeypatch.setattr(ladder, "right_batch_size", lambda maximum: BatchSizeResult(128, 256, ()))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(
-        sys, "argv", ["ladder", "--images", "i", "--shards", "s", "--repeats", "2", "--json", str(path)]
+        sys,
+        "argv",
+        [
+            "ladder",
+            "--images",
+            "i",
+            "--shards",
+            "s",
+            "--repeats",
+            "2",
+            "--right-batch-size",
+            "128",
+            "--json",
+            str(path),
+        ],
     )
     assert ladder.main() == 1
     # Each run was saved before the next; the row that failed had one.
@@ -153,21 +157,11 @@ def test_a_row_that_fails_leaves_the_others(
     assert re.search(r"right batch size +128 +failed", capsys.readouterr().out)
 
 
-def test_the_search_leaves_room_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000, 2000))
-    monkeypatch.setattr(ladder, "make_device", StandIn)
-    monkeypatch.setattr(feeder, "find_batch_size", lambda step, **options: asked.update(options))
-    ladder.right_batch_size(4096)
-    assert asked["memory_limit_bytes"] == 800
-
-
 def test_nvml_is_asked_for_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(ladder, "current_gpu_busy", lambda: lambda: None)
-    monkeypatch.setattr(ladder, "right_batch_size", lambda maximum: pytest.fail("measured"))
+    monkeypatch.setattr(ladder, "climb", lambda *_: pytest.fail("measured"))
     monkeypatch.setattr(
         sys, "argv", ["ladder", "--images", "i", "--shards", "s", "--json", str(tmp_path / "ladder.json")]
     )

@@ -15,7 +15,7 @@ from feeder import transforms as T
 from feeder.tools.cli import main
 from tests.scenarios.test_task_examples import boxes, masks
 from tests.scenarios.test_tutorials import images_by_class
-from tests.support import PYTHON_PATH, ROOT
+from tests.support import PYTHON_PATH
 from tests.support.documents import block, run_shell, smaller
 from tests.support.loader_data import write_shards
 from tests.support.ray_cluster import RayCluster
@@ -113,11 +113,6 @@ def a_folder_to_bench(folder: Path) -> None:
     shards(folder / "images", folder / "images-shards")
 
 
-def two_results(folder: Path) -> None:
-    for name in ("before", "after"):
-        shutil.copy(ROOT / "bench/results/throughput.json", folder / f"{name}.json")
-
-
 def upload(folder: Path, bucket: Bucket) -> None:
     """Writes the files of a folder and of those in it below its name."""
     for path in folder.rglob("*.jpg"):
@@ -127,16 +122,12 @@ def upload(folder: Path, bucket: Bucket) -> None:
 # By page and a sign of the block: what it needs in its folder, and what is said there of larger data.
 LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = {
     ("README.md", "feeder shard ./images"): (images, {}),
-    ("bench/README.md", "feeder bench --compare"): (two_results, {}),
     ("docs/cluster.md", "torchrun"): (images_by_class, {}),
     ("docs/loading.md", "feeder replay"): (a_run_of_eight_ranks, {"--epoch 3 --step 1200": "--epoch 0 --step 1"}),
     ("docs/operations.md", "register-python-argcomplete"): (lambda folder: None, {}),
-    ("docs/performance.md", "feeder bench --compare"): (
+    ("docs/performance.md", "feeder bench images-shards"): (
         a_folder_to_bench,
-        {
-            "--json before.json": f"--json before.json {BENCH}",
-            "feeder bench --c": "cp before.json after.json\nfeeder bench --c",
-        },
+        {"--json result.json": f"--json result.json {BENCH}"},
     ),
     ("docs/performance.md", "feeder tune"): (
         lambda folder: write_shards(folder / "DIR", 24),

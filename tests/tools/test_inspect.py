@@ -247,19 +247,6 @@ def test_a_folder_without_an_index_says_what_to_do(tmp_path: Path) -> None:
         inspect(str(tmp_path / "missing"))
 
 
-def test_windowed_shuffles_are_scored_against_the_full_one(tmp_path: Path) -> None:
-    builder = IndexBuilder()
-    for i in range(20_000):
-        row = {"label": -1, "width": 1, "height": 1, "orientation": 1, "source_bytes": 1, "crc32": 0}
-        builder.add(key=b"k", path=b"p", field="jpg", offset=i, length=1, members=[], **row)  # type: ignore[arg-type]
-    write_rows(builder, tmp_path / "index.bin", ShardEntry("x.tar", 20_000))
-    scores = inspect(str(tmp_path)).window_scores
-    assert list(scores) == [1024, 8192]  # a window of 65,536 is a full shuffle here
-    assert scores[1024] == pytest.approx(1024 / 20_000, rel=0.1)
-    assert scores[1024] < scores[8192] < 1
-    assert "1,024 samples 0.05, 8,192 samples 0.3" in render(inspect(str(tmp_path)))
-
-
 def test_shuffles_are_scored_for_one_rank_and_all(tmp_path: Path) -> None:
     builder = IndexBuilder()
     for i in range(40_000):

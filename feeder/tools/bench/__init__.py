@@ -1,4 +1,4 @@
-"""``feeder bench``: compares feeder with other loaders on given images, and one result with another."""
+"""``feeder bench``: compares feeder with other loaders on given images."""
 
 from __future__ import annotations
 

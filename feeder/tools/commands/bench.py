@@ -1,4 +1,4 @@
-"""``feeder bench``: compares feeder with other loaders, and one result with another."""
+"""``feeder bench``: compares feeder with other loaders."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ def add(commands: Any) -> None:
         ),
         help="compare feeder with torch's DataLoader, webdataset and DALI",
         description="Measures feeder and, where they are installed, torch's DataLoader with Pillow, webdataset and "
-        "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree. With "
-        "--compare: shows the measures that got faster or slower between two results, beyond noise.",
+        "DALI in turn, on the same images with the same preprocessing, after checking that their pixels agree.",
     )
 
     command.add_argument(
-        "dir", metavar="DIR", nargs="?", help="shard set, also as a URL, or folder with a subfolder for each class"
+        "dir", metavar="DIR", help="shard set, also as a URL, or folder with a subfolder for each class"
     )
     command.add_argument(
         "--folder",
@@ -54,34 +53,20 @@ def add(commands: Any) -> None:
 
     command.add_argument("--json", metavar="FILE", help="also write the result and the machine to this file")
     command.add_argument("--html", metavar="FILE", help="also write a report with charts to this file")
-    command.add_argument(
-        "--compare", nargs=2, metavar=("A.json", "B.json"), help="compare two results instead of measuring"
-    )
     command.add_argument("-q", "--quiet", action="store_true", help="print only the tables, not each run")
 
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from feeder.errors import ArgumentError
-    from feeder.system.files import check_writable
-
-    if (arguments.dir is None) == (arguments.compare is None):
-        raise ArgumentError("expected either DIR to measure, or --compare A.json B.json; see `feeder bench --help`")
-    if arguments.compare is not None:
-        return _compare(arguments)
-    for path in filter(None, (arguments.json, arguments.html)):
-        check_writable(path)  # before minutes of measuring
-    return _measure(arguments)
-
-
-def _measure(arguments: argparse.Namespace) -> int:
-    from feeder.system.files import write_text
+    from feeder.system.files import check_writable, write_text
     from feeder.tools.bench.bench_options import BenchOptions
     from feeder.tools.bench.bench_run import throughput
     from feeder.tools.bench.result_file import machine, save
     from feeder.tools.bench.show import render, result_page
 
+    for path in filter(None, (arguments.json, arguments.html)):
+        check_writable(path)  # before minutes of measuring
     given = {field.name: getattr(arguments, field.name) for field in fields(BenchOptions) if field.name != "peers"}
     options = BenchOptions(**given, peers=not arguments.no_peers)
 
@@ -97,16 +82,6 @@ def _measure(arguments: argparse.Namespace) -> int:
     if arguments.html:
         say(f"\nreport: {write_text(arguments.html, result_page({'machine': machine(), **result}))}")
     return EXIT_INTERRUPTED if "interrupted" in result else 0
-
-
-def _compare(arguments: argparse.Namespace) -> int:
-    from feeder.errors import ArgumentError
-    from feeder.tools.bench.compare import compare, load
-
-    if arguments.json or arguments.html:
-        raise ArgumentError("--json and --html need DIR; a comparison is printed")
-    say(compare(*map(load, arguments.compare)).render())
-    return 0
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
@@ -29,7 +29,7 @@ from feeder.tools.html.svg import (
     ticks,
 )
 
-__all__ = ["Bar", "Interval", "Line", "Point", "Stack", "bar_chart", "line_chart", "stacked_bar", "timeline"]
+__all__ = ["Bar", "Line", "Point", "Stack", "bar_chart", "line_chart", "stacked_bar"]
 
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _MARKERS = (  # about the origin, in pixels
@@ -38,8 +38,6 @@ _MARKERS = (  # about the origin, in pixels
     '<path class="mark" d="M0-6 6 5H-6z"',
     '<path class="mark" d="M0-6 6 0 0 6-6 0z"',
 )
-# Spans closer together than this share of the timeline look like one.
-_RESOLUTION = 1 / 1500
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,6 @@ class Stack:
 
     label: str
     parts: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A stretch of time on a track of a :func:`timeline`."""
-
-    track: str
-    start: float
-    end: float
-    kind: str
 
 
 def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str, note: str = "") -> Html:
@@ -217,46 +205,6 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
     return figure(title, note, legend(entries) + "".join(rows) + more)
 
 
-def timeline(title: str, spans: Iterable[Interval], *, unit: str = "s", note: str = "") -> Html:
-    """Returns activities over time: a strip for each track, on a common time axis.
-
-    Args:
-        title: Plain text, as are unit, tracks and kinds.
-        spans: The activities, in any order; neighbours of one kind too close to tell apart become one.
-        unit: Unit of start and end.
-        note: Plain text under the title.
-    """
-    kept = [s for s in spans if math.isfinite(s.start) and math.isfinite(s.end) and s.end >= s.start]
-    if not kept:
-        return figure(title, note, nothing())
-    begin, end = min(s.start for s in kept), max(s.end for s in kept)
-    length = (end - begin) or 1.0
-    kinds = list(dict.fromkeys(s.kind for s in kept))
-    rows = []
-    for track in dict.fromkeys(s.track for s in kept):
-        merged = _merged([s for s in kept if s.track == track], length * _RESOLUTION)
-        blocks = [
-            block(
-                (s.start - begin) / length,
-                max((s.end - s.start) / length, _RESOLUTION),
-                kinds.index(s.kind),
-                f"{s.kind}: {number(s.start)} to {number(s.end)} {unit}",
-                gap=0.0,
-            )
-            for s in merged
-        ]
-        what = f"{title}: {', '.join(dict.fromkeys(s.kind for s in merged))}"
-        rows.append(f'<div class="row wide"><bdi>{escape(track)}</bdi>{drawing(track, what, blocks)}</div>\n')
-    marks = []
-    for tick in ticks(begin, end, 4):
-        x = percent((tick - begin) / length)
-        marks.append(f'<line class="axis" x1="{x}" x2="{x}" y2="5"/>')
-        marks.append(f'<text x="{x}" y="19" text-anchor="middle">{tick_label(tick)}</text>')
-    axis = f'<svg aria-hidden="true"><line class="axis" x2="100%"/>{"".join(marks)}</svg>'
-    rows.append(f'<div class="row wide ticks"><span class="quiet">{escape(unit)}</span>{axis}</div>\n')
-    return figure(title, note, legend([(kind, block_swatch(i)) for i, kind in enumerate(kinds)]) + "".join(rows))
-
-
 def _line_swatch(i: int, line: Line) -> str:
     mark = "" if line.reference else f'<g transform="translate(14 8)">{_marker(i)}/></g>'
     return (
@@ -321,15 +269,3 @@ def _part(value: float | None, total: float) -> str:
 
 def _finite(point: Point) -> bool:
     return all(v is None or math.isfinite(v) for v in (point.x, point.y, point.low, point.high)) and point.y >= 0
-
-
-def _merged(spans: Sequence[Interval], apart: float) -> list[Interval]:
-    """Returns the spans, with neighbours of one kind joined if no gap would be visible."""
-    found: list[Interval] = []
-    for span in sorted(spans, key=lambda s: (s.start, s.end)):
-        last = found[-1] if found else None
-        if last is not None and last.kind == span.kind and span.start - last.end < apart:
-            found[-1] = Interval(span.track, last.start, max(last.end, span.end), span.kind)
-        else:
-            found.append(span)
-    return found

@@ -27,6 +27,7 @@ __all__ = [
     "ticks",
 ]
 
+_GAP = 0.0015  # between blocks, of the whole width
 COLOURS = 8
 HATCHES = 4  # plain, and those that the page defines
 
@@ -74,9 +75,9 @@ def filled(i: int, shape: str) -> str:
     return f'<rect {shape} fill="var(--s{i % COLOURS})"/>{over}'
 
 
-def block(x: float, share: float, i: int, said: str, gap: float = 0.0015) -> str:
+def block(x: float, share: float, i: int, said: str) -> str:
     """Returns a block with a tooltip; ``x`` and ``share``, its start and its width, are shares of the whole width."""
-    shape = f'x="{percent(x)}" width="{percent(max(share - gap, share / 2))}" height="100%"'
+    shape = f'x="{percent(x)}" width="{percent(max(share - _GAP, share / 2))}" height="100%"'
     return f"<g><title>{escape(said)}</title>{filled(i, shape)}</g>"
 
 

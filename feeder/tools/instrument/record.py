@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["TRAINER_DECODE", "Fetch", "GpuReading", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
+__all__ = ["TRAINER_DECODE", "Fetch", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
 
 TRAINER_DECODE = "decode in the training process"
 
@@ -51,16 +51,6 @@ class Fetch(NamedTuple):
     collate_ns: int
 
 
-class GpuReading(NamedTuple):
-    """Figures of one GPU; None for those that it does not report. See :class:`feeder.system.nvml.GpuSample`."""
-
-    gpu: int
-    busy: float | None
-    memory_bytes: int | None
-    received_bytes_s: int | None
-    sent_bytes_s: int | None
-
-
 class Sample(NamedTuple):
     """A sample of the machine.
 
@@ -68,15 +58,13 @@ class Sample(NamedTuple):
         at_ns: Time of the sample.
         own_cores: Cores that this process kept busy since the last sample.
         children_cores: Cores that its descendants kept busy.
-        memory_bytes: Resident memory of all of them; shared pages count in each.
-        gpus: A reading of each GPU.
+        gpus: Share of the time in which a kernel ran, 0-1, by GPU; without those that do not report it.
     """
 
     at_ns: int
     own_cores: float
     children_cores: float
-    memory_bytes: int
-    gpus: tuple[GpuReading, ...]
+    gpus: dict[int, float]
 
 
 @dataclass

@@ -3,11 +3,11 @@
 sampler                          measures the script's processes and the GPU; :mod:`feeder.tools.instrument` the loaders
 times, analysis                  measurements -> times of each loader, verdict
 advice                           verdict -> advice
-text_report, html_report, trace  verdict -> text, HTML, Chrome trace
+text_report                      verdict -> text
 """
 
 from __future__ import annotations
 
-from feeder.tools.profile.session import ProfileOptions, profile
+from feeder.tools.profile.session import profile
 
-__all__ = ["ProfileOptions", "profile"]
+__all__ = ["profile"]

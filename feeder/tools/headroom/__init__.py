@@ -1,1 +1,0 @@
-"""``feeder.headroom``: how much faster a training loop could go."""
