@@ -19,7 +19,7 @@ import numpy as np
 from feeder._native import crc32c
 from feeder.errors import ChangedError, NotFoundError, StoreError
 from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions
-from feeder.shard.cache.contents import Contents
+from feeder.shard.cache.cached_file import Contents
 from feeder.shard.cache.fetcher import become_fetcher
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.cache.set_files import SetFiles
@@ -163,7 +163,9 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
     fault = Path(place) / ".faults" / "fetcher.kill"
     if fault.exists():
         _die_at(int(fault.read_text()), folder, fault.rename(fault.with_suffix(".alive")))
-    become_fetcher(folder, lock, options, lambda: (cast(Any, FolderStore(place)), lambda _: FolderContents(place)))
+    become_fetcher(
+        folder, lock, options, lambda: (cast(Any, FolderStore(place)), lambda _: cast(Any, FolderContents(place)))
+    )
 
 
 def _die_at(step: int, folder: str, alive: Path) -> None:

@@ -10,11 +10,10 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from feeder.errors import FormatError, StoreError
-from feeder.shard.cache.cached_file import CachedFile
-from feeder.shard.cache.contents import Contents
+from feeder.shard.cache.cached_file import CachedFile, Contents, Plan
 from feeder.shard.cache.presence import BLOCK_BYTES, Record, blocks_of, boot_id, record_path
 from feeder.system.files import DISK_FULL, TEMPORARY_SUFFIX, open_regular
 from feeder.system.limit_errors import limit_reached
@@ -38,10 +37,10 @@ class CacheFiles:
     Args:
         folder: The folder.
         budget_bytes: Bytes that they may take; None: what leaves 10 GiB of the disk free, or a tenth of a smaller one.
-        is_needed: Returns True for a file that somebody reads, or will read soon.
-        is_read: Returns True for a file that somebody reads.
 
     Attributes:
+        leases: Number of clients that read each file.
+        plans: The plans of trainers, those whose turn comes first at the start.
         ring_bytes: Bytes of the budget that are for files that come and go.
         used_bytes: Bytes of all blocks that are present.
         coming_bytes: Bytes of the blocks that are on their way.
@@ -49,27 +48,20 @@ class CacheFiles:
         damaged: Names of the files whose bytes are wrong on the disk, as far as the job that began last knows.
         notes: Warnings of these, for clients.
         files: The files by name, the one used last at the end; one that was evicted is not among them.
-        is_needed, is_read: As given.
         lock: Held by those who change a file's record.
 
     Raises:
         StoreError: if the folder can't be read.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        budget_bytes: int | None,
-        is_needed: Callable[[str], bool],
-        is_read: Callable[[str], bool],
-    ) -> None:
+    def __init__(self, folder: str, budget_bytes: int | None = None) -> None:
         self.folder = folder
         self.lock = threading.RLock()
         self.ring_bytes: int | None = None
         self.budget_bytes = self.used_bytes = self.coming_bytes = self.whole_bytes = 0
         self._pinned_bytes = self._largest = 0
-        self.is_needed = is_needed
-        self.is_read = is_read
+        self.leases: collections.Counter[str] = collections.Counter()
+        self.plans: list[Plan] = []
         self._waits_until = 0.0
         self.damaged: set[str] = set()
         self.notes: collections.deque[str] = collections.deque()
@@ -84,6 +76,10 @@ class CacheFiles:
                 f"{error.filename or folder}: the cache can't be read: {error.strerror}; {reason}"
             ) from error
         self.set_budget(budget_bytes)
+
+    def is_needed(self, name: str) -> bool:
+        """Returns True for a file that somebody reads, or that a trainer is not done with."""
+        return name in self.leases or any(plan.last_steps.get(name, -1) >= plan.step for plan in self.plans)
 
     def file(self, name: str, contents: Contents) -> CachedFile:
         """Returns a file, made if it is missing, with none of its blocks if it was another one.
@@ -279,7 +275,7 @@ class CacheFiles:
                 files = sorted(self.files.values(), key=lambda file: not file.is_done)
             if planned:
                 files = reversed(self.files.values())
-            is_needed = self.is_read if planned else self.is_needed
+            is_needed = self.leases.__contains__ if planned else self.is_needed
 
             for file in files:
                 if freed >= size_bytes:

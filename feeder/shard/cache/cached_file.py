@@ -1,18 +1,49 @@
-"""A file of a cache folder, as its fetcher keeps it."""
+"""The files of a cache folder as its fetcher keeps them: their contents, and the plans that need them."""
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from feeder._native import crc32c
-from feeder.shard.cache.contents import Contents
 from feeder.shard.cache.presence import BLOCK_BYTES, Record
 
-__all__ = ["Block", "CachedFile"]
+__all__ = ["Block", "CachedFile", "Contents", "Plan"]
 
 Block = Sequence[memoryview]  # the bytes of a block, in pieces
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """The contents that a file of a set must have.
+
+    Attributes:
+        size_bytes: Its size.
+        identity: 16 bytes that differ for other contents.
+        etag: The ETag that each range must come with; empty: any.
+        blocks: uint32 [blocks], CRC-32C of each block; None where none are known.
+        fetch: Returns all of it, fetched and checked, or raises OSError if the disk takes no more; None for a file that
+            comes in ranges.
+        check: Raises FormatError if the file at a path does not have these contents; None where nobody can tell.
+        is_kept: True for a file that stays in the cache while the set is in use.
+        lock: Held while all of it is fetched.
+    """
+
+    size_bytes: int
+    identity: bytes
+    etag: str = ""
+    blocks: npt.NDArray[np.uint32] | None = None
+    fetch: Callable[[], bytes | memoryview] | None = None
+    check: Callable[[str], object] | None = None
+    is_kept: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class CachedFile:
@@ -69,3 +100,22 @@ class CachedFile:
             for number, block, checksum in zip(itertools.count(first), blocks, known, strict=False)
             if functools.reduce(lambda before, view: crc32c(view, before), block, 0) != checksum
         ]
+
+
+@dataclass(eq=False)
+class Plan:
+    """The plan of one iterator.
+
+    Attributes:
+        step: The step that its trainer has reached.
+        last_steps: By file, the last step known to need it.
+        first: Ranges of its first batch, which come alone, so that they share the network with no others.
+        ranges: Ranges to get ahead, in the order of need: (file, first block, end).
+        working_bytes: Size of the shards that it reads from at a time, and of their indexes.
+    """
+
+    step: int = 0
+    last_steps: dict[str, int] = field(default_factory=dict)
+    first: list[tuple[CachedFile, int, int]] = field(default_factory=list)
+    ranges: collections.deque[tuple[CachedFile, int, int]] = field(default_factory=collections.deque)
+    working_bytes: int = 0

@@ -92,12 +92,7 @@ def trim(cache_dir: str, size_bytes: int) -> int:
                 shutil.rmtree(each.folder)
                 freed += each.size_bytes
             else:
-                freed += CacheFiles(each.folder, None, _in_use, _in_use).drop(over - freed, pinned=True)
+                freed += CacheFiles(each.folder).drop(over - freed, pinned=True)
         finally:
             os.close(lock)
     return freed
-
-
-def _in_use(_: str) -> bool:
-    """Returns False for each file of a cache that no fetcher has."""
-    return False

@@ -12,12 +12,13 @@ import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import Block, CachedFile
+from feeder.shard.cache.plans import Plans
 from feeder.shard.cache.presence import BLOCK_BYTES
 from feeder.shard.store.store import Bytes, Store
 
@@ -111,16 +112,14 @@ class Downloads:
     Args:
         store: The set's place.
         files: The cache.
-        ahead: Returns the next range to get before anybody waits for it, (file, first block, end), or None.
+        plans: The plans whose ranges to get before anybody waits for them.
     """
 
-    def __init__(
-        self, store: Store, files: CacheFiles, ahead: Callable[[], tuple[CachedFile, int, int] | None] = lambda: None
-    ) -> None:
+    def __init__(self, store: Store, files: CacheFiles, plans: Plans) -> None:
         self.counts = Counts()
         self._store = store
         self._files = files
-        self._next_ahead = ahead
+        self._plans = plans
         self._lock = files.lock
         self._wake = threading.Condition(self._lock)
         self._urgent: collections.deque[Download] = collections.deque()
@@ -287,7 +286,7 @@ class Downloads:
 
     def _take_ahead(self) -> Download | None:
         while self._ahead_running < self._ahead_most:
-            found = self._next_ahead()
+            found = self._plans.next_range()
             if found is None:
                 return None
             file, first, end = found

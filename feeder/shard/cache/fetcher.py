@@ -5,7 +5,6 @@ It imports no torch, and nothing is forked off it once it has used a store. See 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -24,12 +23,11 @@ from typing import Any
 
 from feeder.errors import FeederError, NotFoundError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
-from feeder.shard.cache.cached_file import CachedFile
-from feeder.shard.cache.contents import SetContents
+from feeder.shard.cache.cached_file import CachedFile, Plan
 from feeder.shard.cache.downloads import Downloads, Wait
 from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.places import MARK
-from feeder.shard.cache.plans import Plan, Plans
+from feeder.shard.cache.plans import Plans
 from feeder.shard.cache.presence import RECORDS, blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.mirror import check_same
@@ -79,7 +77,7 @@ class Fetcher:
         self,
         folder: str,
         store: Store,
-        contents: Callable[[Fetcher], SetContents],
+        contents: Callable[[Fetcher], SetFiles],
         budget_bytes: int | None = None,
         identity: str = "",
     ) -> None:
@@ -88,11 +86,10 @@ class Fetcher:
         self._identity = identity
         self._listener: socket.socket | None = None
         self._is_ended = False
-        self._leases: collections.Counter[str] = collections.Counter()
-        self._plans = Plans(lambda: self.files)
-        self.files = CacheFiles(folder, budget_bytes, self._is_needed, self._leases.__contains__)
+        self.files = CacheFiles(folder, budget_bytes)
+        self._plans = Plans(self.files)
         store.has_answered = self.files.used_bytes > 0  # to a fetcher before this one
-        self.downloads = Downloads(store, self.files, self._plans.next_range)
+        self.downloads = Downloads(store, self.files, self._plans)
         self.contents = contents(self)
         self._threads = ThreadPoolExecutor(_INDEX_THREADS)
         self._served = threading.local()  # the client that a thread works for
@@ -213,9 +210,6 @@ class Fetcher:
         found = self._threads.map(find, names) if names[1:] else map(self._file, names)
         files = dict(zip(names, found, strict=True))
         return [(files[name], *blocks_of(start, min(end, files[name].record.size_bytes))) for name, start, end in wants]
-
-    def _is_needed(self, name: str) -> bool:
-        return name in self._leases or self._plans.needs(name)
 
     def _talk(self, client: _Client) -> None:
         self._served.client = client
@@ -375,11 +369,12 @@ class Fetcher:
 
     def _lease(self, client: _Client, names: set[str]) -> None:
         """Keeps files in the cache that a client has asked for, until its next message: it has opened them by then."""
-        self._leases.update(names)
-        self._leases.subtract(client.leased)
+        leases = self.files.leases
+        leases.update(names)
+        leases.subtract(client.leased)
         for name in client.leased:
-            if not self._leases[name]:
-                del self._leases[name]
+            if not leases[name]:
+                del leases[name]
         is_over = not client.leased <= names
         client.leased = names
         if is_over:  # there may be room now
@@ -395,7 +390,7 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
         options: See :class:`feeder.shard.cache.cache_mirror.FetchOptions`.
     """
 
-    def opened() -> tuple[Store, Callable[[Fetcher], SetContents]]:
+    def opened() -> tuple[Store, Callable[[Fetcher], SetFiles]]:
         store = open_store(
             options["url"],
             allow_http=options["allow_http"],
@@ -411,7 +406,7 @@ def become_fetcher(
     folder: str,
     lock: int,
     options: dict[str, Any],
-    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetContents]]],
+    opened: Callable[[], tuple[Store, Callable[[Fetcher], SetFiles]]],
 ) -> None:
     """Forks off the process that fetches, and ends this one.
 

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 from feeder.errors import FeederError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
-from feeder.shard.cache.cached_file import CachedFile
+from feeder.shard.cache.cached_file import CachedFile, Plan
 
-__all__ = ["Plan", "Plans"]
-
-
-@dataclass(eq=False)
-class Plan:
-    """The plan of one iterator.
-
-    Attributes:
-        step: The step that its trainer has reached.
-        last_steps: By file, the last step known to need it.
-        first: Ranges of its first batch, which come alone, so that they share the network with no others.
-        ranges: Ranges to get ahead, in the order of need: (file, first block, end).
-        working_bytes: Size of the shards that it reads from at a time, and of their indexes.
-    """
-
-    step: int = 0
-    last_steps: dict[str, int] = field(default_factory=dict)
-    first: list[tuple[CachedFile, int, int]] = field(default_factory=list)
-    ranges: collections.deque[tuple[CachedFile, int, int]] = field(default_factory=collections.deque)
-    working_bytes: int = 0
+__all__ = ["Plans"]
 
 
 class Plans:
     """The plans of all trainers that a fetcher serves; used with the lock of the cache held.
 
     Args:
-        files: Returns the cache.
+        files: The cache.
     """
 
-    def __init__(self, files: Callable[[], CacheFiles]) -> None:
+    def __init__(self, files: CacheFiles) -> None:
         self._files = files
-        self._plans: list[Plan] = []
-
-    def needs(self, name: str) -> bool:
-        """Returns True if a trainer is not done with a file."""
-        return any(plan.last_steps.get(name, -1) >= plan.step for plan in self._plans)
 
     def begin(self, working_bytes: int) -> Plan:
         """Adds a trainer's plan.
@@ -54,18 +28,18 @@ class Plans:
         Raises:
             StoreError: if the cache is too small for it and the others.
         """
-        files = self._files()
-        coming = working_bytes + sum(plan.working_bytes for plan in self._plans)
+        files = self._files
+        coming = working_bytes + sum(plan.working_bytes for plan in files.plans)
         needed = coming + files.kept_bytes if coming else 0  # a plan may not know
         if needed > files.budget_bytes:
-            others = f", {len(self._plans)} other readers of this set included" if self._plans else ""
+            others = f", {len(files.plans)} other readers of this set included" if files.plans else ""
             raise StoreError(
                 f"{files.folder}: {files.budget_bytes:,} bytes of cache are too few for the shards that are read at a "
                 f"time{others}. Give cache_bytes={needed:,} or more, a larger disk with cache_dir=, fewer lanes or a "
                 "smaller window"
             )
         plan = Plan(working_bytes=working_bytes)
-        self._plans.append(plan)
+        files.plans.append(plan)
         files.set_none_done()
         # It does not become smaller again: shards that were to stay would leave and come in turns.
         files.ring_bytes = max(files.ring_bytes or 0, coming) or None
@@ -77,19 +51,19 @@ class Plans:
         for name, last in last_steps:
             plan.last_steps[name] = max(last, plan.last_steps.get(name, -1))
         gone = [name for name, last in plan.last_steps.items() if last < step]
-        files = self._files()
+        files = self._files
         for name in gone:
             del plan.last_steps[name]
             files.set_done(name)
 
     def end(self, plan: Plan) -> None:
         """Drops a plan, whose trainer is gone."""
-        self._plans.remove(plan)
+        self._files.plans.remove(plan)
 
     def next_range(self) -> tuple[CachedFile, int, int] | None:
         """Returns the next range to get ahead, of each plan in turn; None if there is none, or no room for it."""
-        files = self._files()
-        for plan in list(self._plans):
+        files = self._files
+        for plan in list(files.plans):
             if plan.first:
                 plan.first = [each for each in plan.first if each[0].busy and each[0].record.missing(*each[1:])]
             while plan.ranges and not plan.first:
@@ -105,7 +79,7 @@ class Plans:
                     missing = []
                 plan.ranges.popleft()
                 if missing:
-                    self._plans.remove(plan)
-                    self._plans.append(plan)
+                    files.plans.remove(plan)
+                    files.plans.append(plan)
                     return file, first, end
         return None

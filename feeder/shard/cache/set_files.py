@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from feeder.errors import FormatError, StoreError
 from feeder.shard.cache.cache_files import CHECKED, CacheFiles
-from feeder.shard.cache.contents import Contents
+from feeder.shard.cache.cached_file import Contents
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import IDENTITY_BYTES, RECORDS
@@ -38,7 +38,7 @@ _KNOWN = 4096  # files whose contents are kept at hand
 
 
 class SetFiles:
-    """The files of one set; see :class:`feeder.shard.cache.contents.SetContents`.
+    """The files of one set. Its methods may be called by several threads.
 
     Args:
         store: The set's place.
@@ -69,7 +69,11 @@ class SetFiles:
         self._compared: bytes | None = None  # hash of the header that the cache was compared with
 
     def of(self, name: str) -> Contents:
-        """See :meth:`SetContents.of`."""
+        """Returns the contents of a file; what has to be read for it is fetched first.
+
+        Raises:
+            FeederError: if there is no such file, or the set is damaged.
+        """
         with self._lock:
             lock = self._locks[name]
         with lock:  # for one at a time, as it may have to be fetched
@@ -87,13 +91,14 @@ class SetFiles:
             return found
 
     def forget(self) -> None:
-        """See :meth:`SetContents.forget`."""
+        """Asks the store for the set's header when it is needed next: it may have been replaced."""
         with self._lock:
             self._known.clear()
             self._header = self._numbers = None
 
     def replaced(self) -> list[str]:
-        """See :meth:`SetContents.replaced`: after a takedown, for example."""
+        """Returns names of cached files that the set has with other contents by now, by a new header: after a takedown,
+        for example."""
         try:
             header = self._opened()
         except FormatError:  # a damaged one, of which its reader says so

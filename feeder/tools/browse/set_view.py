@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +20,8 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.taken_down import all_taken_down, stand_in
 from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
+from feeder.shard.format.set_index import SetIndex
 from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
-from feeder.tools.browse.names import names_of
 from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
 from feeder.tools.browse.scan import Scan
 from feeder.tools.presets import is_shards, open_dataset
@@ -29,6 +31,7 @@ __all__ = ["CHOSEN", "COUNTED", "SEARCHED", "Row", "SampleChoice", "SetView", "S
 _SHOWN_CHARS = 20_000
 SEARCHED = 200_000  # samples a request: then the page goes on by itself
 CHOSEN = 20_000  # samples of a class or a kind a request, whose names are read one by one
+_NAMES_AT_ONCE = 4096  # a tenth of the time that one by one take
 _AT_ONCE = 1 << 14  # rows of the index: a quarter of the time that all at once take
 COUNTED = 5_000_000  # samples: of a larger set labels and sizes are not read
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s*([^\[\]{}\"]*?)\n\s*\]")  # of indented JSON, whose texts have no newline
@@ -278,7 +281,7 @@ class SetView:
         """Returns the names of the samples of one request of a search, and the id from which the next one goes on."""
         if chosen is None:
             end = min(first + SEARCHED, len(self))
-            return names_of(self.reader, first, end, self.lock), end if end < len(self) else None
+            return _names_of(self.reader, first, end, self.lock), end if end < len(self) else None
         ids = chosen[np.searchsorted(chosen, first) :]
         following = int(ids[CHOSEN]) if len(ids) > CHOSEN else None
         return ((i, *self._names(i)) for i in ids[:CHOSEN].tolist()), following
@@ -345,3 +348,32 @@ def _text(name: str, data: bytes) -> str | None:
     if any(ord(each) < 32 and each not in "\t\r\n" for each in text[:_SHOWN_CHARS]):
         return None
     return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + " ..."
+
+
+def _names_of(reader: Any, first: int, end: int, lock: AbstractContextManager[Any]) -> Iterator[tuple[int, str, str]]:
+    """Yields id, key and path of samples; a name that is not known is empty.
+
+    Args:
+        reader: Reads the set.
+        first: Id of the first sample.
+        end: That after the last one's.
+        lock: Is held while the set is read.
+    """
+    index = getattr(reader, "index", None)
+    if not isinstance(index, SetIndex):
+        for i in range(first, end):
+            with lock:
+                key, path = reader.field(i, "key") or "", reader.field(i, "path") or ""
+            yield i, key, path
+        return
+    while first < end:
+        shard = int(index.shards_of(np.array([first]))[0])
+        start, stop = index.header.sample_range(shard)
+        here = range(first, min(first + _NAMES_AT_ONCE, stop, end))
+        rows = range(here.start - start, here.stop - start)
+        with lock:
+            own = index.shard_index(shard)
+            keys, paths = own.texts("keys", rows), own.texts("paths", rows)
+        for i, key, path in zip(here, keys, paths, strict=True):
+            yield i, key.decode("utf-8", "surrogateescape"), os.fsdecode(path)
+        first = here.stop

@@ -46,7 +46,7 @@ class Places:
 
     def fetcher(self, budget_bytes: int | None) -> Fetcher:
         self.store = FolderStore(str(self.set))
-        contents = FolderContents(str(self.set))
+        contents: Any = FolderContents(str(self.set))
         self._fetchers.append(Fetcher(str(self.cache), cast(Any, self.store), lambda _: contents, budget_bytes))
         return self._fetchers[-1]
 
