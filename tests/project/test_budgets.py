@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_750,
     "shard": 8_840,
     "system": 715,
-    "tools": 5_595,
+    "tools": 5_580,
     "transforms": 1_885,
 }
-TOKENS = 453_300
+TOKENS = 452_800
 OWN_PARAMETERS = 15
 DENSE = 34
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from feeder.errors import StoreError
-from feeder.shard.store.store import TIMEOUT_S, Store, refuse_web_server
-from feeder.shard.store.url import Url
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 
-__all__ = ["open_store"]
+from feeder.errors import NotFoundError, StoreError
+from feeder.shard.store.store import TIMEOUT_S, Store, download, refuse_web_server
+from feeder.shard.store.url import Url, is_remote, local_path
+
+__all__ = ["local_files", "open_store"]
 
 
 def open_store(
@@ -47,3 +52,27 @@ def open_store(
     if writes:
         refuse_web_server(url)
     return ObjectStore(url, allow_http=allow_http, timeout=timeout, allow_private=allow_private)
+
+
+@contextlib.contextmanager
+def local_files(place: str, *names: str) -> Iterator[str]:
+    """Has some files of a set in a folder, those that there are: the set's own, or copies of those in a store.
+
+    Args:
+        place: The set's folder, its index file or its URL.
+        names: Names of the files.
+
+    Raises:
+        StoreError: if the store can't be read.
+    """
+    if not is_remote(place):
+        path = local_path(place)
+        yield path if os.path.isdir(path) else os.path.dirname(path)
+        return
+
+    store = open_store(place)
+    with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder:
+        for name in names:
+            with contextlib.suppress(NotFoundError):
+                download(store, store.size(name), os.path.join(folder, name))
+        yield folder

@@ -14,10 +14,9 @@ from typing import IO, Any, TypeAlias
 
 import numpy as np
 
-from feeder.errors import BackendError, FeederError, NotFoundError
+from feeder.errors import BackendError, FeederError
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
-from feeder.shard.store.open_store import open_store
-from feeder.shard.store.store import download
+from feeder.shard.store.open_store import local_files
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.child_python import child_python
 from feeder.system.cores import cores
@@ -221,14 +220,8 @@ def _duration(seconds: float) -> str:
 
 def is_seekable(path: str) -> bool:
     """Returns True if most of the images were made seekable, or need no decoding."""
-    if is_remote(path):
-        store = open_store(path)
-        with tempfile.TemporaryDirectory() as folder:
-            with contextlib.suppress(NotFoundError):
-                download(store, store.size(MANIFEST_NAME), os.path.join(folder, MANIFEST_NAME))
-            manifest = Manifest.read(folder)
-    else:
-        manifest = Manifest.read(path) if os.path.isdir(path) else None
+    with local_files(path, MANIFEST_NAME) as folder:
+        manifest = Manifest.read(folder)
     if manifest is None:
         return False
     kept = sum(count for outcome, count in manifest.encoded.items() if outcome.startswith("kept"))

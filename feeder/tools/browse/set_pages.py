@@ -216,8 +216,8 @@ class SetPages:
         )
 
     def rejected(self, request: Request) -> Response:
-        view = self._view
-        return self._renderer.page("rejected.html", reasons=view.rejected, rejected=view.rejected_count)
+        number, reasons = self._view.rejected
+        return self._renderer.page("rejected.html", reasons=reasons, rejected=number)
 
     def small(self, request: Request) -> Response:
         return _picture(lambda: self._pictures.small(self._id(request)))

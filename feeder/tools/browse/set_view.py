@@ -22,7 +22,7 @@ from feeder.decoders.image_header import is_image_field
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.format.set_index import SetIndex
 from feeder.tools.browse.kinds import KINDS, SCANNED, is_of_size, is_unlabelled
-from feeder.tools.browse.rejected import Reason, count_rejected, rejected_by_reason
+from feeder.tools.browse.rejected import Reason, rejected_of
 from feeder.tools.browse.scan import Scan
 from feeder.tools.presets import is_shards, open_dataset
 
@@ -187,19 +187,14 @@ class SetView:
         return orientations, sizes
 
     @functools.cached_property
-    def rejected_count(self) -> int | None:
-        """Number of inputs that are not in the set; None if that is not known. Of a set in a store it is fetched.
+    def rejected(self) -> tuple[int | None, list[Reason]]:
+        """Inputs that are not in the set: their number, None if it is not known, and those that are, by reason.
 
         Raises:
             FormatError: if the set's manifest is damaged.
             StoreError: if the store can't be read.
         """
-        return count_rejected(self.path) if is_shards(self.path) else None
-
-    @functools.cached_property
-    def rejected(self) -> list[Reason]:
-        """Inputs that are not in the set, by reason; see :func:`feeder.tools.browse.rejected.rejected_by_reason`."""
-        return rejected_by_reason(self.path) if is_shards(self.path) else []
+        return rejected_of(self.path) if is_shards(self.path) else (None, [])
 
     @functools.cached_property
     def kinds(self) -> dict[str, int]:
