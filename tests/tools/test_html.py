@@ -13,7 +13,7 @@ import pytest
 from feeder.errors import ArgumentError
 from feeder.system.files import check_writable, write_text
 from feeder.tools.html import page as report
-from feeder.tools.html.charts import Bar, Line, Point, Stack, bar_chart, line_chart, stacked_bar
+from feeder.tools.html.charts import Bar, Interval, Line, Point, Stack, bar_chart, line_chart, stacked_bar, timeline
 
 HOSTILE = """</title><script>alert(1)</script><img src=x onerror="a">'"&\x00\x1b[31m\ud800 ]]>"""
 _VOID = {"meta", "br", "img", "link", "base"}
@@ -61,11 +61,13 @@ def everything(label: str) -> str:
                 label,
                 [
                     report.text(label),
+                    report.code(label),
                     report.facts({label: label}),
                     report.table([[label, label], [label, "1"]], caption=label),
                     line_chart(label, [Line(label, points), Line(label, points, True)], x_label=label, y_label=label),
                     bar_chart(label, [Bar(label, 3, 2, 4, note=label), Bar(label, 2)], unit=label, note=label),
                     stacked_bar(label, [Stack(label, {label: 1.0, "b": 2.0})], unit=label, note=label),
+                    timeline(label, [Interval(label, 0, 1, label), Interval("b", 1, 3, label)], unit=label, note=label),
                 ],
             )
         ],
@@ -102,7 +104,7 @@ def test_a_page_refers_to_nothing_outside_of_itself():
 
 def test_drawings_have_names_or_are_hidden_from_screen_readers():
     drawings = _Checked(everything("plain")).drawings
-    assert len(drawings) > 8
+    assert len(drawings) > 10
     assert all(d.get("aria-hidden") == "true" or (d.get("role") == "img" and "aria-labelledby" in d) for d in drawings)
 
 
@@ -135,6 +137,7 @@ def test_figures_that_are_not_finite_are_left_out_or_dashes():
     assert "nan" not in bars
     assert "– s" in bars
     assert "nan" not in stacked_bar("t", [Stack("a", {"x": nan, "y": 1.0})], unit="s")
+    assert "inf" not in timeline("t", [Interval("a", 0, inf, "k"), Interval("a", 0, 1, "k")])
     assert report.number(None) == report.number(nan) == "–"
 
 
@@ -143,6 +146,7 @@ def test_charts_of_nothing_say_so():
         line_chart("t", [], x_label="x", y_label="y"),
         bar_chart("t", [], unit="s"),
         stacked_bar("t", [Stack("a", {})], unit="s"),
+        timeline("t", []),
     ):
         assert "Nothing was measured." in chart
         _Checked(chart)
@@ -155,6 +159,7 @@ def test_a_chart_of_one_point_or_of_zeros_has_axes():
         places = [float(place) for place in re.findall(r'[xy][12]?="(-?[\d.]+)%"', chart)]
         assert all(0 <= place <= 100 for place in places)
     _Checked(bar_chart("t", [Bar("a", 0.0, 0.0, 0.0)], unit="s"))
+    _Checked(timeline("t", [Interval("a", 5, 5, "k")]))
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,13 @@ def test_lengths_are_in_proportion():
     assert re.findall(r'<line class="whisker" x1="([\d.]+)%" x2="([\d.]+)%"', bars)[0] == ("40.000", "100.000")
     stacks = stacked_bar("t", [Stack("a", {"x": 1.0, "y": 3.0}), Stack("b", {"y": 2.0})], unit="s")
     assert [round(float(x)) for x in re.findall(r'<rect x="([\d.]+)%"[^>]*fill="var', stacks)] == [0, 25, 0]
+
+
+def test_neighbours_that_no_screen_tells_apart_become_one_shape():
+    spans = [Interval("a", i / 1000, (i + 0.9) / 1000, "step") for i in range(10_000)]
+    assert timeline("t", spans).count("<rect") < 10
+    apart = timeline("t", [Interval("a", 0, 1, "step"), Interval("a", 2, 3, "step")])
+    assert apart.count('<rect x="') == 2
 
 
 def test_a_table_takes_rows_of_one_length_and_sets_figures_to_the_right():

@@ -12,12 +12,14 @@ from feeder.tools.instrument.hooks import LoaderHooks, class_folders
 from feeder.tools.instrument.record import (
     TRAINER_DECODE,
     Fetch,
+    GpuReading,
     LoaderRecord,
     NextCall,
     ProcessRecord,
     Sample,
 )
 from feeder.tools.profile.analysis import analyse
+from feeder.tools.profile.html_report import render_page
 from feeder.tools.profile.text_report import render
 from tests.support.images import make_tree
 
@@ -64,8 +66,8 @@ def extend(
 
 def process(*loaders: LoaderRecord, cores: float = 0, gpu: float | None = None) -> ProcessRecord:
     end = max((loader.batches[-1].got_ns for loader in loaders), default=MS)
-    gpus = {} if gpu is None else {0: gpu}
-    samples = [Sample(at, cores / 2, cores / 2, gpus) for at in range(MS, end + 1, max(1, end // 20))]
+    reading = () if gpu is None else (GpuReading(0, gpu, 1 << 30, 10, 10),)
+    samples = [Sample(at, cores / 2, cores / 2, 1 << 30, reading) for at in range(MS, end + 1, max(1, end // 20))]
     return ProcessRecord(1, None, 0, end, list(loaders), samples)
 
 
@@ -254,6 +256,7 @@ def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
     assert advice.text.endswith("batch_size is None: give batch_size.")
     assert advice.gain == pytest.approx(gain)
     assert "give batch_size" in render(found, [], [], None, 200)
+    assert "give batch_size" in render_page("train.py", found, [], [], None, 0)
 
 
 def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:
@@ -316,6 +319,15 @@ def test_too_little_is_said(loaders: list[LoaderRecord]) -> None:
     assert found.bound is None
     assert "nothing to measure" in found.headline() or "too little" in found.headline()
     assert render(found, [], [], "absent").startswith("No loader")
+    assert "<!doctype html>" in render_page("train.py", found, [], [], "absent", 1)
+
+
+def test_what_the_script_is_called_is_escaped_in_the_report() -> None:
+    record = loader([30.0] * 21, 10, place="<script>alert(1)</script>.py:3")
+    text = render_page("<b>.py --x '<i>'", analyse(process(record, gpu=0.4), 8), [], [], None, 0)
+    assert "<script>" not in text
+    assert "<i>" not in text
+    assert "&lt;script&gt;" in text
 
 
 def test_a_record_survives_the_way_through_json() -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
 from feeder.tools.html.page import Html, escape, number, table
 
-__all__ = ["Bar", "Line", "Point", "Stack", "bar_chart", "line_chart", "stacked_bar"]
+__all__ = ["Bar", "Interval", "Line", "Point", "Stack", "bar_chart", "line_chart", "stacked_bar", "timeline"]
 
 _GAP = 0.0015  # between blocks, of the whole width
 _COLOURS = 8
@@ -27,6 +27,8 @@ _MARKERS = (  # about the origin, in pixels
     '<path class="mark" d="M0-6 6 5H-6z"',
     '<path class="mark" d="M0-6 6 0 0 6-6 0z"',
 )
+# Spans closer together than this share of the timeline look like one.
+_RESOLUTION = 1 / 1500
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,16 @@ class Stack:
 
     label: str
     parts: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A stretch of time on a track of a :func:`timeline`."""
+
+    track: str
+    start: float
+    end: float
+    kind: str
 
 
 def line_chart(title: str, lines: Sequence[Line], *, x_label: str, y_label: str, note: str = "") -> Html:
@@ -193,6 +205,46 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
     return _figure(title, note, _legend(entries) + "".join(rows) + more)
 
 
+def timeline(title: str, spans: Iterable[Interval], *, unit: str = "s", note: str = "") -> Html:
+    """Returns activities over time: a strip for each track, on a common time axis.
+
+    Args:
+        title: Plain text, as are unit, tracks and kinds.
+        spans: The activities, in any order; neighbours of one kind too close to tell apart become one.
+        unit: Unit of start and end.
+        note: Plain text under the title.
+    """
+    kept = [s for s in spans if math.isfinite(s.start) and math.isfinite(s.end) and s.end >= s.start]
+    if not kept:
+        return _figure(title, note, _nothing())
+    begin, end = min(s.start for s in kept), max(s.end for s in kept)
+    length = (end - begin) or 1.0
+    kinds = list(dict.fromkeys(s.kind for s in kept))
+    rows = []
+    for track in dict.fromkeys(s.track for s in kept):
+        merged = _merged([s for s in kept if s.track == track], length * _RESOLUTION)
+        blocks = [
+            _block(
+                (s.start - begin) / length,
+                max((s.end - s.start) / length, _RESOLUTION),
+                kinds.index(s.kind),
+                f"{s.kind}: {number(s.start)} to {number(s.end)} {unit}",
+                gap=0.0,
+            )
+            for s in merged
+        ]
+        what = f"{title}: {', '.join(dict.fromkeys(s.kind for s in merged))}"
+        rows.append(f'<div class="row wide"><bdi>{escape(track)}</bdi>{_drawing(track, what, blocks)}</div>\n')
+    marks = []
+    for tick in _ticks(begin, end, 4):
+        x = _percent((tick - begin) / length)
+        marks.append(f'<line class="axis" x1="{x}" x2="{x}" y2="5"/>')
+        marks.append(f'<text x="{x}" y="19" text-anchor="middle">{_tick_label(tick)}</text>')
+    axis = f'<svg aria-hidden="true"><line class="axis" x2="100%"/>{"".join(marks)}</svg>'
+    rows.append(f'<div class="row wide ticks"><span class="quiet">{escape(unit)}</span>{axis}</div>\n')
+    return _figure(title, note, _legend([(kind, _block_swatch(i)) for i, kind in enumerate(kinds)]) + "".join(rows))
+
+
 def _line_swatch(i: int, line: Line) -> str:
     mark = "" if line.reference else f'<g transform="translate(14 8)">{_marker(i)}/></g>'
     return (
@@ -302,9 +354,9 @@ def _filled(i: int, shape: str) -> str:
     return f'<rect {shape} fill="var(--s{i % _COLOURS})"/>{over}'
 
 
-def _block(x: float, share: float, i: int, said: str) -> str:
+def _block(x: float, share: float, i: int, said: str, gap: float = _GAP) -> str:
     """Returns a block with a tooltip; ``x`` and ``share``, its start and its width, are shares of the whole width."""
-    shape = f'x="{_percent(x)}" width="{_percent(max(share - _GAP, share / 2))}" height="100%"'
+    shape = f'x="{_percent(x)}" width="{_percent(max(share - gap, share / 2))}" height="100%"'
     return f"<g><title>{escape(said)}</title>{_filled(i, shape)}</g>"
 
 
@@ -351,3 +403,15 @@ def _measured_ticks(xs: Sequence[float]) -> list[float]:
     if len(xs) <= 8 and all(b - a >= apart for a, b in itertools.pairwise(xs)):
         return list(xs)
     return _ticks(xs[0], xs[-1], 5)
+
+
+def _merged(spans: Sequence[Interval], apart: float) -> list[Interval]:
+    """Returns the spans, with neighbours of one kind joined if no gap would be visible."""
+    found: list[Interval] = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        last = found[-1] if found else None
+        if last is not None and last.kind == span.kind and span.start - last.end < apart:
+            found[-1] = Interval(span.track, last.start, max(last.end, span.end), span.kind)
+        else:
+            found.append(span)
+    return found

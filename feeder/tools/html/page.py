@@ -21,6 +21,7 @@ __all__ = [
     "Section",
     "Tone",
     "callout",
+    "code",
     "displayable",
     "escape",
     "facts",
@@ -92,6 +93,11 @@ def number(value: float | None) -> str:
 def text(value: object) -> Html:
     """Returns a paragraph."""
     return Html(f"<p>{escape(value)}</p>\n")
+
+
+def code(value: object) -> Html:
+    """Returns a block of code or terminal output; long lines wrap."""
+    return Html(f"<pre>{escape(value)}</pre>\n")
 
 
 def callout(heading: object, value: object = "", tone: Tone = "note") -> Html:

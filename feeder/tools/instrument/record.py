@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["TRAINER_DECODE", "Fetch", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
+__all__ = ["TRAINER_DECODE", "Fetch", "GpuReading", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
 
 TRAINER_DECODE = "decode in the training process"
 
@@ -51,6 +51,16 @@ class Fetch(NamedTuple):
     collate_ns: int
 
 
+class GpuReading(NamedTuple):
+    """Figures of one GPU; None for those that it does not report. See :class:`feeder.system.nvml.GpuSample`."""
+
+    gpu: int
+    busy: float | None
+    memory_bytes: int | None
+    received_bytes_s: int | None
+    sent_bytes_s: int | None
+
+
 class Sample(NamedTuple):
     """A sample of the machine.
 
@@ -58,13 +68,15 @@ class Sample(NamedTuple):
         at_ns: Time of the sample.
         own_cores: Cores that this process kept busy since the last sample.
         children_cores: Cores that its descendants kept busy.
-        gpus: Share of the time in which a kernel ran, 0-1, by GPU; without those that do not report it.
+        memory_bytes: Resident memory of all of them; shared pages count in each.
+        gpus: A reading of each GPU.
     """
 
     at_ns: int
     own_cores: float
     children_cores: float
-    gpus: dict[int, float]
+    memory_bytes: int
+    gpus: tuple[GpuReading, ...]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""One profile: runs the script under meters, then prints the findings."""
+"""One profile: runs the script under meters, then prints and writes the findings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from feeder.errors import FeederError
 from feeder.system.cores import cores, local_world_size
+from feeder.system.files import check_writable, write_text
 from feeder.system.nvml import Nvml, open_nvml
 from feeder.system.process_usage import stat_fields
 from feeder.system.text import say
@@ -19,29 +20,34 @@ from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
 from feeder.tools.instrument.launch import read_script, run_script, show
-from feeder.tools.instrument.record import Sample
+from feeder.tools.instrument.record import GpuReading, Sample
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.terminal import columns
 
 __all__ = ["profile"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_SAMPLES = 4000
 
 
-def profile(script: str, arguments: Sequence[str]) -> int:
-    """Runs a script in this process, and prints what it waits for on stderr.
+def profile(script: str, arguments: Sequence[str], out: str) -> int:
+    """Runs a script in this process, prints a summary on stderr and writes the report.
 
     Args:
         script: The script.
         arguments: Its arguments.
+        out: The report's path; a rank other than 0 puts its number before the ending.
 
     Returns:
         The script's exit code.
 
     Raises:
         SourceError: if there is no such script, or it is not Python.
+        ArgumentError: if the report can't be written.
     """
+    out = _of_rank(out)
+    check_writable(out)
     read = read_script(script)
 
     with contextlib.ExitStack() as stack:
@@ -70,11 +76,21 @@ def profile(script: str, arguments: Sequence[str]) -> int:
         if analyses[0].main is None:
             child.samples = record.samples
         analyses.append(analyse(child, usable))
-    _tell(script, analyses, nvml if isinstance(nvml, str) else None)
+    _tell(script, arguments, analyses, nvml if isinstance(nvml, str) else None, out, code)
     return code
 
 
-def _tell(script: str, analyses: list[Analysis], gpu_absent: str | None) -> None:
+def _of_rank(path: str) -> str:
+    """Returns the path, with the rank before its extension for all ranks but the first."""
+    rank = own_rank()
+    root, extension = os.path.splitext(path)
+    return f"{root}.rank{rank}{extension}" if rank else path
+
+
+def _tell(
+    script: str, arguments: Sequence[str], analyses: list[Analysis], gpu_absent: str | None, out: str, code: int
+) -> None:
+    from feeder.tools.profile.html_report import render_page
     from feeder.tools.profile.text_report import render
 
     used = [found for found in analyses if found.main is not None]
@@ -88,9 +104,10 @@ def _tell(script: str, analyses: list[Analysis], gpu_absent: str | None) -> None
     except FeederError as error:
         say(f"feeder: {error}", file=sys.stderr)
 
-    rank = own_rank()
-    of = "" if rank is None else f" of rank {rank}"
-    say(f"\nfeeder profile{of}\n{render(best, findings, others, gpu_absent, columns())}", file=sys.stderr)
+    say(f"\nfeeder profile\n{render(best, findings, others, gpu_absent, columns())}", file=sys.stderr)
+    command = " ".join([os.path.basename(script), *arguments])
+    write_text(out, render_page(command, best, findings, others, gpu_absent, code))
+    say(f"\nreport: {out}", file=sys.stderr)
 
 
 class _Sampler:
@@ -137,17 +154,23 @@ class _Sampler:
         own = os.getpid()
         now_ns = time.monotonic_ns()
         busy: dict[int, int] = {}
+        memory = 0
         for pid in [own, *_below(own)]:
             fields = stat_fields(pid)
             if fields is not None:
                 busy[pid] = int(fields[11]) + int(fields[12])
+                memory += int(fields[21]) * _PAGE_BYTES
 
         elapsed_s = max(1e-6, (now_ns - self._last_ns) / 1e9)
         used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed_s for pid, ticks in busy.items()}
         own_cores = used.pop(own, 0.0)
-        readings = {gpu.index: nvml.sample(gpu).busy for nvml, gpu in self._gpus}
-        gpus = {index: busy for index, busy in readings.items() if busy is not None}
-        self.samples.append(Sample(now_ns, own_cores, sum(used.values()), gpus))
+        gpus = []
+        for nvml, gpu in self._gpus:
+            found = nvml.sample(gpu)
+            gpus.append(
+                GpuReading(gpu.index, found.busy, found.memory_bytes, found.received_bytes_s, found.sent_bytes_s)
+            )
+        self.samples.append(Sample(now_ns, own_cores, sum(used.values()), memory, tuple(gpus)))
         self._busy = busy
         self._last_ns = now_ns
 

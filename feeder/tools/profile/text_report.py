@@ -27,8 +27,6 @@ def render(
     lines = [*wrap(found.headline(), width), ""]
     if found.main is not None and found.main.batches:
         lines += [table(loader_rows(found.loaders)), ""]
-        spent = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in found.parts_s.items())
-        lines += wrap(f"The whole run: {spent}.", width)
         if found.stage:
             lines += wrap(f"Making batches: {found.stage}.", width)
         if found.load.own_cores is not None:
