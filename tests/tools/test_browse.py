@@ -549,6 +549,27 @@ def test_crops_of_a_sample_are_those_of_the_epochs(shards: Path, page: TestClien
         assert np.array_equal(shown.transpose(2, 0, 1), batch[0][row].numpy())
 
 
+def test_backends_side_by_side(page: TestClient) -> None:
+    at = "/compared/4?seed=0&epoch=0"
+    ours, theirs, between = (
+        picture(page.get(at + "".join(f"&backend={each}" for each in backends)).content).astype(int)
+        for backends in (["cpu"], ["pillow"], ["cpu", "pillow"])
+    )
+    assert np.array_equal(between, (128 + 16 * (ours - theirs)).clip(0, 255))
+    assert page.get(at + "&backend=other").status_code == 400
+
+
+def test_a_batch_by_two_backends_has_each_image_three_times(page: TestClient) -> None:
+    at = {"seed": 5, "epoch": 2, "step": 1, "batch_size": 8}
+    text = page.get("/batch", params={**at, "compared": "on"}).text
+    first, *_ = ids(text)
+    assert unescape(text).count(f'"/compared/{first}?seed=5&epoch=2') == 3
+    assert "&compared" in unescape(re.findall(r'rel="next" href="([^"]*)"', text)[0])
+    assert "/step-image" not in text
+    shown = picture(page.get(f"/compared/{first}?seed=5&epoch=2&backend=cpu").content)
+    assert np.array_equal(shown, picture(page.get("/step-image", params={**at, "row": 0}).content))
+
+
 def test_batches_of_a_saved_state(shards: Path) -> None:
     dataset = feeder.ShardDataset(shards, [RandomCrop(16)])
     loader = feeder.DataLoader(dataset, batch_size=4, shuffle=True, seed=9)
@@ -575,17 +596,30 @@ def test_batches_and_crops_of_a_saved_state_with_turned_photos(exif_orientation:
             assert np.array_equal(shown, images[row])
 
 
-@pytest.mark.parametrize("options", [{"fidelity": "exact"}, {"fidelity": "draft"}, {"backend": "pillow"}])
-def test_crops_of_a_saved_state_are_those_of_its_batches(options: dict, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "backends"),
+    [
+        ({"backend": "cpu", "fidelity": "exact"}, ("cpu", "pillow")),
+        ({"backend": "cpu", "fidelity": "draft"}, ("cpu", "pillow")),
+        ({"backend": "pillow"}, ("pillow", "cpu")),
+    ],
+)
+def test_crops_of_a_saved_state_are_those_of_its_batches(
+    options: dict, backends: tuple[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "images/a").mkdir(parents=True)
     for seed in range(4):
         pixels(seed, 120, 100).save(tmp_path / f"images/a/{seed}.jpg", quality=95)
     dataset = feeder.FolderDataset(tmp_path / "images", [RandomResizedCrop(16, (0.8, 1))])
-    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **{"backend": "cpu", **options})
+    ((images, _),) = loader = feeder.DataLoader(dataset, batch_size=4, seed=9, **options)
     page = client(tmp_path / "images", state=json.loads(json.dumps(loader.state_dict())))
+    batch, sample = (unescape(page.get(place).text) for place in ("/batch?epoch=0&compared=on", "/sample/0?epoch=0"))
     for row in range(4):
-        shown = picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1)
-        assert np.array_equal(shown, images[row])
+        pair = [f"/compared/{row}?seed=9&epoch=0&view=0&backend={each}" for each in backends]
+        own = picture(page.get(pair[0]).content).transpose(2, 0, 1)
+        assert np.array_equal(own, images[row])
+        assert np.array_equal(picture(page.get(f"/crop/{row}?seed=9&epoch=0").content).transpose(2, 0, 1), own)
+        assert all(place in batch and (place in sample) == (row == 0) for place in pair)
 
 
 @pytest.mark.parametrize("op", [SanitizeBoundingBoxes(), SanitizeKeyPoints()], ids=repr)
@@ -615,6 +649,7 @@ def test_mixed_batches_of_a_saved_state(shards: Path) -> None:
     at = {"seed": 9, "epoch": 0, "step": 3, "batch_size": 4}
     shown = [picture(page.get("/step-image", params={**at, "row": row}).content) for row in range(4)]
     assert torch.equal(torch.as_tensor(np.stack(shown)).permute(0, 3, 1, 2), batches[3][0])
+    assert "before the batch is mixed" in page.get("/batch", params={**at, "compared": "on"}).text
     assert "Before it is mixed with others" in page.get("/sample/0").text
 
 
@@ -641,10 +676,14 @@ def test_every_view_is_shown(shards: Path) -> None:
     ((images, _),) = loader
     page = client(shards, state=json.loads(json.dumps(loader.state_dict())))
     text = page.get("/sample/4?epoch=0").text
+    batch = page.get("/batch", params={"epoch": 0, "compared": "on"}).text
     for view in range(3):
-        shown = picture(page.get("/crop/4", params={"seed": 9, "epoch": 0, "view": view}).content)
-        assert np.array_equal(shown.transpose(2, 0, 1), images[view][4])
-        assert f"/crop/4?seed=9&epoch=0&view={view}" in unescape(text)
+        at: dict[str, int | str] = {"seed": 9, "epoch": 0, "view": view, "backend": "pillow"}
+        for place in ("/crop/4", "/compared/4"):
+            shown = picture(page.get(place, params=at).content)
+            assert np.array_equal(shown.transpose(2, 0, 1), images[view][4])
+            assert f"{place}?seed=9&epoch=0&view={view}" in unescape(text)
+        assert f"/compared/4?seed=9&epoch=0&view={view}" in unescape(batch)
     assert page.get("/crop/4?view=3").status_code == 400
 
 

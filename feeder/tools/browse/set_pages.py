@@ -14,7 +14,7 @@ from starlette.routing import Route
 from feeder.errors import ArgumentError, BackendError, DecodeError, FeederError
 from feeder.order.random import check_range
 from feeder.tools.browse.kinds import KINDS, SCANNED
-from feeder.tools.browse.pictures import Pictures, png
+from feeder.tools.browse.pictures import Pictures, difference, png
 from feeder.tools.browse.renderer import Renderer
 from feeder.tools.browse.scan import is_caption
 from feeder.tools.browse.set_view import SampleChoice, SetView
@@ -76,6 +76,7 @@ class SetPages:
             Route("/small/{id:number}", self.small),
             Route("/whole/{id:number}", self.whole),
             Route("/crop/{id:number}", self.crop),
+            Route("/compared/{id:number}", self.compared),
             Route("/step-image", self.step_image),
         ]
 
@@ -191,6 +192,7 @@ class SetPages:
             views=len(self._training.recipe.views),
             epochs=range(first, min(first + _EPOCHS, _EPOCHS_OF_A_RUN)),
             recipe=str(self._training.recipe),
+            backends=self._training.backends,
             is_mixed=self._training.is_mixed,
         )
 
@@ -212,6 +214,9 @@ class SetPages:
             ranks=self._training.ranks,
             error=error,
             is_saved=self._training.state is not None,
+            is_compared="compared" in request.query_params,
+            backends=self._training.backends,
+            is_mixed=self._training.is_mixed,
             recipe=str(self._training.recipe),
         )
 
@@ -235,9 +240,21 @@ class SetPages:
         return _picture(lambda: self._pictures.member(i, members[number].name))
 
     def crop(self, request: Request) -> Response:
-        i, view = self._id(request), _number(request, "view")
-        seed, epoch = _draws(request, Step())
-        return _picture(lambda: png(self._training.crop(i, seed, epoch, view)))
+        drawn = self._drawn(request)
+        return _picture(lambda: png(self._training.crop(*drawn)))
+
+    def compared(self, request: Request) -> Response:
+        """A sample by one backend, or the difference of two."""
+        drawn = self._drawn(request)
+        backends = request.query_params.getlist("backend")
+
+        def picture() -> bytes:
+            images = [self._training.crop(*drawn, backend) for backend in backends]
+            return png(images[0] if len(images) == 1 else difference(images[0], images[1]))
+
+        if not 1 <= len(backends) <= 2 or set(backends) - set(self._training.backends):
+            raise ArgumentError(f"backend must be one or two of {', '.join(self._training.backends)}")
+        return _picture(picture)
 
     def step_image(self, request: Request) -> Response:
         step, row, number = self._step(request), _number(request, "row"), _number(request, "view")
@@ -252,6 +269,10 @@ class SetPages:
         if not 1 <= step.batch_size <= _MOST_BATCH:
             raise ArgumentError(f"batch_size must be 1 to {_MOST_BATCH}, got {step.batch_size}")
         return step
+
+    def _drawn(self, request: Request) -> tuple[int, int, int, int]:
+        """Returns the sample, seed, epoch and view of a picture."""
+        return self._id(request), *_draws(request, Step()), _number(request, "view")
 
     def _id(self, request: Request) -> int:
         i: int = request.path_params["id"]
