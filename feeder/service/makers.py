@@ -33,7 +33,6 @@ _MOST_FAILED_STARTS = 5
 class _Maker(Worker):
     task: Task | None = None
     works: OrderedDict[str, None] = field(default_factory=OrderedDict)
-    is_interrupted: bool = False  # killed for another job's sake
 
 
 class KnownWork:
@@ -80,7 +79,6 @@ class Makers:
         memory: PartMemory for results.
         selector: Has their sockets, with their numbers as data.
         end: Is told of the end of a task.
-        again: Takes back a task that was interrupted.
 
     Attributes:
         lost: Number of those that died.
@@ -93,13 +91,11 @@ class Makers:
         memory: PartMemory,
         selector: selectors.BaseSelector,
         end: Callable[[Task, Answer], None],
-        again: Callable[[Task], None],
     ) -> None:
         self._count = count
         self._memory = memory
         self._selector = selector
         self._end = end
-        self._again = again
         self._hello = pack_frame(Kind.WELCOME, {"here": here, "memory_bytes": memory.size_bytes})
         self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
         self._failed_starts = 0
@@ -134,23 +130,6 @@ class Makers:
             if maker.task is not None:
                 self._supervisor.kill_if_silent(number, maker.heard_ns, has_started=True)
 
-    def interrupt(self, job: str, patience_s: float) -> None:
-        """Ends the process that has had a task of a job for longest, and for so long at least: twice as long after each
-        time that the task was broken off, so that it comes to its end. The task begins anew later."""
-        now = time.monotonic()
-        found = [each for each in self._supervisor.workers if each.task is not None and each.task.turn_of == job]
-        if any(each.is_interrupted for each in found):
-            return
-        spans = {
-            number: now - each.task.started_s
-            for number, each in enumerate(found)
-            if each.task is not None and now - each.task.started_s > patience_s * 2**each.task.interruptions
-        }
-        if spans:
-            maker = found[max(spans, key=spans.__getitem__)]
-            maker.is_interrupted = True
-            maker.process.kill()
-
     def idle(self) -> list[int]:
         """Returns the numbers of those that have nothing to do."""
         return [number for number, maker in enumerate(self._supervisor.workers) if maker.task is None]
@@ -177,16 +156,12 @@ class Makers:
         self._supervisor.end(number)
         self._take_answers(number, maker)
         task, maker.task = maker.task, None
-        if maker.is_interrupted:
-            if task is not None:
-                self._again(task)
-        else:
-            self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
-            if self._failed_starts > _MOST_FAILED_STARTS:
-                raise RuntimeError("processes that make parts end before they begin; what they printed says why")
-            self.lost += 1
-            if task is not None:
-                self._end(task, Answer(Kind.FAILED, {"error": "the process that made it has died"}))
+        self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
+        if self._failed_starts > _MOST_FAILED_STARTS:
+            raise RuntimeError("processes that make parts end before they begin; what they printed says why")
+        self.lost += 1
+        if task is not None:
+            self._end(task, Answer(Kind.FAILED, {"error": "the process that made it has died"}))
         self._start(number)
 
     def _start(self, number: int) -> None:

@@ -173,7 +173,7 @@ class _Maker:
         view = SlotView.of(layout, self._whole[offset : offset + size_bytes], Samples(*numbers), sizes)
         work.meter = Meter()
         report = work.run(message["epoch"], view, self._heartbeat)
-        return _places(self._whole, view), json.dumps(report_to_json(report) | {"stages": _sparse(work.meter)}).encode()
+        return _places(self._whole, view), json.dumps(report_to_json(report, work.meter)).encode()
 
 
 def _size(work: Work) -> WorkSize:
@@ -211,9 +211,3 @@ def _places(memory: npt.NDArray[np.uint8], view: SlotView) -> list[list[int]]:
     base = memory.__array_interface__["data"][0]
     arrays = (view.labels, *view.images, *view.further)
     return [[array.__array_interface__["data"][0] - base, array.nbytes] for array in arrays]
-
-
-def _sparse(meter: Meter) -> list[list[int]]:
-    """Returns the words of a meter that are not 0, each with its place."""
-    places = np.flatnonzero(meter.words)
-    return [places.tolist(), meter.words[places].tolist()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -34,11 +33,9 @@ class Task:
     Attributes:
         waiters: Who waits for it: any object, and its number for the part.
         memory: The memory that a part is made in.
-        added_s: Time from which it waits, on the monotonic clock.
-        started_s: Time at which it began; 0: it waits.
+        is_started: False while it waits.
         passed: Number of turns in which a job's next task was left for another job's, see Note [Turns].
         turn_of: The job of whose share of the cores it takes one while it is under way.
-        interruptions: How often it was broken off for another job's sake.
     """
 
     def __init__(
@@ -60,10 +57,9 @@ class Task:
         self.size_bytes = size_bytes
         self.waiters: list[tuple[Any, int]] = []
         self.memory: MemoryPiece | None = None
-        self.added_s = self.started_s = 0.0
+        self.is_started = False
         self.passed = 0
         self.turn_of = job
-        self.interruptions = 0
 
     @property
     def place(self) -> tuple[int, int]:
@@ -105,18 +101,7 @@ class PartQueue:
 
     def add(self, task: Task) -> None:
         """Adds a task, behind those of its job."""
-        task.added_s = time.monotonic()
         self._waiting.setdefault(task.job, deque()).append(task)
-
-    def interrupted(self, task: Task) -> None:
-        """Takes back a task that was broken off for another job's sake: before those of its job, whose turn is over."""
-        self.ended(task)
-        task.interruptions += 1
-        task.added_s = time.monotonic()
-        task.started_s = 0.0
-        self._waiting.setdefault(task.job, deque()).appendleft(task)
-        for job in {task.job, task.turn_of} & self._waiting.keys():
-            self._waiting.move_to_end(job)
 
     def take(self, fits: Callable[[Task], bool] = lambda task: True) -> Task | None:
         """Takes the next task, which is under way then; None if there is none.
@@ -153,16 +138,8 @@ class PartQueue:
             del self._waiting[name]
         self.running[turn_of] = self.running.get(turn_of, 0) + 1
         task.turn_of = turn_of
-        task.started_s = time.monotonic()
+        task.is_started = True
         return task
-
-    def greedy_job(self, patience_s: float) -> str | None:
-        """Returns the job with the most tasks under way, if another one has waited so long for its first; else None."""
-        now = time.monotonic()
-        for job, tasks in self._waiting.items():
-            if not self.running.get(job) and now - tasks[0].added_s > patience_s:
-                return max(self.running, key=lambda name: self.running[name], default=None)
-        return None
 
     def ended(self, task: Task) -> None:
         """Notes that a task is no longer under way."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import selectors
-import time
 from collections import OrderedDict
 from collections.abc import Collection
 from typing import Any
@@ -20,12 +19,10 @@ from feeder.service.server_options import ServerOptions
 from feeder.service.window import Result, ResultWindow
 from feeder.service.work_size import WorkSize
 
-__all__ = ["TURN_S", "Scheduler"]
+__all__ = ["Scheduler"]
 
 _KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses them
 _MOST_WORK_BYTES = 1 << 30  # of all
-_PATIENCE_S = 5.0  # that a job without any core waits before another one has to give one
-TURN_S = 1.0  # that it then has to ask for its first part, once its work was checked
 _EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up
 _MOST_JOBS = 256
 _COUNTED = ("parts", "images", "failed")
@@ -51,8 +48,7 @@ class Scheduler:
         self._queue = PartQueue(options.job_cores)
         self._tasks: dict[Any, Task] = {}
         here = {"roots": options.roots, "cache_dir": options.cache_dir, "modules": options.modules}
-        self.makers = Makers(options.cores, here, self.memory, selector, self._end, self._again)
-        self._turn_until_s = 0.0
+        self.makers = Makers(options.cores, here, self.memory, selector, self._end)
         self._counts = _JobCounts()
         self._clients: dict[Client, None] = {}
         self.changed: set[Client] = set()
@@ -175,7 +171,7 @@ class Scheduler:
         if any(waiter is client for waiter, _ in task.waiters):
             raise ProtocolError("a part that it has asked for already")
 
-        if not task.waiters and not task.started_s:
+        if not task.waiters and not task.is_started:
             found = self._window.get(task.key)
             if found is not None and self._may_hold(task):
                 del self._tasks[task.key]
@@ -192,7 +188,7 @@ class Scheduler:
         if task is None:
             return
         task.waiters.remove((client, number))
-        if not task.waiters and not task.started_s:
+        if not task.waiters and not task.is_started:
             self._queue.remove(task)
             del self._tasks[task.key]
 
@@ -213,11 +209,8 @@ class Scheduler:
                 return
 
     def tick(self) -> None:
-        """Ends processes that hang, or are in another job's way, and forgets what nobody uses."""
+        """Ends processes that hang, and forgets what nobody uses."""
         self.makers.kill_hung()
-        greedy = self._queue.greedy_job(_PATIENCE_S)
-        if greedy is not None:
-            self.makers.interrupt(greedy, _PATIENCE_S)
         self.memory.give_back()
         used = {client.wanted for client in self._clients} | {task.digest for task in self._tasks.values()}
         for digest in [digest for digest in self._works if digest not in used]:
@@ -235,10 +228,7 @@ class Scheduler:
         return not held or held + task.size_bytes <= self._most_held()
 
     def _fits(self, task: Task) -> bool:
-        """Returns True if there is memory for a task, which it has then; and if there never will be, as it fails. One
-        that was broken off for a job's sake waits for the first part of that job."""
-        if task.interruptions and time.monotonic() < self._turn_until_s:
-            return False
+        """Returns True if there is memory for a task, which it has then; and if there never will be, as it fails."""
         if task.kind == Kind.WORK:
             return True
         if not self._may_hold(task):
@@ -253,15 +243,6 @@ class Scheduler:
                 continue
             if task.memory is not None or not self._window.drop_oldest():
                 return task.memory is not None
-
-    def _again(self, task: Task) -> None:
-        """Takes back a task that was interrupted."""
-        self._release(task)
-        if task.waiters:
-            self._queue.interrupted(task)
-        else:
-            self._queue.ended(task)
-            del self._tasks[task.key]
 
     def _end(self, task: Task, answer: Answer) -> None:
         """Takes the end of a task, and tells those who wait for it."""
@@ -295,7 +276,6 @@ class Scheduler:
             work = self._works[task.digest]
             work.size = WorkSize(*answer.message["size"])
             work.listing = answer.data
-            self._turn_until_s = time.monotonic() + TURN_S
             for client in waiters:
                 self._accept(client, task.digest)
         else:

@@ -67,13 +67,12 @@ def test_a_poison_sample_costs_its_own_job_alone(root: Path, tmp_path: Path, exp
         one.close()
 
 
-@pytest.mark.parametrize("limit", [("--job-cpus", "1"), pytest.param((), marks=pytest.mark.slow)])
 def test_a_slow_recipe_does_not_starve_another_job(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[Any], limit: tuple[str, ...]
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[Any]
 ) -> None:
     hold = HeldParts(tmp_path / "held")
-    allowed = ("--allow-module", held_parts.__name__)
-    with closing(ServiceServer(tmp_path, root, *allowed, *limit, cores=2, environment=hold.environment)) as server:
+    allowed = ("--allow-module", held_parts.__name__, "--job-cpus", "1")
+    with closing(ServiceServer(tmp_path, root, *allowed, cores=2, environment=hold.environment)) as server:
         options = {"service": feeder.Service(server.service, only=True)}
         one = loader(root, **options)
         monkeypatch.setenv("MASTER_ADDR", "another.host")
@@ -81,7 +80,7 @@ def test_a_slow_recipe_does_not_starve_another_job(
         slow = loader(root, T.Lambda(held), **options)
         hold.hold()
         held_batches = iter(slow)
-        hold.wait(1 if limit else 2)
+        hold.wait(1)
         check_same(copied_epoch(one), expected)
         jobs = server.status()["jobs"]
         assert jobs["-:another.host:1"]["parts"] == 0

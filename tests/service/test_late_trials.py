@@ -34,7 +34,7 @@ class OneTick:
         made: Number of parts made, by the job in whose turn.
     """
 
-    def __init__(self, count: int, here: Any, memory: Any, selector: Any, end: Any, again: Any) -> None:
+    def __init__(self, count: int, here: Any, memory: Any, selector: Any, end: Any) -> None:
         self._end = end
         self._tasks: list[Task | None] = [None] * count
         self.made: Counter[str] = Counter()

@@ -42,19 +42,6 @@ def test_a_free_core_goes_to_the_job_with_the_fewest_parts_under_way() -> None:
     assert queue.running == {"many": 4}
 
 
-def test_the_core_of_a_part_that_was_broken_off_goes_to_the_job_that_waits() -> None:
-    queue = PartQueue()
-    for number in range(3):
-        queue.add(task("greedy", number))
-    broken_off = queue.take()
-    assert broken_off is not None
-    queue.add(task("waits", 0))
-    queue.interrupted(broken_off)
-    taken = [queue.take() for _ in range(4)]
-    assert [each.job for each in taken if each] == ["waits", "greedy", "greedy", "greedy"]
-    assert taken[1] is broken_off
-
-
 def test_a_job_gets_no_more_cores_than_its_limit() -> None:
     queue = PartQueue(2)
     for number in range(3):
@@ -84,29 +71,6 @@ def test_a_job_whose_task_has_to_wait_does_not_keep_others_waiting() -> None:
     assert taken.job == "small"
     assert queue.take(lambda each: each.job != "large") is None
     assert queue.waiting("large") == 1
-
-
-def test_a_task_that_was_interrupted_comes_first_again() -> None:
-    queue = PartQueue()
-    for number in (1, 2):
-        queue.add(task("job", number))
-    first = queue.take()
-    assert first is not None
-    queue.interrupted(first)
-    assert queue.take() is first
-
-
-def test_the_job_with_the_most_cores_is_named_where_another_one_has_none() -> None:
-    queue = PartQueue()
-    for number in range(3):
-        queue.add(task("many", number))
-        queue.take()
-    queue.add(task("few", 1))
-    assert queue.greedy_job(3600) is None  # it has not waited so long
-    assert queue.greedy_job(-1) == "many"
-    queue.take()
-    queue.add(task("few", 2))
-    assert queue.greedy_job(-1) is None  # it has a core
 
 
 @pytest.mark.parametrize("epoch", [0, 1])

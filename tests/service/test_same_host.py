@@ -160,7 +160,7 @@ class FakeServer:
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.link: ServerLink[Any] = ServerLink(self._listener.getsockname(), {"job": "test"}, b"{}", lambda *_: [])
+        self.link: ServerLink = ServerLink(self._listener.getsockname(), {"job": "test"}, b"{}", lambda *_: [])
         self.connection = self._listener.accept()[0]
         self.connection.settimeout(30)
         self.receiver = Receiver(self.connection, CLIENT_LIMITS)

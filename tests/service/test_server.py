@@ -12,12 +12,9 @@ import resource
 import selectors
 import shutil
 import socket
-import threading
-import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,16 +37,12 @@ from feeder.service.frames import (
     pack_frame,
     peer_versions,
 )
-from feeder.service.makers import Answer, KnownWork
 from feeder.service.part_memory import PartMemory
-from feeder.service.part_queue import Task
 from feeder.service.scheduler import Scheduler
 from feeder.service.server_options import ServerOptions
 from feeder.tools.cli import main
 from feeder.transforms.recipe_json import recipe_to_json
-from tests.support import named_functions
 from tests.support.field_sets import members_set
-from tests.support.held_parts import HeldParts, held
 from tests.support.image_pairs import write_pairs
 from tests.support.loader_data import write_shards, write_tree
 from tests.support.processes import wait_until
@@ -433,137 +426,6 @@ def test_who_does_not_read_its_parts_loses_the_connection(server: ServiceServer,
     while server.status()["dropped"] == before:
         with contextlib.suppress(OSError):
             peer.send(Kind.HEARTBEAT, {})
-
-
-@pytest.mark.slow
-def test_a_job_that_holds_all_cores_gives_one_to_another(root: Path, tmp_path: Path) -> None:
-    hold = HeldParts(tmp_path / "held")
-    held_work = work_of(root / "set", T.Compose([RECIPE, T.Lambda(held)]))
-    allowed = ("--allow-module", held.__module__)
-    with contextlib.closing(ServiceServer(tmp_path, root, *allowed, cores=2, environment=hold.environment)) as one:
-        greedy, other = Peer(one), Peer(one)
-        other.ask(work_of(root / "set"), job="other")
-        greedy.ask(held_work)
-        hold.hold()
-        for number in range(3):
-            greedy.send(Kind.PART, {"number": number, "epoch": number}, numbers_of(1))
-        hold.wait(2)
-        other.send(Kind.PART, {"number": 0, "epoch": 0}, numbers_of(4))
-        answer = other.next()
-        assert answer is not None
-        assert answer.kind == Kind.RESULT
-        greedy.send(Kind.HEARTBEAT, {})
-        hold.release()
-        found = [greedy.next() for _ in range(3)]
-        assert sorted(each.message["number"] for each in found if each and each.kind == Kind.RESULT) == [0, 1, 2]
-        assert one.status()["lost"] == 0
-    hold.close()
-
-
-class OneCore:
-    """Takes the place of a server's processes: one, whose task ends when a test says so."""
-
-    def __init__(self, *arguments: Any) -> None:
-        *_, self._end, self._again = arguments
-        self.task: Task | None = None
-        self.close = lambda: None
-
-    def idle(self) -> list[int]:
-        return [] if self.task else [0]
-
-    def give(self, number: int, task: Task, work: KnownWork) -> None:
-        self.task = task
-
-    def take(self) -> Task:
-        """Returns the task, and is idle."""
-        task, self.task = self.task, None
-        assert task is not None
-        return task
-
-    def accept(self) -> None:
-        self._end(self.take(), Answer(Kind.ACCEPTED, {"size": [1, 0, 0]}))
-
-    def interrupt(self) -> None:
-        self._again(self.take())
-
-
-@pytest.mark.parametrize("turn_s", [0.0, 600.0])
-def test_a_job_that_was_given_a_core_has_its_first_part_made_by_it(
-    root: Path, monkeypatch: pytest.MonkeyPatch, turn_s: float
-) -> None:
-    monkeypatch.setattr("feeder.service.scheduler.Makers", OneCore)
-    monkeypatch.setattr("feeder.service.scheduler.TURN_S", turn_s)
-    with contextlib.ExitStack() as stack:
-        scheduler = stack.enter_context(
-            contextlib.closing(Scheduler(ServerOptions((str(root),), 1, ""), selectors.DefaultSelector()))
-        )
-        core = cast(OneCore, scheduler.makers)
-        greedy, other = (stack.enter_context(job(scheduler, name)) for name in ("greedy", "other"))
-        scheduler.take_work(greedy, json.dumps(work_of(root / "set")).encode())
-        scheduler.give_out()
-        core.accept()
-        scheduler.take_part(greedy, {"number": 0, "epoch": 0}, numbers_of(1))
-        scheduler.give_out()
-        scheduler.take_work(other, json.dumps(work_of(root / "set", LARGER)).encode())
-        core.interrupt()
-        scheduler.give_out()
-        core.accept()
-        scheduler.give_out()
-        if not turn_s:  # it has not asked in time
-            assert core.take().job == "greedy"
-            return
-        assert core.task is None
-        scheduler.take_part(other, {"number": 0, "epoch": 0}, numbers_of(1))
-        scheduler.give_out()
-        assert core.take().job == "other"
-
-
-@contextlib.contextmanager
-def job(scheduler: Scheduler, name: str) -> Iterator[Client]:
-    """A client of a job, which nobody hears."""
-    mine, its = socket.socketpair()
-    with mine, contextlib.closing(Client(its, "here", scheduler.memory, is_local=True)) as client:
-        client.job = name
-        scheduler.add(client)
-        yield client
-
-
-@pytest.mark.slow
-def test_parts_that_take_longer_than_others_wait_are_made_in_the_end(root: Path, tmp_path: Path) -> None:
-    slow_work = work_of(root / "set", T.Compose([RECIPE, T.Lambda(named_functions.inverted_in_seven_seconds)]))
-    allowed = ("--allow-module", named_functions.__name__)
-    with contextlib.closing(ServiceServer(tmp_path, root, *allowed, cores=1)) as one:
-        slow, quick = Peer(one), Peer(one)
-        quick.ask(work_of(root / "set"), job="quick")
-        slow.ask(slow_work)
-        for number in range(2):
-            slow.send(Kind.PART, {"number": number, "epoch": number}, numbers_of(1))
-        made, ends, is_over, sending = 0, time.monotonic() + 60, threading.Event(), threading.Lock()
-
-        def heartbeat() -> None:
-            while not is_over.wait(1):
-                with sending:
-                    for each in (slow, quick):
-                        each.send(Kind.HEARTBEAT, {})
-
-        beating = threading.Thread(target=heartbeat)
-        beating.start()
-        try:
-            while not one.status()["jobs"]["test"]["parts"]:
-                assert time.monotonic() < ends, f"no slow part beside {made} quick ones"
-                with sending:
-                    quick.send(Kind.PART, {"number": made, "epoch": made}, numbers_of(1))
-                answer = quick.next()
-                assert answer is not None
-                assert answer.kind == Kind.RESULT
-                made += 1
-        finally:
-            is_over.set()
-            beating.join()
-        assert made > 1
-        answer = slow.next()
-        assert answer is not None
-        assert answer.kind == Kind.RESULT
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from feeder.loader.slots.shared_pickle import unpack
 from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.shard.cache.waits import waits
 
-__all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send_message", "work_loop"]
+__all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send", "work_loop"]
 
 # Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
 HEAD = struct.Struct("<qq")
@@ -80,7 +80,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
             init(number)
         work.prepare()
     except BaseException:
-        _send(channel, FAILED_START, traceback.format_exc())
+        send(channel, FAILED_START, traceback.format_exc())
         return
 
     whole = ring.array(np.uint8, (slots, layout.slot_bytes))
@@ -211,15 +211,10 @@ def finish_part(channel: socket.socket, board: Board, number: int, part: Part, m
         part: The part.
         message: Its report or error; None: there is nothing to say.
     """
-    _send(channel, part.number, message, board)
+    send(channel, part.number, message, board)
     board.finish(number)
     if part.is_last:
         os.eventfd_write(board.sent, 1)
-
-
-def send_message(channel: socket.socket, part: int, message: Any, board: Board) -> None:
-    """Sends the trainer a message about a part."""
-    _send(channel, part, message, board)
 
 
 def _portable(error: Exception) -> Exception:
@@ -229,7 +224,8 @@ def _portable(error: Exception) -> Exception:
     return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
 
 
-def _send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
+def send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
+    """Sends the trainer a message about a part; with a board it is woken if it has to make room for it."""
     data = pickle.dumps(message, protocol=5) if message is not None else b""
     data = HEAD.pack(len(data), part) + data
     try:

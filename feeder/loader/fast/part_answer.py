@@ -17,9 +17,7 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.substitution import Substitution
 from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, Meter
 
-__all__ = ["Stages", "add_stages", "error_from_json", "report_from_json", "report_to_json", "stages_from_json"]
-
-Stages = tuple[list[int], list[int]]  # words of a meter: their places, and what to add
+__all__ = ["add_stages", "error_from_json", "report_from_json", "report_to_json"]
 
 _NUMBERS = ("read_ns", "decode_ns", "encoded_bytes", "clipped", "slow")
 _BYTES, _ARRAY, _LIST, _DICT = "bytes", "array", "list", "dict"
@@ -29,15 +27,17 @@ _LONGEST = 3  # word of a stage in a meter that is no sum
 _MOST = 1 << 62
 
 
-def report_to_json(report: PartReport) -> dict[str, Any]:
-    """Returns a report as JSON.
+def report_to_json(report: PartReport, meter: Meter) -> dict[str, Any]:
+    """Returns a report as JSON, with what its stages took: the words of the meter that are not 0, and their places.
 
     Raises:
         ValueError: for a value of a field that can't be sent.
     """
+    places = np.flatnonzero(meter.words)
     return {
         "extras": [[_encoded(value) for value in values] for values in report.extras],
         "substitutions": [list(each) for each in report.substitutions],
+        "stages": [places.tolist(), meter.words[places].tolist()],
         **{name: getattr(report, name) for name in _NUMBERS},
     }
 
@@ -63,19 +63,16 @@ def report_from_json(value: Mapping[str, Any], rows: int, columns: int) -> PartR
     return PartReport(
         extras=[[_decoded(each) for each in values] for values in extras],
         substitutions=[_substitution(each) for each in substitutions],
-        read_ns=value["read_ns"],
-        decode_ns=value["decode_ns"],
-        encoded_bytes=value["encoded_bytes"],
-        clipped=value["clipped"],
-        slow=value["slow"],
+        **{name: value[name] for name in _NUMBERS},
     )
 
 
-def stages_from_json(value: Any) -> Stages:
-    """Returns what the stages of a part took.
+def add_stages(meter: Meter, value: Any) -> None:
+    """Adds what the stages of a part took to a meter.
 
     Args:
-        value: Places and words, as JSON; trusted in nothing.
+        meter: The meter.
+        value: Places and words of another one, as JSON; trusted in nothing.
 
     Raises:
         ValueError: if it is not such JSON.
@@ -87,13 +84,8 @@ def stages_from_json(value: Any) -> Stages:
         type(word) is int and abs(word) < _MOST for word in words
     ):
         raise ValueError("a report with stages that there are not")
-    return places, words
-
-
-def add_stages(meter: Meter, stages: Stages) -> None:
-    """Adds the stages of a part to a meter."""
     numbers: Any = memoryview(meter.words)  # type: ignore[arg-type]
-    for place, word in zip(*stages, strict=True):
+    for place, word in zip(places, words, strict=True):
         numbers[place] = max(numbers[place], word) if place % STAGE_WORDS == _LONGEST else numbers[place] + word
 
 

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder import _native as native
-from feeder.loader.fast.part_answer import Stages, add_stages, report_from_json, stages_from_json
+from feeder.loader.fast.part_answer import add_stages, report_from_json
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.work_json import given_labels, sent_splits
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import Frame
 
-__all__ = ["Arrays", "PartReceiver", "Received"]
+__all__ = ["Arrays", "PartReceiver"]
 
 _MOST_REPORT_BYTES, _MOST_LABEL_BYTES = 32 << 20, 64 << 20
 
 # Labels, images and further arrays of a part, uint8 [bytes] each, as they were sent.
 Arrays = list[npt.NDArray[np.uint8]]
-
-
-class Received(NamedTuple):
-    """A part that was received.
-
-    Attributes:
-        arrays: Its arrays.
-        report: Its report.
-        stages: What its stages took.
-    """
-
-    arrays: Arrays
-    report: PartReport
-    stages: Stages
-
-    def copy(self) -> Received:
-        """Returns the same in memory of its own."""
-        return self._replace(arrays=[array.copy() for array in self.arrays])
 
 
 class PartReceiver:
@@ -62,16 +44,13 @@ class PartReceiver:
             for recipe, theirs, mine in zip(work.recipes, sent, own, strict=True)
         ]
 
-    def buffers(
-        self, view: SlotView, message: Mapping[str, Any], *, apart: bool = False
-    ) -> tuple[list[memoryview], Arrays] | None:
+    def buffers(self, view: SlotView, message: Mapping[str, Any]) -> tuple[list[memoryview], Arrays] | None:
         """Returns the memory that a part is received into: buffers for its report and its arrays, and the arrays.
 
         Args:
             view: The part's rows of its slot.
             message: The message that announces it. One with places has its arrays in the server's memory, and none
                 here.
-            apart: True leaves the slot alone; False receives there what needs nothing more.
 
         Returns:
             None if the message does not fit the part.
@@ -89,21 +68,24 @@ class PartReceiver:
         arrays = []
         for target, size_bytes in zip(self._targets(view), sizes, strict=True):
             kept = self._scratch.get(size_bytes)
-            if target is not None and not apart:
+            if target is not None:
                 arrays.append(_bytes(target))
             else:
                 arrays.append(kept.pop() if kept else np.empty(size_bytes, np.uint8))
 
         return [report, *map(memoryview, arrays)], arrays  # type: ignore[arg-type]
 
-    def received(self, view: SlotView, answer: Frame, arrays: Arrays, memory: npt.NDArray[np.uint8] | None) -> Received:
-        """Returns a part as it was received.
+    def take(self, view: SlotView, answer: Frame, arrays: Arrays, memory: npt.NDArray[np.uint8] | None) -> PartReport:
+        """Puts a part into its slot, and does what is left to do: labels of the dataset's own, and affine maps.
 
         Args:
             view: The part's rows of its slot.
             answer: The frame that it came by.
             arrays: The arrays that :meth:`buffers` has returned for it.
             memory: uint8 [bytes], the server's on this host, where the arrays lie in it.
+
+        Returns:
+            The part's report.
 
         Raises:
             ValueError: if it is none, or not this one.
@@ -119,22 +101,20 @@ class PartReceiver:
         report = report_from_json(value, view.samples.ids.size, self._columns)
         if any(each.substitute >= len(self._work.reader) for each in report.substitutions):
             raise ValueError("a substitute that there is not")
-        return Received(arrays, report, stages_from_json(value.get("stages")))
+        add_stages(self._work.meter, value.get("stages"))
 
-    def finish(self, view: SlotView, received: Received) -> None:
-        """Puts a part into its slot, and does what is left to do: labels of the dataset's own, and affine maps."""
-        for array, target in zip(received.arrays, self._targets(view), strict=True):
+        for array, target in zip(arrays, self._targets(view), strict=True):
             if target is not None and not np.may_share_memory(array, target):
                 native.copy_bytes(array, _bytes(target))
-        for array, affine, image in zip(received.arrays[1:], self._maps, view.images, strict=False):
+        for array, affine, image in zip(arrays[1:], self._maps, view.images, strict=False):
             if affine is not None:
                 native.map_pixels(array.reshape(image.shape), *affine, image)
         if self._labels is not None:
             ids = view.samples.ids.copy()
-            for each in received.report.substitutions:
+            for each in report.substitutions:
                 ids[view.samples.positions == each.position] = each.substitute
             view.labels[:] = self._labels[ids]
-        add_stages(self._work.meter, received.stages)
+        return report
 
     def _arrays_at(self, view: SlotView, places: Any, memory: npt.NDArray[np.uint8]) -> Arrays:
         if not isinstance(places, list) or not all(

@@ -5,16 +5,17 @@ Note [Relays]
     order, slots, counts, and what happens when it dies or hangs are those of any worker.
     It claims a part only for a server that has credit left, and only if no local worker is idle. It alone writes the
     slot of a part that it has claimed. A part that is unanswered for too long it hands back to the pool by a message,
-    after it has made sure that nothing more of the answer goes into the slot; then a local worker may make it. The pool
-    puts the part back on the board and clears its row, which is the relay's sign that the row is free again. An answer
-    that comes before a worker has claimed the part again is not lost: the relay claims it, and is done. A loader
-    without local workers has the relay make such parts by itself, and one that makes none has another server asked,
-    too; the first answer counts.
+    after it has made sure that nothing of the answer goes into the slot any more; then a local worker makes it. The
+    pool puts the part back on the board and clears its row, which is the relay's sign that the row is free again. A
+    loader without local workers has the relay make such parts by itself, and one that makes none has another server
+    asked, too; the answer that begins to come first is taken.
+    Answers that are not wanted any more are dropped as they come. They still tell that their server is at work.
     All pixels that can be are sent as uint8; where that leaves an affine map to do, the relay does it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -22,15 +23,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ServiceError
-from feeder.loader.fast.asked_part import AskedPart, PartRequest, answer_limit_s
-from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send_message
+from feeder.loader.fast.fast_worker import Declined, finish_part, make_part, send
 from feeder.loader.fast.part_answer import error_from_json
 from feeder.loader.fast.part_report import PartReport
-from feeder.loader.fast.received_part import PartReceiver, Received
-from feeder.loader.fast.relay_claims import Claims
+from feeder.loader.fast.received_part import Arrays, PartReceiver
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.servers import Servers
@@ -40,13 +40,100 @@ from feeder.loader.service_options import ServiceOptions
 from feeder.loader.slots.image_slots import SlotView
 from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
-__all__ = ["relay_loop"]
+__all__ = ["Claims", "answer_limit_s", "relay_loop"]
 
+_LATE, _MOST_LATE_S, _LEAST_LIMIT_S = 3.0, 1.0, 0.05
+_LOCAL_FIRST_S = 0.02  # that idle local workers get to take a part
 _MOST_AT_ONCE = 2  # servers that are asked for one part
-_MOST_RETURNED = 16  # parts that were handed back, and may be answered still
 _PAUSE_MS = 2
 _MOST_FAILURES = 3  # of one part, where no other way to make it is left
 _BUSY_S = 2 * HEARTBEAT_S  # without a look at the sockets: silence does not count then
+
+
+def answer_limit_s(usual_s: float, *, is_worker_free: bool) -> float:
+    """Returns the time after which a server's answer to a part is late, and the part is made elsewhere.
+
+    Args:
+        usual_s: The time that its answers take, lately; 0 before the first one.
+        is_worker_free: True if somebody here has nothing else to make.
+
+    Returns:
+        Three times the usual time, at most a second. If nobody is free, at most a second more than the usual time: a
+        local worker would make the part in place of another one, and servers of slow parts would be of no use.
+    """
+    if not usual_s:
+        return _MOST_LATE_S
+    most_s = _MOST_LATE_S if is_worker_free else usual_s + _MOST_LATE_S
+    return max(_LEAST_LIMIT_S, min(_LATE * usual_s, most_s))
+
+
+class Claims:
+    """Takes parts off the board that local workers do not take.
+
+    Args:
+        board: The task board.
+        local_workers: Number of the workers that make parts here; 0 takes any part.
+    """
+
+    def __init__(self, board: Board, local_workers: int) -> None:
+        self._board = board
+        self._local_workers = local_workers
+        self._seen = (-1, 0.0)  # the oldest part that waits, and since when
+
+    def take(self, row: int) -> Part | None:
+        """Claims a part by a row, and takes the count that would wake a local worker for it; None if there is none."""
+        if self._are_left_to_local_workers():
+            return None
+        part = self._board.claim(row, fresh_only=self._local_workers > 0)
+        with contextlib.suppress(BlockingIOError):
+            if part is not None or not self._board.pending():
+                os.eventfd_read(self._board.event)
+                if part is None and self._board.pending():  # published meanwhile
+                    os.eventfd_write(self._board.event, 1)
+        return part
+
+    def free_workers(self) -> int:
+        """Returns the number of the local workers that would make another part now."""
+        return self._board.idle(self._local_workers) - self._board.unclaimed()
+
+    def _are_left_to_local_workers(self) -> bool:
+        """Returns True if idle local workers are about to take all parts that wait."""
+        if not self._local_workers:
+            return False
+        first, waiting = self._board.fresh()
+        if waiting > self._board.idle(self._local_workers):
+            return False
+        now = time.monotonic()
+        if self._seen[0] != first:
+            self._seen = first, now
+        return waiting > 0 and now - self._seen[1] < _LOCAL_FIRST_S
+
+
+@dataclass(eq=False)
+class _Asked:
+    """A part that was claimed.
+
+    Attributes:
+        part: The part.
+        row: The row that it was claimed by.
+        view: Its rows of the slot.
+        requests: The servers that were asked, with the numbers of the requests there; empty: it waits for one.
+        since_s: Time of the last request.
+        failures: Number of servers, or times, that it failed on.
+        is_over: True once no answer is wanted any more.
+        source: The server whose answer comes, or has come; None: none.
+        arrays: The memory that this is received in.
+    """
+
+    part: Part
+    row: int
+    view: SlotView
+    requests: list[tuple[ServerLink, int]] = field(default_factory=list)
+    since_s: float = 0.0
+    failures: int = 0
+    is_over: bool = False
+    source: ServerLink | None = None
+    arrays: Arrays = field(default_factory=list)
 
 
 def relay_loop(
@@ -89,11 +176,11 @@ class _Relay:
         self._options = options
 
         self._receiver = PartReceiver(work)
-        self._servers: Servers[PartRequest] = Servers(options, work_data(work), self._buffers)
+        self._servers = Servers(options, work_data(work), self._buffers)
         self._claims = Claims(board, 0 if options.only else options.local_workers)
         self._idle_rows = deque(rows)
-        self._asked: dict[int, AskedPart] = {}
-        self._returned: dict[int, AskedPart] = {}
+        self._declined: list[int] = []  # rows of parts that were handed back, which the pool has not cleared yet
+        self._asked: dict[int, _Asked] = {}
         self._poll = select.poll()
         self._polled = dict[int, int]()
 
@@ -127,10 +214,11 @@ class _Relay:
             self._heartbeat()
             self._board.service_cores = self._servers.cores
         has_lost = self._drop_lost()
+        has_rows = self._take_rows_back()
         # Most turns receive some bytes of a part, and there is nothing else to do.
-        if answers or is_due or has_lost or now >= self._late_s or self._board.event in ready or self._is_empty_handed:
+        has_news = answers or is_due or has_lost or has_rows or self._board.event in ready
+        if has_news or now >= self._late_s or self._is_empty_handed:
             self._see_to_late_parts()
-            self._take_again(is_due=is_due)
             self._claim()
         self._servers.flush()
         return True
@@ -169,6 +257,13 @@ class _Relay:
         """Returns True if no server has answered for the time that a loader without local parts waits."""
         return time.monotonic() - self._answered_s > self._options.timeout_s
 
+    def _take_rows_back(self) -> bool:
+        """Takes back the rows of parts that the pool has given to others; returns True if there are any."""
+        free = [row for row in self._declined if self._board.is_free(row)]
+        self._declined = [row for row in self._declined if row not in free]
+        self._idle_rows += free
+        return bool(free)
+
     def _claim(self) -> None:
         """Claims parts for servers with credit left."""
         if not (self._asked or self._board.pending()):
@@ -181,7 +276,7 @@ class _Relay:
                 self._is_empty_handed = True
                 return
             self._idle_rows.popleft()
-            asked = self._asked[part.number] = AskedPart(part, row, self._view_of(part))
+            asked = self._asked[part.number] = _Asked(part, row, self._view_of(part))
             link = self._servers.free()
             if link is not None:
                 self._ask(asked, link)
@@ -193,67 +288,70 @@ class _Relay:
 
     # Requests and answers.
 
-    def _ask(self, asked: AskedPart, link: ServerLink[PartRequest]) -> None:
-        request = PartRequest(asked, is_apart=bool(asked.requests))
+    def _ask(self, asked: _Asked, link: ServerLink) -> None:
         numbers = [memoryview(each.view("uint8")) for each in asked.view.samples]  # type: ignore[arg-type]
-        asked.requests.append((link, link.ask(request, asked.part.epoch, numbers, asked.view.image_size)))
+        asked.requests.append((link, link.ask(asked, asked.part.epoch, numbers, asked.view.image_size)))
         asked.since_s = time.monotonic()
         self._late_s = min(self._late_s, asked.since_s + answer_limit_s(link.usual_s, is_worker_free=True))
 
-    def _cancel(self, asked: AskedPart) -> None:
-        """Takes back all requests for a part."""
-        for link, number in asked.requests:
-            self._receiver.release(link.cancel(number).arrays)
-        asked.requests = []
-
-    def _buffers(self, request: PartRequest, message: dict[str, Any]) -> list[memoryview]:
-        """Returns the places that an answer is received into."""
-        found = self._receiver.buffers(request.asked.view, message, apart=request.is_apart)
+    def _buffers(self, link: ServerLink, asked: _Asked, message: dict[str, Any]) -> list[memoryview] | None:
+        """Returns the places that an answer is received into; None for one that is not wanted."""
+        if asked.is_over or asked.source is not None:
+            return None
+        found = self._receiver.buffers(asked.view, message)
         if found is None:
             return [memoryview(b"")]  # which is refused, as it is too short
-        request.arrays = found[1]
+        asked.source, asked.arrays = link, found[1]
         return found[0]
 
-    def _take(self, link: ServerLink[PartRequest], number: int, request: PartRequest, answer: Frame) -> None:
+    def _leave(self, asked: _Asked) -> None:
+        """Wants no answer to a part any more. The last request of each server stays, as its answer tells that the
+        server is at work."""
+        asked.is_over = True
+        for link, number in asked.requests:
+            if asked.source is link or len(link.sent) > 1:
+                link.cancel(number)
+        asked.requests = []
+        self._forget_source(asked)
+
+    def _forget_source(self, asked: _Asked) -> None:
+        self._receiver.release(asked.arrays)
+        asked.source, asked.arrays = None, []
+
+    def _take(self, link: ServerLink, number: int, asked: _Asked, answer: Frame) -> None:
         """Takes a server's answer to a part."""
-        asked = request.asked
-        asked.requests.remove((link, number))
         self._answered_s = time.monotonic()
+        if asked.is_over or asked.source not in (None, link):
+            if answer.kind == Kind.RESULT and link.memory is not None:
+                link.taken(number)
+            asked.requests = [each for each in asked.requests if each != (link, number)]
+            return
+        asked.requests.remove((link, number))
         if answer.kind == Kind.FAILED:
             self._take_failure(link, asked, answer)
             return
         try:
-            received = self._receiver.received(asked.view, answer, request.arrays, link.memory)
+            report = self._receiver.take(asked.view, answer, asked.arrays, link.memory)
         except ValueError as error:
             link.lost = f"answered what is none of the protocol: {error}"
+            self._forget_source(asked)
             return
-        if asked.is_back:
-            received = received.copy() if link.memory is not None else received
-        else:
-            self._receiver.finish(asked.view, received)
         if link.memory is not None:
             if not link.is_open():  # its memory may be another part's by now
                 link.lost = "is gone"
+                self._forget_source(asked)
                 return
             link.taken(number)
-        if not asked.is_back:
-            self._cancel(asked)
-            self._complete(asked, received)
-        elif self._returned.get(asked.part.number) is asked:
-            asked.received = received
-        else:
-            self._receiver.release(received.arrays)
+        self._leave(asked)
+        self._finish(asked, report, report if report.has_news else None)
 
-    def _take_failure(self, link: ServerLink[PartRequest], asked: AskedPart, answer: Frame) -> None:
-        if asked.is_back:
-            return  # a local worker finds out by itself
+    def _take_failure(self, link: ServerLink, asked: _Asked, answer: Frame) -> None:
         error = error_from_json(answer.message)
         asked.failures += 1
         if error is not None:
-            self._cancel(asked)
+            self._leave(asked)
             self._finish(asked, PartReport(), error)
         elif not self._options.only:
-            self._cancel(asked)
             self._hand_back(asked)
         elif not asked.requests and asked.failures > _MOST_FAILURES:
             reason = str(answer.message.get("error"))[-500:]
@@ -262,11 +360,11 @@ class _Relay:
     def _drop_lost(self) -> bool:
         """Has the parts of servers that are gone made otherwise; returns True if there are such servers."""
         lost = self._servers.drop_lost()
-        for link, requests in lost:
-            for request in requests:
-                asked = request.asked
+        for link, parts in lost:
+            for asked in parts:
                 asked.requests = [each for each in asked.requests if each[0] is not link]
-                self._receiver.release(request.arrays)
+                if asked.source is link:
+                    self._forget_source(asked)
         return bool(lost)
 
     def _see_to_late_parts(self) -> None:
@@ -279,7 +377,7 @@ class _Relay:
             elif not asked.requests or self._is_late(asked, now):
                 self._hand_back(asked)
 
-    def _is_late(self, asked: AskedPart, now: float) -> bool:
+    def _is_late(self, asked: _Asked, now: float) -> bool:
         """Returns True for a part that is unanswered for too long, whose server gets no others until it answers
         something; else notes when it may be."""
         link, _ = asked.requests[-1]
@@ -294,12 +392,12 @@ class _Relay:
 
     def _is_worker_free(self) -> bool:
         """Returns True if there is a local worker for another part than those that were handed back."""
-        return not self._options.only and self._claims.free_workers() > len(self._returned)
+        return not self._options.only and self._claims.free_workers() > len(self._declined)
 
-    def _ask_further(self, asked: AskedPart, now: float) -> None:
+    def _ask_further(self, asked: _Asked, now: float) -> None:
         """Asks a server for a part that has none, or another one for a late part."""
         if self._is_overdue():
-            self._cancel(asked)
+            self._leave(asked)
             self._fail(asked)
         elif len(asked.requests) < _MOST_AT_ONCE:
             link = self._servers.free([link for link, _ in asked.requests])
@@ -308,77 +406,30 @@ class _Relay:
 
     # Ends of parts.
 
-    def _hand_back(self, asked: AskedPart) -> None:
+    def _hand_back(self, asked: _Asked) -> None:
         """Has a part made by a local worker, or here if there is none."""
-        asked.is_back = True
-        if any(link.is_receiving(number) for link, number in asked.requests):
-            self._cancel(asked)
-        for link, number in asked.requests:
-            link.owner(number).is_apart = True
+        self._leave(asked)
         if not self._options.local_workers:
-            self._let_go(asked)
             self._make_here(asked)
             return
         del self._asked[asked.part.number]
-        if len(self._returned) >= _MOST_RETURNED:
-            self._cancel(asked)
-        self._returned[asked.part.number] = asked
-        send_message(self._channel, asked.part.number, Declined(asked.row), self._board)
+        self._declined.append(asked.row)
+        send(self._channel, asked.part.number, Declined(asked.row), self._board)
         os.eventfd_write(self._board.sent, 1)  # the trainer has to give it out again
 
-    def _take_again(self, *, is_due: bool) -> None:
-        """Claims parts that were handed back, and answered before a worker had claimed them; forgets the others."""
-        for asked in self._returned.values():
-            if not asked.is_on_board and self._board.is_free(asked.row):
-                asked.is_on_board = True
-                self._idle_rows.append(asked.row)
-        for number, asked in list(self._returned.items()):
-            if not asked.is_on_board:
-                continue
-            if asked.received is not None and self._idle_rows:
-                part = self._board.claim_again(self._idle_rows[0], number)
-                if part is not None:
-                    del self._returned[number]
-                    asked.row = self._idle_rows.popleft()
-                    self._receiver.finish(asked.view, asked.received)
-                    self._complete(asked, asked.received)
-                    continue
-            if not asked.requests or is_due:
-                self._forget_if_claimed(asked)
-
-    def _forget_if_claimed(self, asked: AskedPart) -> None:
-        if (not asked.requests and asked.received is None) or not self._board.waits_again(asked.part.number):
-            del self._returned[asked.part.number]
-            self._let_go(asked)
-            if asked.received is not None:
-                self._receiver.release(asked.received.arrays)
-
-    def _let_go(self, asked: AskedPart) -> None:
-        """Takes back the requests for a part that is another's by now, but for the last one of each server, whose
-        answer tells that it is at work again."""
-        for link, number in list(asked.requests):
-            if len(link.sent) > 1:
-                asked.requests.remove((link, number))
-                self._receiver.release(link.cancel(number).arrays)
-
-    def _make_here(self, asked: AskedPart) -> None:
+    def _make_here(self, asked: _Asked) -> None:
         del self._asked[asked.part.number]
         make_part(self._channel, self._board, asked.row, asked.part, asked.view, self._work, self._heartbeat)
         self._idle_rows.append(asked.row)
 
-    def _fail(self, asked: AskedPart) -> None:
+    def _fail(self, asked: _Asked) -> None:
         error = ServiceError(
             f"no server of the service {self._options.name!r} was there for {self._options.timeout_s:g} s: "
             f"{self._servers.problems()}. Start one with `feeder serve`, raise timeout=, or leave only=True out"
         )
         self._finish(asked, PartReport(), error)
 
-    def _complete(self, asked: AskedPart, received: Received) -> None:
-        self._receiver.release(received.arrays)
-        report = received.report
-        self._finish(asked, report, report if report.has_news else None)
-
-    def _finish(self, asked: AskedPart, report: PartReport, message: Any) -> None:
+    def _finish(self, asked: _Asked, report: PartReport, message: Any) -> None:
         self._asked.pop(asked.part.number, None)
         report.count(self._sums, report.read_ns + report.decode_ns)
         finish_part(self._channel, self._board, asked.row, asked.part, message)

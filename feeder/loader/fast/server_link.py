@@ -9,7 +9,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from feeder.service.frames import HEARTBEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender
 from feeder.system.mapping import boot_id, map_other_memory
 
-__all__ = ["ServerLink"]
+__all__ = ["Place", "ServerLink"]
 
 SILENCE_S = 4 * HEARTBEAT_S
 _CONNECT_S = 2.0
@@ -25,10 +25,11 @@ _MOST_NAME_BYTES = 100  # of a Unix socket
 _MOST_TIMES = 10.0
 _NEWEST = 0.1  # share of the last answer in the usual time
 
-R = TypeVar("R")
+# Returns the buffers for a part's result by the link, the request's owner and the message; None drops it.
+Place = Callable[["ServerLink", Any, dict[str, Any]], "Sequence[memoryview] | None"]
 
 
-class ServerLink(Generic[R]):
+class ServerLink:
     """A connection, which is being made once this is. On the server's host it moves to the server's Unix socket, see
     Note [Same host].
 
@@ -36,8 +37,7 @@ class ServerLink(Generic[R]):
         address: The server's host and port.
         hello: The message that introduces the job.
         work: The work, as JSON.
-        place: Returns the buffers for a part's result by the request, its message and its bytes, see
-            :class:`feeder.service.frames.Receiver`.
+        place: See :data:`Place`.
 
     Attributes:
         credit: Number of parts that may be unanswered here; 0 until the work is accepted.
@@ -51,16 +51,10 @@ class ServerLink(Generic[R]):
         lost: The reason for which the link is of no more use; empty while it is.
     """
 
-    def __init__(
-        self,
-        address: tuple[str, int],
-        hello: Mapping[str, Any],
-        work: bytes,
-        place: Callable[[R, dict[str, Any]], Sequence[memoryview]],
-    ) -> None:
+    def __init__(self, address: tuple[str, int], hello: Mapping[str, Any], work: bytes, place: Place) -> None:
         self.address = address
         self.credit = self.cores = 0
-        self.sent: dict[int, tuple[R, float]] = {}
+        self.sent: dict[int, tuple[Any, float]] = {}
         self.usual_s = 0.0
         self.is_late = False
         self.memory: npt.NDArray[np.uint8] | None = None
@@ -106,7 +100,7 @@ class ServerLink(Generic[R]):
         """Returns what to poll the socket for."""
         return select.POLLIN | (select.POLLOUT if self._sender.unsent_bytes or not self._is_connected else 0)
 
-    def ask(self, owner: R, epoch: int, numbers: Sequence[memoryview], size: tuple[int, int] | None = None) -> int:
+    def ask(self, owner: Any, epoch: int, numbers: Sequence[memoryview], size: tuple[int, int] | None = None) -> int:
         """Asks for a part, with the next :meth:`flush`; returns the request's number.
 
         Args:
@@ -122,22 +116,13 @@ class ServerLink(Generic[R]):
         self._sender.add(Kind.PART, message, [data])
         return request
 
-    def owner(self, request: int) -> R:
-        """Returns the owner of a request that is unanswered."""
-        return self.sent[request][0]
-
-    def cancel(self, request: int) -> R:
-        """Takes back a request: nothing of its answer is written any more. Returns its owner."""
-        owner, _ = self.sent.pop(request)
+    def cancel(self, request: int) -> None:
+        """Takes back a request: nothing of its answer is written any more."""
+        del self.sent[request]
         self.is_late = self.is_late and bool(self.sent)
         if self._receiving == request:
             self._receiver.drop_payload()
         self._sender.add(Kind.CANCEL, {"number": request})
-        return owner
-
-    def is_receiving(self, request: int) -> bool:
-        """Returns True while a request's answer comes."""
-        return self._receiving == request
 
     def taken(self, request: int) -> None:
         """Tells the server that a result in its memory is not needed any more."""
@@ -147,10 +132,10 @@ class ServerLink(Generic[R]):
         """Returns True unless the server has ended the connection: its memory has stayed as it was."""
         return not self.lost and not self._ends.poll(0)
 
-    def serve(self, events: int) -> list[tuple[int, R, Frame]]:
+    def serve(self, events: int) -> list[tuple[int, Any, Frame]]:
         """Receives and sends what there is; returns whole answers to parts: request, owner, frame. Whatever is wrong
         ends the link."""
-        found: list[tuple[int, R, Frame]] = []
+        found: list[tuple[int, Any, Frame]] = []
 
         if not self._is_connected and events & (select.POLLOUT | select.POLLERR | select.POLLHUP):
             code = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -218,7 +203,7 @@ class ServerLink(Generic[R]):
         while self._receiver.descriptors:
             os.close(self._receiver.descriptors.pop())
 
-    def _answered(self, frame: Frame) -> list[tuple[int, R, Frame]]:
+    def _answered(self, frame: Frame) -> list[tuple[int, Any, Frame]]:
         self._receiving = None
         request = frame.message["number"]
         if type(request) is not int:
@@ -285,7 +270,7 @@ class ServerLink(Generic[R]):
         if kind != Kind.RESULT or type(request) is not int or request not in self.sent:
             return None
         self._receiving = request
-        return self._place(self.sent[request][0], message)
+        return self._place(self, self.sent[request][0], message)
 
 
 def _whole(value: Any, most: int = 1 << 16) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import select
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
-from feeder.loader.fast.server_link import ServerLink
+from feeder.loader.fast.server_link import Place, ServerLink
 from feeder.loader.fast.service_directory import Directory
 from feeder.loader.service_options import ServiceOptions
 from feeder.service.frames import Frame, peer_versions
@@ -20,10 +20,8 @@ _RECONNECT_S = 1.0
 _MOST_REASONS = 4
 _PATIENCE_S = 10.0  # before it is said that there is no server
 
-R = TypeVar("R")
 
-
-class Servers(Generic[R]):
+class Servers:
     """The connections to the servers of a service.
 
     Args:
@@ -32,14 +30,12 @@ class Servers(Generic[R]):
         place: See :class:`ServerLink`.
     """
 
-    def __init__(
-        self, options: ServiceOptions, work: bytes, place: Callable[[R, dict[str, Any]], Sequence[memoryview]]
-    ) -> None:
+    def __init__(self, options: ServiceOptions, work: bytes, place: Place) -> None:
         self._options = options
         self._work = work
         self._place = place
         self._directory = Directory(options)
-        self._links: dict[tuple[str, int], ServerLink[R]] = {}
+        self._links: dict[tuple[str, int], ServerLink] = {}
         self._not_before: dict[tuple[str, int], float] = {}
         self._losses: dict[tuple[str, int], str] = {}
         self._told: set[str] = set()
@@ -62,7 +58,7 @@ class Servers(Generic[R]):
             found[self._directory.descriptor] = select.POLLIN
         return found
 
-    def serve(self, ready: Mapping[int, int]) -> Iterator[tuple[ServerLink[R], int, R, Frame]]:
+    def serve(self, ready: Mapping[int, int]) -> Iterator[tuple[ServerLink, int, Any, Frame]]:
         """Receives and sends what there is; yields whole answers to parts, each with link, request and owner.
 
         A server is heard once the answers of the one before were taken: two may answer the same part at once, and the
@@ -90,7 +86,7 @@ class Servers(Generic[R]):
         if self._silent_since_s is not None:
             self._tell_of_silence(now - self._silent_since_s)
 
-    def drop_lost(self) -> list[tuple[ServerLink[R], list[R]]]:
+    def drop_lost(self) -> list[tuple[ServerLink, list[Any]]]:
         """Ends the connections that are of no more use; returns them with the owners of what is unanswered there."""
         lost = [(address, link) for address, link in self._links.items() if link.lost]
         for address, link in lost:
@@ -102,7 +98,7 @@ class Servers(Generic[R]):
                 self._tell(self._losses[address])
         return [(link, [owner for owner, _ in link.sent.values()]) for _, link in lost]
 
-    def free(self, other_than: Collection[ServerLink[R]] = ()) -> ServerLink[R] | None:
+    def free(self, other_than: Collection[ServerLink] = ()) -> ServerLink | None:
         """Returns the server that is likely to answer first, of those that take another part."""
         ready = [link for link in self._links.values() if link.is_ready and link not in other_than]
         return min(ready, key=lambda link: link.load, default=None)

@@ -19,14 +19,12 @@ from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
-from feeder.loader.fast.bucket_table_file import shared_table
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
-from feeder.loader.ranks import current_ranks
 from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.slots.image_slots import HELD_BATCHES
 from feeder.loader.workers.seeding import WorkerInit
@@ -89,10 +87,7 @@ def make_work(
         collated.share_bytes = slot_bytes_per_sample(collated) if options.num_workers else 0
         return collated, decoder
 
-    table = sizes.table()
-    if table is not None and current_ranks(options.ranks)[1] > 1:
-        table = shared_table(table)
-    work = Work(*what, table=table, pad=fixed.pad, largest=largest, groups=sizes.groups)
+    work = Work(*what, table=sizes.table(), pad=fixed.pad, largest=largest, groups=sizes.groups)
     if isinstance(decoder, TrainerDecoder):
         _stage(work, decoder, options, sizes)
     elif target is not None and fixed.pad is None:

@@ -155,35 +155,17 @@ class Board:
         """
         with self._locked():
             for queue, head, tail in self._queues()[fresh_only:]:
-                if self._header[head] < self._header[tail]:
-                    return self._take(worker, queue, head)
+                place = self._header[head]
+                if place == self._header[tail]:
+                    continue
+                number = queue[place % self.capacity]
+                row = worker * _WORKER_WORDS
+                self._rows[row + _HEARTBEAT_NS] = time.monotonic_ns()
+                self._rows[row + _PART] = number
+                self._header[head] = place + 1
+                at = number % self.capacity * _PART_WORDS
+                return Part(number, *self._parts[at : at + _PART_WORDS].tolist())
         return None
-
-    def claim_again(self, worker: int, number: int) -> Part | None:
-        """Claims a part that another worker had before, if it is the next one of those; else returns None."""
-        with self._locked():
-            queue, head, tail = self._queues()[0]
-            place = self._header[head]
-            if place < self._header[tail] and queue[place % self.capacity] == number:
-                return self._take(worker, queue, head)
-        return None
-
-    def waits_again(self, number: int) -> bool:
-        """Returns True if a part that another worker had before is unclaimed."""
-        with self._locked():
-            queue, head, tail = self._queues()[0]
-            return any(queue[k % self.capacity] == number for k in range(self._header[head], self._header[tail]))
-
-    def _take(self, worker: int, queue: Any, head: int) -> Part:
-        """Takes the first part of a queue, while the lock is held."""
-        place = self._header[head]
-        number = queue[place % self.capacity]
-        row = worker * _WORKER_WORDS
-        self._rows[row + _HEARTBEAT_NS] = time.monotonic_ns()
-        self._rows[row + _PART] = number
-        self._header[head] = place + 1
-        at = number % self.capacity * _PART_WORDS
-        return Part(number, *self._parts[at : at + _PART_WORDS].tolist())
 
     def claimed(self, worker: int) -> int | None:
         """Returns the number of the part that a worker has claimed and not sent off, or None."""
@@ -208,7 +190,7 @@ class Board:
 
     def pending(self) -> bool:
         """Returns True if there are unclaimed parts."""
-        return any(self._header[head] < self._header[tail] for _, head, tail in self._queues())
+        return self.unclaimed() > 0
 
     def fresh(self) -> tuple[int, int]:
         """Returns the place of the first unclaimed fresh part in the order of giving out, and how many there are."""
@@ -266,8 +248,11 @@ class Board:
 
     def unfinished(self) -> int:
         """Returns the number of parts that are unclaimed, or claimed and not sent off."""
-        unclaimed = sum(int(self._header[tail] - self._header[head]) for _, head, tail in self._queues())
-        return unclaimed + int((self._workers[:, _PART] != _NONE).sum())
+        return self.unclaimed() + int((self._workers[:, _PART] != _NONE).sum())
+
+    def unclaimed(self) -> int:
+        """Returns the number of parts that are unclaimed."""
+        return sum(int(self._header[tail] - self._header[head]) for _, head, tail in self._queues())
 
     def close(self) -> None:
         """Closes the descriptors."""

@@ -15,9 +15,8 @@ import pytest
 
 import feeder
 from feeder import transforms as T
-from feeder.loader.fast import relay, relay_claims, server_link, servers
-from feeder.loader.fast.asked_part import answer_limit_s
-from feeder.loader.fast.relay import relay_loop
+from feeder.loader.fast import relay, server_link, servers
+from feeder.loader.fast.relay import answer_limit_s, relay_loop
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import ServiceOptions
@@ -104,7 +103,7 @@ class Surroundings:
         sockets = {**vars(socket), "socket": lambda *_: self._connection}
         monkeypatch.setattr(server_link, "socket", SimpleNamespace(**sockets))
         monkeypatch.setattr(relay, "select", SimpleNamespace(**{**vars(select), "poll": lambda: self}))
-        for module in (relay, relay_claims, server_link, servers):
+        for module in (relay, server_link, servers):
             monkeypatch.setattr(module, "time", self.clock)
         poll = select.poll()
         self.register, self.unregister, self._ready = poll.register, poll.unregister, poll.poll
@@ -220,7 +219,7 @@ def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes
 
     poll = Poll(clock, step)
     monkeypatch.setattr(relay, "select", SimpleNamespace(**{**vars(select), "poll": lambda: poll}))
-    for module in (relay, relay_claims, server_link, servers):
+    for module in (relay, server_link, servers):
         monkeypatch.setattr(module, "time", clock)
     board.publish([Part(0, 0, 0, 4, 0)])
     view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from tests.support.processes import wait_until
 @pytest.mark.parametrize("reason", ["the token is not that of this service", ""])
 def test_a_refusal_is_read_also_if_a_heartbeat_could_not_be_sent_any_more(reason: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        link: ServerLink[Any] = ServerLink(listener.getsockname(), {"job": "test"}, b"{}", lambda *_: [])
+        link: ServerLink = ServerLink(listener.getsockname(), {"job": "test"}, b"{}", lambda *_: [])
         connection, _ = listener.accept()
     ready = select.poll()
     ready.register(link.connection, select.POLLIN | select.POLLOUT)

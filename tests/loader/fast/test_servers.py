@@ -25,7 +25,7 @@ def test_the_lack_of_servers_is_told_once(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(servers, "time", clock)
-    one: Servers[None] = Servers(ServiceOptions(f"file:{tmp_path}/mistyped"), b"", lambda owner, message: [])
+    one: Servers = Servers(ServiceOptions(f"file:{tmp_path}/mistyped"), b"", lambda link, owner, message: [])
     said = []
     for _ in range(20):
         one.look({}, is_due=True)
@@ -46,15 +46,15 @@ class Relay:
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._path, self._clock = folder / "service.json", clock
-        self.servers: Servers[str] = Servers(ServiceOptions(f"file:{self._path}"), b"{}", lambda owner, message: [])
+        self.servers: Servers = Servers(ServiceOptions(f"file:{self._path}"), b"{}", lambda link, owner, message: [])
         self.fakes: list[FakeServer] = []
 
-    def meet(self, *credits: int) -> list[ServerLink[str]]:
+    def meet(self, *credits: int) -> list[ServerLink]:
         """Makes servers with these credits; returns the links to those that take parts."""
         self.fakes = [FakeServer(credit) for credit in credits]
         self._path.write_text(json.dumps({"token": "token", "servers": [each.address for each in self.fakes]}))
         self.turn_until(lambda: self.servers.cores == sum(map(bool, credits)))
-        found: dict[Any, ServerLink[str]] = {}
+        found: dict[Any, ServerLink] = {}
         while (link := self.servers.free([*found.values()])) is not None:
             found[link.address] = link
         return [found[each.address] for each in self.fakes if each.address in found]
@@ -77,7 +77,7 @@ class Relay:
 
         wait_until(turn)
 
-    def has_part_made(self, link: ServerLink[str], seconds: float) -> None:
+    def has_part_made(self, link: ServerLink, seconds: float) -> None:
         """Has a server make a part, which takes so long."""
         (fake,) = (each for each in self.fakes if each.address == link.address)
         number = ask(link)
@@ -92,7 +92,7 @@ class Relay:
         self.turn_until(lambda: not self.servers.cores)
 
 
-def ask(link: ServerLink[str]) -> int:
+def ask(link: ServerLink) -> int:
     return link.ask("", 0, [memoryview(bytes(8))] * 3)
 
 
@@ -148,12 +148,12 @@ def test_one_answer_that_hung_does_not_make_a_fast_server_a_slow_one(relay: Rela
     assert relay.servers.free() is fast
 
 
-def lose_by_end(relay: Relay, clock: Clock, link: ServerLink[str]) -> None:
+def lose_by_end(relay: Relay, clock: Clock, link: ServerLink) -> None:
     relay.fakes.pop(0).close()
     relay.turn_until(lambda: link.lost)
 
 
-def lose_by_silence(relay: Relay, clock: Clock, link: ServerLink[str]) -> None:
+def lose_by_silence(relay: Relay, clock: Clock, link: ServerLink) -> None:
     others, heard_s = relay.fakes[1:], clock.now
 
     def is_lost() -> bool:
@@ -166,17 +166,17 @@ def lose_by_silence(relay: Relay, clock: Clock, link: ServerLink[str]) -> None:
     assert clock.now - heard_s >= server_link.SILENCE_S
 
 
-def hold_a_part_for_too_long(relay: Relay, clock: Clock, link: ServerLink[str]) -> None:
+def hold_a_part_for_too_long(relay: Relay, clock: Clock, link: ServerLink) -> None:
     ask(link)
     link.is_late = True
 
 
-def fill(relay: Relay, clock: Clock, link: ServerLink[str]) -> None:
+def fill(relay: Relay, clock: Clock, link: ServerLink) -> None:
     for _ in range(4):
         ask(link)
 
 
-Fault = Callable[[Relay, Clock, ServerLink[str]], None]
+Fault = Callable[[Relay, Clock, ServerLink], None]
 
 
 @pytest.mark.parametrize("fault", [lose_by_end, lose_by_silence, hold_a_part_for_too_long, fill])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from feeder.loader.fast import relay_claims
-from feeder.loader.fast.relay_claims import Claims
+from feeder.loader.fast import relay
+from feeder.loader.fast.relay import Claims
 from feeder.loader.fast.task_board import Board, Part
 from tests.support.clock import Clock
 
@@ -17,7 +17,7 @@ WORKERS, RELAY = 2, 2  # local workers, and the relay's row
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(relay_claims, "time", made)
+    monkeypatch.setattr(relay, "time", made)
     return made
 
 
