@@ -32,14 +32,14 @@ import numpy as np
 
 from bench.smoke import arguments
 from feeder.loader.fast.batch_queue import requests
-from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
-from feeder.loader.fast.iterator import FastIterator
+from feeder.loader.fast.iterator import Epoch, FastIterator
 from feeder.loader.fast.ledger import Ledger
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.setup import make_engine
+from feeder.loader.observe.meter import part_sums
 from feeder.loader.options import DeviceOptions, EpochOptions
 from feeder.order.sample_order import Order
 from feeder.order.split import Split
@@ -154,12 +154,12 @@ def run_rank(number: int, rank: Rank, options: Any) -> dict[str, float]:
             raise SystemExit("a batch has other samples than were asked for")
     for _ in itertools.islice(iterator, engine.ahead):  # until parts have the size that they keep
         pass
-    parts = int(engine.sums()[0])
+    parts = part_sums(engine.stages())["parts"]
     cpu, started = time.thread_time(), time.perf_counter()
     for _ in itertools.islice(iterator, options.batches):
         pass
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - started
-    parts = int(engine.sums()[0]) - parts
+    parts = part_sums(engine.stages())["parts"] - parts
     ring, ahead = engine.ring.slots * engine.ring.layout.slot_bytes, engine.ahead
     iterator.close()
     engine.close()

@@ -9,27 +9,21 @@ Note [Threads for processes]
     about as fast as so many workers.
 
 Note [Ranks of a host]
-    The ranks of a host share its cores, so each gets its part of them. One rank measures: the first that claims it in
-    the store that torch.distributed keeps for its own start. The others wait for its result, for a bounded time, and
-    then fall back on the rule, as they do if the store or the measuring rank is gone. So nothing waits for a dead rank,
-    no collective has to be matched, and ranks with different numbers of workers still agree on order and pixels, which
-    do not depend on them.
+    The ranks of a host share its cores, so each gets its part of them, and measures for itself, at the same time as the
+    others. Nothing waits for another rank, and ranks with different numbers of workers still agree on order and pixels,
+    which do not depend on them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 import logging
 import os
-import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,13 +32,13 @@ from torch import distributed
 from torch.utils.data import IterableDataset
 
 from feeder.decoders.registry import Dali, dali_is_installed
-from feeder.loader.group_store import group_store, is_initialized, within
+from feeder.loader.group_store import is_initialized
 from feeder.loader.options import WorkerOptions
 from feeder.loader.stateful import method_of
 from feeder.loader.trial import run
 from feeder.system.cores import cores, local_world_size
 
-__all__ = ["MOST_THREADS", "WorkersChoice", "choose_workers", "measured", "shared", "threads_for"]
+__all__ = ["MOST_THREADS", "WorkersChoice", "choose_workers", "measured", "threads_for"]
 
 _log = logging.getLogger("feeder")
 
@@ -54,9 +48,6 @@ MOST_THREADS = 8  # of a worker; see Note [Threads for processes]
 _FEW_WORKERS = 8
 # Smaller differences are not seen in two short runs.
 _NEAR = 0.1
-# The longest that other ranks may come after the measuring one, and that the store may take to answer.
-PATIENCE_S = 10.0
-_counts: dict[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -143,17 +134,11 @@ def choose_workers(
                 loader = make(dataset, **{**work, **options}, num_workers=workers, timeout=left_s)
             return run(loader, RUN_S).images_per_s
 
-        def measure() -> WorkersChoice:
-            each = by_rule if by_rule == threads or _threads_pay(probe, by_rule) else 1
-            most = max(1, usable // each)
-            found = measured(lambda workers, left_s: probe(workers, each, left_s), most, described(each), rule)
-            return dataclasses.replace(found, worker_threads=each) if found.images_per_s else found
-
-        world_size = _world_size()
-        if not is_initialized() or world_size == 1:
-            choice = measure() if world_size == 1 else rule("torch.distributed is not initialized yet")
-        else:
-            choice = shared(group_store(), _key(dataset, batch_size), measure, rule)
+        each = by_rule if by_rule == threads or _threads_pay(probe, by_rule) else 1
+        most = max(1, usable // each)
+        choice = measured(lambda workers, left_s: probe(workers, each, left_s), most, described(each), rule)
+        if choice.images_per_s:
+            choice = dataclasses.replace(choice, worker_threads=each)
     _log.info(
         "num_workers is %d%s: %s",
         choice.num_workers,
@@ -221,41 +206,6 @@ def measured(
     return WorkersChoice(high, f"{given}; images/s: {found}", rates)
 
 
-def shared(
-    store: Any, key: str, measure: Callable[[], WorkersChoice], rule: Callable[[str], WorkersChoice]
-) -> WorkersChoice:
-    """Returns the choice that the first rank to ask has measured; see Note [Ranks of a host].
-
-    Args:
-        store: torch.distributed's store.
-        key: The key of this loader on this host.
-        measure: Measures.
-        rule: Returns the choice if the measuring rank gives none, given the reason.
-    """
-    with contextlib.suppress(Exception):  # a connection of its own: a call that never ends blocks no other
-        store = store.clone()
-    claim = within(PATIENCE_S, lambda: store.add(f"{key}/claims", 1))
-    if claim is None:
-        return rule("the store of torch.distributed does not answer")
-    if claim == 1:
-        choice = measure()
-        within(PATIENCE_S, lambda: store.set(key, json.dumps(asdict(choice))))
-        return choice
-    wait_s = 2 * SECONDS + PATIENCE_S
-
-    def take() -> bytes:
-        store.wait([key], timedelta(seconds=wait_s))
-        return bytes(store.get(key))
-
-    try:
-        found = json.loads(within(wait_s + PATIENCE_S, take) or b"null")
-        rates = {int(workers): float(rate) for workers, rate in found["images_per_s"].items()}
-        reason = f"from another rank of this host: {found['reason']}"
-        return WorkersChoice(int(found["num_workers"]), reason, rates, int(found["worker_threads"]))
-    except (KeyError, TypeError, ValueError):
-        return rule("the rank of this host that measures gave no result")
-
-
 class _Draws:
     """An endless sampler with a random state of its own."""
 
@@ -303,13 +253,10 @@ def _length(dataset: Any) -> int:
         return 0
 
 
-def _world_size() -> int:
-    return distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
-
-
 def _cores_of_rank() -> tuple[int, str]:
     """Returns the number of cores for this rank, and those of the host in words."""
-    ranks, machine = _local_ranks(_world_size()), cores()
+    world_size = distributed.get_world_size() if is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    ranks, machine = _local_ranks(world_size), cores()
     return max(1, machine.usable // ranks), machine.describe() + (f" for {ranks} ranks" if ranks > 1 else "")
 
 
@@ -319,14 +266,3 @@ def _local_ranks(world_size: int) -> int:
     if launched > 1 or world_size == 1 or "LOCAL_WORLD_SIZE" in os.environ:
         return launched
     return min(world_size, torch.cuda.device_count() or world_size)
-
-
-def _key(dataset: Any, batch_size: int | None) -> str:
-    """Returns a key that is the same on all ranks of a host, or of a container on it, for the same loader."""
-    host = socket.gethostname()
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        host += f" {file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}"
-    what = f"{host} {type(dataset).__name__} {_length(dataset)} {batch_size}"
-    digest = hashlib.sha256(what.encode()).hexdigest()[:16]
-    _counts[digest] = _counts.get(digest, 0) + 1
-    return f"feeder/auto/{digest}/{_counts[digest]}"

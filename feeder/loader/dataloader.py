@@ -45,12 +45,11 @@ from feeder.loader.options import (
     ToDevice,
     WorkerOptions,
 )
-from feeder.loader.path_choice import choose_path
+from feeder.loader.path_choice import choose_path, choose_shuffle
 from feeder.loader.ranks import current_ranks
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import change_order, check_ranks, follow_sampler, show_order, tell_epoch
 from feeder.loader.service_options import Service
-from feeder.loader.shuffle_choice import choose_shuffle
 from feeder.loader.stateful import method_of
 from feeder.order.buckets import Buckets
 from feeder.order.lanes import Lanes
@@ -95,9 +94,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
         num_workers: Also "auto": the fewest workers that are about as fast as workers on all cores of this rank. That
-            is measured for about three seconds, on a separate iteration, by one rank for all ranks of the host; where
-            it can't be (iterable datasets, datasets with a state), "auto" takes all cores. The choice and its reason
-            are logged and in :meth:`stats`. The number changes no batch of a feeder dataset; other datasets' random
+            is measured for about three seconds, on a separate iteration, by each rank for itself; where it can't be
+            (iterable datasets, datasets with a state), "auto" takes all cores. The choice and its reason are logged and
+            in :meth:`stats`. The number changes no batch of a feeder dataset; other datasets' random
             augmentation is seeded by worker, so give a number if runs are to be repeated.
         collate_fn: On the fast path called once for each batch, in the worker that makes the whole batch, with the
             list of its samples as ``dataset[i]`` gives them. For each call the generators of Python, numpy and torch
@@ -857,7 +856,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``backend``: the decode backend's name;
             - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``: sums over parts;
             - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
-              :class:`feeder.loader.fast.substitution.Substitution`.
+              :class:`feeder.loader.fast.part_report.Substitution`.
         """
         stats = self._generic_path.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_choice.reason}

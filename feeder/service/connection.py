@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from feeder.service.frames import UNAUTHENTICATED_LIMITS, Kind, Receiver, Sender
 
 if TYPE_CHECKING:
-    from feeder.service.part_memory import MemoryPiece, PartMemory
+    from feeder.service.part_memory import MemoryPiece, PartMemory, Result
     from feeder.service.part_queue import Task
-    from feeder.service.window import Result
 
 __all__ = ["Client"]
 

@@ -15,9 +15,8 @@ from feeder.loader.workers.process import Forked
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.service.frames import Kind, pack_frame
 from feeder.service.part_maker import ANSWER
-from feeder.service.part_memory import PartMemory
+from feeder.service.part_memory import PartMemory, WorkSize
 from feeder.service.part_queue import Task
-from feeder.service.work_size import WorkSize
 from feeder.system.process_usage import stat_fields
 
 __all__ = ["NUMBER_BYTES", "Answer", "KnownWork", "Makers"]
@@ -43,17 +42,11 @@ class KnownWork:
 
     Attributes:
         size: The memory that its parts take; None until the work was checked.
-        listing: The samples of its folders as the first process has found them; empty if it has none.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.size: WorkSize | None = None
-        self.listing = b""
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.data) + len(self.listing)
 
 
 class Answer(NamedTuple):
@@ -62,7 +55,7 @@ class Answer(NamedTuple):
     Attributes:
         kind: ACCEPTED or RESULT, or FAILED.
         message: The message with it.
-        data: What comes with the message: a part's report, or the listing of some work.
+        data: What comes with the message: a part's report.
     """
 
     kind: Kind
@@ -175,10 +168,9 @@ class Makers:
         works[digest] = None
         while len(works) > _WORKS:
             forget.append(works.popitem(last=False)[0])
-        message = {"digest": digest, "forget": forget, "listing": len(work.listing)}
-        self._supervisor.send(number, pack_frame(Kind.WORK, message, work.size_bytes))
-        for data in filter(None, (work.data, work.listing)):
-            self._supervisor.send(number, data)
+        message = {"digest": digest, "forget": forget}
+        self._supervisor.send(number, pack_frame(Kind.WORK, message, len(work.data)))
+        self._supervisor.send(number, work.data)
 
     def _send_part(self, number: int, task: Task) -> None:
         assert task.memory is not None

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from feeder.errors import ArgumentError
-from feeder.loader.observe.metrics_server import HttpServer
+from feeder.loader.observe.metrics_server import metrics_server
 
 __all__ = ["serve_metrics"]
 
@@ -58,20 +57,6 @@ def serve_metrics(status: Callable[[], dict[str, Any]], host: str, port: int) ->
     Raises:
         ArgumentError: if ``prometheus_client`` is missing, or the port can't be had.
     """
-    try:
-        import prometheus_client
-    except ImportError:
-        raise ArgumentError(
-            "--metrics-port needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave it out"
-        ) from None
-    registry = prometheus_client.CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(status))
-    try:
-        server = HttpServer(host, port)
-    except (OSError, OverflowError) as error:
-        raise ArgumentError(
-            f"can't serve metrics on {host} port {port}: {error}; take another --metrics-port"
-        ) from None
-    server.set_app(prometheus_client.make_wsgi_app(registry))
+    server = metrics_server(_Collector(status), host, port, "--metrics-port", "--metrics-port")
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://{host}:{server.server_port}/metrics"

@@ -24,11 +24,10 @@ from feeder.loader.fast.work_json import work_from_json
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 from feeder.loader.slots.region import Region
-from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.loader.workers.sockets import end_with_trainer
 from feeder.service.frames import HEAD, SERVER_LIMITS, WORKER_LIMITS, Kind
-from feeder.service.listings import MOST_LISTING_BYTES, Listings
+from feeder.service.part_memory import WorkSize
 from feeder.service.roots import Roots
-from feeder.service.work_size import WorkSize
 from feeder.shard.cache.waits import waits
 
 __all__ = ["ANSWER", "part_maker"]
@@ -60,7 +59,7 @@ def part_maker(channel: socket.socket) -> None:
         _, kind, json_bytes, payload_bytes = HEAD.unpack(head)
         most = WORKER_LIMITS[kind]
         assert json_bytes <= most[0]
-        assert payload_bytes <= most[1] + MOST_LISTING_BYTES
+        assert payload_bytes <= most[1]
         message = json.loads(_read(frames, json_bytes))
         payload = _read(frames, payload_bytes)
         if maker is None:
@@ -82,8 +81,8 @@ def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -
     answer: dict[str, Any]
     try:
         if kind == Kind.WORK:
-            size, data = maker.check(message, payload)
-            end, answer = Kind.ACCEPTED, {"size": size}
+            data = b""
+            end, answer = Kind.ACCEPTED, {"size": maker.check(message, payload)}
         else:
             places, data = maker.make(message, payload)
             end, answer = Kind.RESULT, {"places": places}
@@ -140,23 +139,20 @@ class _Maker:
         self._roots.confine()
         waits.heartbeat = heartbeat
 
-    def check(self, message: dict[str, Any], payload: bytes) -> tuple[WorkSize, bytes]:
-        """Opens the sets of some work and makes its decoder; returns what a sample takes, and the listing of folders
-        that it has made, to be given to others."""
+    def check(self, message: dict[str, Any], payload: bytes) -> WorkSize:
+        """Opens the sets of some work and makes its decoder; returns what a sample takes."""
         for digest in message["forget"]:
             self._works.pop(digest, None)
-        cut = len(payload) - message["listing"]
         try:
-            value = json.loads(payload[:cut])
+            value = json.loads(payload)
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
             raise ArgumentError("this is no work of this version of feeder")
-        self._roots.listings = Listings(payload[cut:])
         found = work_from_json(value, self._roots)
         found.prepare()
         self._works[message["digest"]] = found
-        return _size(found), self._roots.listings.packed()
+        return _size(found)
 
     def make(self, message: dict[str, Any], payload: bytes) -> tuple[list[list[int]], bytes]:
         """Makes a part; returns where in the memory its arrays are, [offset, bytes] each, and its report as JSON."""

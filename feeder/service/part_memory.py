@@ -1,4 +1,4 @@
-"""The memory of a server that parts are made in.
+"""The memory of a server that parts are made in, and the finished ones that stay there.
 
 Note [PartMemory of parts]
     All parts lie in one memfd, which every process of the server maps once, and so does a client on the same host, for
@@ -7,6 +7,11 @@ Note [PartMemory of parts]
     may open for writing again, and that can't shrink under them.
     A piece has users: the process that makes a part in it, the clients that it is being sent to, and the window. It is
     used again when the last of them is gone, the one freed last first, as that is still in the CPU's caches.
+
+Note [Sharing]
+    A part is a function of its work, epoch and samples. So jobs that ask for the same part get the same result: while
+    it is being made they wait for it together, and afterwards it stays in a window of bounded size, the oldest first to
+    go. A job that comes later than that has it made again, and catches up: Note [Turns].
 """
 
 from __future__ import annotations
@@ -15,12 +20,15 @@ import fcntl
 import mmap
 import os
 import time
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.loader.slots.region import Region
 from feeder.system.memory import available_bytes
 
-__all__ = ["PART_BYTES", "MemoryPiece", "PartMemory", "memory_bytes"]
+__all__ = ["PART_BYTES", "MemoryPiece", "PartMemory", "Result", "ResultWindow", "WorkSize", "memory_bytes"]
 
 PART_BYTES = 64 << 20  # of a large part; of these there is memory for two for each core
 _UNIT, _CLASS_BITS = 1 << 16, 4  # sizes differ by a sixteenth at least, or few pieces would be used again
@@ -195,3 +203,86 @@ class PartMemory:
     def _forget(self, piece: MemoryPiece) -> None:
         self.region.memory.madvise(mmap.MADV_REMOVE, piece.offset, piece.size_bytes)
         piece.is_allocated = False
+
+
+class WorkSize(NamedTuple):
+    """The memory that parts of some work take.
+
+    Attributes:
+        row_bytes: Bytes of a sample, but for the images that follow.
+        pixel_bytes: Bytes of a sample for each pixel of the size that its batch has; 0 if all batches have one size.
+        further_bytes: Bytes of a part beside its samples.
+    """
+
+    row_bytes: int
+    pixel_bytes: int
+    further_bytes: int
+
+    def part_bytes(self, rows: int, size: tuple[int, int] | None) -> int:
+        """Returns the bytes of a part of so many samples, whose images are of that (height, width)."""
+        pixels = 0 if size is None else size[0] * size[1]
+        return rows * (self.row_bytes + pixels * self.pixel_bytes) + self.further_bytes
+
+
+class Result:
+    """A finished part.
+
+    Args:
+        report: Its report, as JSON.
+        memory: The memory that it is in.
+        places: [offset, bytes] of each array in the whole memory.
+        rows: Number of its samples.
+    """
+
+    def __init__(self, report: bytes, memory: MemoryPiece, places: list[list[int]], rows: int) -> None:
+        self.report = report
+        self.memory = memory
+        self.places = places
+        self.rows = rows
+
+
+class ResultWindow:
+    """Finished parts, the newest of them; see Note [Sharing].
+
+    Args:
+        most_bytes: Bytes of memory that they may take.
+        memory: Their memory.
+    """
+
+    def __init__(self, most_bytes: int, memory: PartMemory) -> None:
+        self._most_bytes = most_bytes
+        self._memory = memory
+        self._results: OrderedDict[Hashable, Result] = OrderedDict()
+        self._bytes = 0
+        self.hits = 0
+
+    def get(self, key: Hashable) -> Result | None:
+        """Returns a finished part if it is still there."""
+        found = self._results.get(key)
+        self.hits += found is not None
+        return found
+
+    def add(self, key: Hashable, result: Result) -> None:
+        """Adds a finished part, whose memory gets one more user; the oldest go until the others fit."""
+        size = result.memory.size_bytes
+        if size > self._most_bytes or key in self._results:
+            return
+        self._results[key] = result
+        result.memory.users += 1
+        self._bytes += size
+        while self._bytes > self._most_bytes:
+            self.drop_oldest()
+
+    def drop_oldest(self) -> bool:
+        """Drops the oldest part; returns False if there is none."""
+        if not self._results:
+            return False
+        _, gone = self._results.popitem(last=False)
+        self._bytes -= gone.memory.size_bytes
+        self._memory.release(gone.memory)
+        return True
+
+    def drop_half(self) -> bool:
+        """Drops the older half of the parts; returns False if there is none."""
+        dropped = [self.drop_oldest() for _ in range(-(-len(self._results) // 2))]
+        return bool(dropped)

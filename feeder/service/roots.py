@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from feeder.dataset.field_index import open_shards
-from feeder.dataset.folder_reader import FolderListing, FolderReader
+from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import ArgumentError
-from feeder.loader.fast.set_json import SetPlace
-from feeder.service.listings import Listings
 from feeder.shard.cache.cache_mirror import FetchOptions, open_mirror
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.store.url import Url, is_remote, local_path
@@ -34,9 +31,6 @@ class Roots:
         modules: Names of the modules whose functions recipes and fields may call.
         heartbeat: Called now and then while a set is opened, as a sign of life.
 
-    Attributes:
-        listings: Listings of folders that are known.
-
     Raises:
         ArgumentError: if there is none, or one is no folder.
     """
@@ -50,7 +44,6 @@ class Roots:
         heartbeat: Callable[[], object] = lambda: None,
     ) -> None:
         self._functions = AllowedFunctions(modules)
-        self.listings = Listings()
         self._heartbeat = heartbeat
         roots = list(roots)
         if not roots:
@@ -71,26 +64,28 @@ class Roots:
         confine(self._folders or [os.devnull])
         self._is_confined = True
 
-    def open_set(self, place: SetPlace) -> ShardReader | FolderReader:
-        """Opens a set.
+    def open_folder(self, path: str, members: tuple[str, ...], *, exif: bool) -> FolderReader:
+        """Opens a folder of images.
 
         Raises:
-            ArgumentError: if it lies below no root.
+            ArgumentError: if it lies below no root, or in a store.
         """
-        how: dict[str, Any] = {"exif": place.exif, "version": place.version, "image_field": place.image_field}
-        if is_remote(place.path):
-            if place.is_folder:
-                raise ArgumentError(f"{place.path}: expected a folder of images on the nodes")
-            url = self._url(place.path)
-            mirror = open_mirror(FetchOptions(url), self._cache_dir)
+        if is_remote(path):
+            raise ArgumentError(f"{path}: expected a folder of images on the nodes")
+        return FolderReader.scan(self._path(path), exif=exif, targets=members, heartbeat=self._heartbeat)
+
+    def open_shards(self, path: str, **how: Any) -> ShardReader:
+        """Opens shards.
+
+        Raises:
+            ArgumentError: if they lie below no root.
+        """
+        if is_remote(path):
+            mirror = open_mirror(FetchOptions(self._url(path)), self._cache_dir)
             if self._is_confined:
                 confine([mirror.folder])
             return open_shards(os.path.join(mirror.folder, mirror.options.index), mirror=mirror, **how)
-        found = self._path(place.path)
-        if place.is_folder:
-            listing = self.listings.of(json.dumps([found, place.members]), lambda: self._listing(found, place.members))
-            path_data, path_start, labels, classes, members = listing
-            return FolderReader(found, path_data, path_start, labels, exif=place.exif, classes=classes, members=members)
+        found = self._path(path)
         index = os.path.join(found, INDEX_NAME) if os.path.isdir(found) else found
         return open_shards(index, writes=False, **how)
 
@@ -105,9 +100,6 @@ class Roots:
     def function(self, name: object, digests: object) -> Callable[..., Any]:
         """Returns a function of an allowed module, see :meth:`AllowedFunctions.find`."""
         return self._functions.find(name, digests)
-
-    def _listing(self, folder: str, targets: tuple[str, ...]) -> FolderListing:
-        return FolderReader.scan(folder, targets=targets, heartbeat=self._heartbeat).listing
 
     def _path(self, path: str) -> str:
         found = os.path.realpath(path)

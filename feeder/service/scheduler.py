@@ -13,11 +13,9 @@ from feeder.loader.fast.work_json import check_work, size_from_json
 from feeder.service.connection import Client
 from feeder.service.frames import Kind, ProtocolError
 from feeder.service.makers import NUMBER_BYTES, Answer, KnownWork, Makers
-from feeder.service.part_memory import PartMemory, memory_bytes
+from feeder.service.part_memory import PartMemory, Result, ResultWindow, WorkSize, memory_bytes
 from feeder.service.part_queue import PartQueue, Task
 from feeder.service.server_options import ServerOptions
-from feeder.service.window import Result, ResultWindow
-from feeder.service.work_size import WorkSize
 
 __all__ = ["Scheduler"]
 
@@ -98,7 +96,7 @@ class Scheduler:
             except ArgumentError as error:
                 self.refuse(client, str(error))
                 return
-            if sum(each.size_bytes for each in self._works.values()) + len(data) > _MOST_WORK_BYTES:
+            if sum(len(each.data) for each in self._works.values()) + len(data) > _MOST_WORK_BYTES:
                 self.refuse(client, "it has no memory left for the work of other jobs; start another service")
                 return
             work = self._works[digest] = KnownWork(data)
@@ -214,7 +212,7 @@ class Scheduler:
         self.memory.give_back()
         used = {client.wanted for client in self._clients} | {task.digest for task in self._tasks.values()}
         for digest in [digest for digest in self._works if digest not in used]:
-            if len(self._works) > _KNOWN_WORKS or sum(each.size_bytes for each in self._works.values()) > _WORK_BYTES:
+            if len(self._works) > _KNOWN_WORKS or sum(len(each.data) for each in self._works.values()) > _WORK_BYTES:
                 del self._works[digest]
 
     def close(self) -> None:
@@ -275,7 +273,6 @@ class Scheduler:
         if answer.kind == Kind.ACCEPTED:
             work = self._works[task.digest]
             work.size = WorkSize(*answer.message["size"])
-            work.listing = answer.data
             for client in waiters:
                 self._accept(client, task.digest)
         else:

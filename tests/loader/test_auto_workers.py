@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed
 from torch.utils.data import Dataset, IterableDataset, SequentialSampler
 
 import feeder
 from feeder import transforms as T
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader import auto_workers as auto
-from feeder.loader.auto_workers import WorkersChoice, measured, shared
+from feeder.loader.auto_workers import WorkersChoice, measured
 from feeder.system.cores import Cores
 from feeder.system.process_usage import process_tree
 from tests.support.generators import generator_states
@@ -216,8 +215,8 @@ def test_ranks_of_a_host_divide_its_cores(four_cores: None, monkeypatch: pytest.
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     loader = feeder.DataLoader(Items(), num_workers="auto")
-    assert loader.num_workers == 2
-    assert loader.stats()["auto"]["reason"].startswith("4 cores for 2 ranks; not measured: torch.distributed is not")
+    assert 1 <= loader.num_workers <= 2
+    assert loader.stats()["auto"]["reason"].startswith("4 cores for 2 ranks; images/s: ")
 
 
 def test_threads_of_a_worker_count_as_cores(four_cores: None, shards: Path) -> None:
@@ -297,54 +296,6 @@ def test_another_word_is_refused() -> None:
         feeder.WorkerOptions(threads="all")  # type: ignore[arg-type]
 
 
-def test_the_first_rank_measures_and_the_others_take_its_result() -> None:
-    store = distributed.HashStore()
-    choices: list[WorkersChoice] = []
-
-    def rank() -> None:
-        choices.append(shared(store, "key", lambda: WorkersChoice(3, "measured", {3: 9.5}, 2), rule))
-
-    ranks = [threading.Thread(target=rank) for _ in range(4)]
-    for thread in ranks:
-        thread.start()
-    for thread in ranks:
-        thread.join(60)
-    assert [(choice.num_workers, choice.worker_threads) for choice in choices] == [(3, 2)] * 4
-    assert sorted(choice.reason for choice in choices) == ["from another rank of this host: measured"] * 3 + [
-        "measured"
-    ]
-    assert all(choice.images_per_s == {3: 9.5} for choice in choices)
-
-
-def test_a_rank_that_died_measuring_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "SECONDS", 0.05)
-    monkeypatch.setattr(auto, "PATIENCE_S", 0.1)
-    store = distributed.HashStore()
-    store.add("key/claims", 1)  # and nothing ever comes
-    choice = shared(store, "key", lambda: pytest.fail("measured twice"), rule)
-    assert choice.reason == "rule: the rank of this host that measures gave no result"
-
-
-@pytest.mark.parametrize("found", ["null", "{}", "nonsense", '{"num_workers": "x", "reason": "", "images_per_s": {}}'])
-def test_a_result_that_makes_no_sense_is_not_taken(found: str) -> None:
-    store = distributed.HashStore()
-    store.add("key/claims", 1)
-    store.set("key", found)
-    assert shared(store, "key", lambda: pytest.fail("measured twice"), rule).num_workers == 4
-
-
-class Frozen:
-    def add(self, key: str, amount: int) -> int:
-        threading.Event().wait()
-        return amount
-
-
-def test_a_store_that_never_answers_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto, "PATIENCE_S", 0.1)
-    choice = shared(Frozen(), "key", lambda: pytest.fail("measured"), rule)
-    assert choice.reason == "rule: the store of torch.distributed does not answer"
-
-
 _RANK = """
 import json, sys
 from torch import distributed
@@ -354,7 +305,7 @@ from feeder.system.cores import Cores
 from feeder.loader import auto_workers as auto
 
 auto.cores = lambda: Cores(8, 8)
-auto.PATIENCE_S = 100.0
+auto.SECONDS = 60.0
 rank, store, shards = json.loads(sys.argv[1])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 dataset = feeder.ShardDataset(shards, T.Compose([T.RandomResizedCrop(8)]), fields=("index",))
@@ -369,11 +320,9 @@ distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_ranks_choose_alike_and_see_every_sample_once(shards: Path, tmp_path: Path) -> None:
+def test_two_ranks_choose_for_themselves_and_see_every_sample_once(shards: Path, tmp_path: Path) -> None:
     found = run_two_ranks(_RANK, tmp_path / "store", shards)
     choices = [result["choice"] for result in found]
-    assert choices[0]["num_workers"] == choices[1]["num_workers"]
-    assert choices[0]["images_per_s"] == choices[1]["images_per_s"]
-    assert sum("from another rank" in choice["reason"] for choice in choices) == 1
+    assert all(choice["images_per_s"] for choice in choices)
     assert all("8 cores for 2 ranks" in choice["reason"] for choice in choices)
     assert sorted(i for result in found for batch in result["seen"] for i in batch) == list(range(40))

@@ -27,7 +27,7 @@ from feeder.errors import ArgumentError, DecodeError, WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import setup
 from feeder.loader.options import WorkerOptions
-from feeder.loader.slots.batch_message import Slot, pack, pack_whole, unpack, unpack_whole
+from feeder.loader.slots.batch_message import Slot, pack, unpack
 from feeder.transforms import Compose, MixUp, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.generators import generator_states
 from tests.support.loader_data import encode, write_shards
@@ -405,9 +405,9 @@ def test_results_of_any_kind_and_size_arrive_whole_and_slots_grow_to_hold_them(s
             assert batch["gradient"].requires_grad
             assert batch["text"] == ["a", b"b"]
             del batch, ours
-    messages = [finished.collated.message for finished in _taken(loader)]
+    messages = [finished.report.collated.message for finished in _taken(loader)]
     assert len(messages) == 10
-    assert max(len(message.data) for message in messages) < 6000
+    assert max(len(message.message) for message in messages) < 6000
     loader.close()
 
 
@@ -439,8 +439,8 @@ def test_a_message_can_be_read_when_its_process_is_gone() -> None:
     slot = Slot(np.zeros(4096, np.uint8))
     value = {"in": torch.arange(200.0), "out": torch.arange(2000.0), "array": np.arange(200), "same": None}
     value["same"] = value["in"]
-    message = pickle.loads(pickle.dumps(pack_whole(value, slot)))
-    found = unpack_whole(message, slot.memory)
+    message = pickle.loads(pickle.dumps(pack(value, slot)))
+    found = unpack(message.message, slot.memory)
     assert found["same"] is found["in"]
     assert all(torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value[name])) for name in value)
     slot.memory[:] = 0
@@ -466,23 +466,16 @@ class _Gate:
         return _gate, self.marks
 
 
-@pytest.mark.parametrize("kind", ["whole", "generic"])
-def test_threads_that_unpack_at_the_same_time_get_their_own_memory(kind: str) -> None:
-    def packed(value: Any, slot: Slot) -> Any:
-        return pack_whole(value, slot) if kind == "whole" else pack(value, slot).message
-
-    def unpacked(message: Any, slot: Slot) -> Any:
-        return (unpack_whole if kind == "whole" else unpack)(message, slot.memory)
-
+def test_threads_that_unpack_at_the_same_time_get_their_own_memory() -> None:
     for mark in _marks.values():
         mark.clear()
     slots = [Slot(np.zeros(1 << 12, np.uint8)) for _ in range(2)]
-    a = packed([_Gate("a begun", "b begun"), torch.full((1000,), 1, dtype=torch.uint8)], slots[0])
-    b = packed([_Gate("b begun", "a done"), torch.full((1000,), 2, dtype=torch.uint8)], slots[1])
+    a = pack([_Gate("a begun", "b begun"), torch.full((1000,), 1, dtype=torch.uint8)], slots[0]).message
+    b = pack([_Gate("b begun", "a done"), torch.full((1000,), 2, dtype=torch.uint8)], slots[1]).message
     with ThreadPoolExecutor(1) as thread:
-        other = thread.submit(lambda: (_marks["a begun"].wait(60), unpacked(b, slots[1]))[1])
+        other = thread.submit(lambda: (_marks["a begun"].wait(60), unpack(b, slots[1].memory))[1])
         try:
-            found = unpacked(a, slots[0])
+            found = unpack(a, slots[0].memory)
         finally:
             _marks["a done"].set()
         assert found[1].unique().tolist() == [1]

@@ -11,8 +11,7 @@ import os
 import pytest
 
 import feeder
-from feeder.service.part_memory import PART_BYTES, MemoryPiece, PartMemory, memory_bytes
-from feeder.service.window import Result, ResultWindow
+from feeder.service.part_memory import PART_BYTES, MemoryPiece, PartMemory, Result, ResultWindow, memory_bytes
 from feeder.system.mapping import map_other_memory
 from feeder.system.memory import available_bytes
 

@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from feeder.loader.fast.batches import Finished, Request
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.position import EpochProgress
 from feeder.loader.fast.sample_maker import Work
@@ -26,9 +26,64 @@ if TYPE_CHECKING:
     from feeder.loader.fast.engine import Engine
     from feeder.loader.workers.iterator_lock import IteratorLock
 
-__all__ = ["BatchQueue", "ReusedMemory", "make_here", "requests"]
+__all__ = ["BatchQueue", "Finished", "Request", "ReusedMemory", "make_here", "requests"]
 
 _LINE_BYTES = 64
+
+
+class Request(NamedTuple):
+    """A batch to make.
+
+    Attributes:
+        epoch: The epoch that the augmentation is drawn for.
+        samples: The samples.
+        sizes: Sizes of the images; None: the recipe's.
+    """
+
+    epoch: int
+    samples: Samples
+    sizes: Sizes | None = None
+
+
+@dataclass
+class Finished:
+    """A batch that is made.
+
+    Attributes:
+        arrays: Its rows; without images once these are decoded elsewhere.
+        report: The report on all of its parts.
+        epoch: The epoch of its augmentation.
+        parts: (first row, number of rows) of its parts.
+        images: [N, 3, H, W] of the recipe's output dtype, on the decoder's device, for each view, where staged images
+            were decoded in this process; else None.
+    """
+
+    arrays: SlotView
+    report: PartReport
+    epoch: int
+    parts: list[tuple[int, int]]
+    images: list[torch.Tensor] | None = None
+
+    def let_go(self, *, is_taken: bool = False) -> None:
+        """Copies all but the images to ordinary memory and drops the slot; the images are gone from here.
+
+        Args:
+            is_taken: True if the caller has the targets and further fields; they are not copied then.
+        """
+        arrays = self.arrays
+        further = () if is_taken else arrays.further
+        self.arrays = SlotView(arrays.samples, arrays.labels, (), further, arrays.sizes).copy()
+
+    def made(self) -> Samples:
+        """Returns the samples whose images are in the batch: those of the request, or their substitutes."""
+        samples = self.arrays.samples
+        if not self.report.substitutions:
+            return samples
+        made = samples.copy()
+        for substitution in self.report.substitutions:
+            row = samples.positions == substitution.position
+            made.ids[row], made.repeats[row] = substitution.substitute, 0
+        return made
 
 
 def requests(
@@ -61,9 +116,7 @@ class _Making:
     reports: dict[int, PartReport | BaseException] = field(default_factory=dict)
 
 
-def make_here(
-    work: Work, requests: Iterator[Request], sums: npt.NDArray[np.int64]
-) -> Iterator[Finished | BaseException]:
+def make_here(work: Work, requests: Iterator[Request]) -> Iterator[Finished | BaseException]:
     """Makes each batch in the calling process, when it is asked for, in ordinary memory.
 
     The next batches use it again, see :class:`ReusedMemory`.
@@ -71,7 +124,6 @@ def make_here(
     Args:
         work: Makes the samples.
         requests: The batches.
-        sums: int64 [5]; grow with every batch, see :data:`feeder.loader.fast.part_report.PART_SUMS`.
     """
     layout = work.layout(0)
     empty = [ReusedMemory().empty for _ in (*layout.images, *layout.further)]
@@ -84,22 +136,8 @@ def make_here(
         except Exception as error:
             yield error
             continue
-        report.count(sums, time.perf_counter_ns() - started)
-        yield _finished(arrays, request.epoch, [(0, rows)], report)
-
-
-def _finished(arrays: SlotView, epoch: int, edges: list[tuple[int, int]], report: PartReport) -> Finished:
-    return Finished(
-        arrays,
-        report.extras,
-        report.substitutions,
-        epoch,
-        edges,
-        report.left_over,
-        report.collated,
-        report.clipped,
-        report.slow,
-    )
+        report.count(work.meter, time.perf_counter_ns() - started)
+        yield Finished(arrays, report, request.epoch, [(0, rows)])
 
 
 class BatchQueue:
@@ -250,7 +288,7 @@ class BatchQueue:
 
         if report.collated is not None and report.collated.message is not None:
             self._engine.grow_slots(report.collated.message.wanted, rows)
-        return _finished(arrays, making.request.epoch, making.edges, report)
+        return Finished(arrays, report, making.request.epoch, making.edges)
 
 
 class ReusedMemory:

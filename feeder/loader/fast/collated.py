@@ -28,7 +28,7 @@ from feeder.loader.fast.part_output import SampleSink, Sink
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.slots.batch_message import Collated, Slot, pack_whole
+from feeder.loader.slots.batch_message import Collated, Slot, pack
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.workers.seeding import seeded
 from feeder.transforms import Recipe, Views
@@ -84,7 +84,7 @@ class CollatedWork(Work):
         self.meter.add("collate", collated - started)
         if self.share_bytes:
             slot = Slot(view.images[0].reshape(-1))
-            report.collated = Collated(message=pack_whole(result, slot))
+            report.collated = Collated(message=pack(result, slot))
             self.meter.add("write", time.perf_counter_ns() - collated, slot.used)
         return report
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from feeder.dataset.extras import Column
 from feeder.errors import ArgumentError, WorkerError
 from feeder.loader.device.page_lock import CudaGuard, page_lock
-from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.part_sizes import (
     PartSizes,
     enough_ahead,
@@ -23,7 +22,7 @@ from feeder.loader.fast.part_sizes import (
     sent_part_rows,
 )
 from feeder.loader.fast.pool import Pool, PoolOptions, Replacement
-from feeder.loader.observe.meter import METER_WORDS
+from feeder.loader.observe.meter import METER_WORDS, part_sums
 from feeder.loader.slots.image_slots import HELD_BATCHES, Layout, Ring, plan_slots
 from feeder.loader.workers.supervisor import check_owner
 from feeder.system.numa import running_on
@@ -60,34 +59,15 @@ class EngineOptions:
     guard: CudaGuard | None = None
 
 
-class _Pools(NamedTuple):
-    """The pool that runs, and the totals of those that have ended: one value, as other threads read it at any time."""
-
-    open: Pool | None
-    sums: npt.NDArray[np.int64]
-    stages: npt.NDArray[np.int64]
-    replacements: list[Replacement]
-
-    def all_sums(self) -> npt.NDArray[np.int64]:
-        return self.sums if self.open is None else self.sums + self.open.sums()
-
-    def all_stages(self) -> npt.NDArray[np.int64]:
-        return self.stages.copy() if self.open is None else self.stages + self.open.stages()
-
-    def all_replacements(self) -> list[Replacement]:
-        return self.replacements + (self.open.replacements if self.open is not None else [])
-
-    def ended(self) -> _Pools:
-        """Returns the same with the open pool's totals added, and no pool open."""
-        return _Pools(None, self.all_sums(), self.all_stages(), self.all_replacements())
-
-
 class Engine:
     """Slots and workers of one loader.
 
     Args:
         work: The workers' work.
         options: The options.
+
+    Attributes:
+        replacements: All replaced workers so far.
     """
 
     def __init__(self, work: Work, options: EngineOptions) -> None:
@@ -100,8 +80,9 @@ class Engine:
         self._options = options
         self._ring: Ring | None = None
         self._sizes = PartSizes(max(1, options.pool.workers))
-        stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)
-        self._pools = _Pools(None, np.zeros(len(PART_SUMS), np.int64), stages, [])
+        self._pool: Pool | None = None
+        self._stages = np.zeros((options.pool.processes, METER_WORDS), np.int64)  # of the pools that have ended
+        self.replacements: list[Replacement] = []
 
     @property
     def is_ours(self) -> bool:
@@ -121,38 +102,28 @@ class Engine:
     @property
     def pool(self) -> Pool:
         """The workers, once :meth:`prepare` has started them."""
-        pool = self._pools.open
-        assert pool is not None
-        return pool
+        assert self._pool is not None
+        return self._pool
 
     @property
     def unfinished(self) -> int:
         """Number of parts that no worker has sent off yet; for any thread."""
-        pool = self._pools.open
-        return 0 if pool is None else pool.unfinished
-
-    @property
-    def replacements(self) -> list[Replacement]:
-        """All replaced workers so far."""
-        return self._pools.all_replacements()
-
-    def sums(self) -> npt.NDArray[np.int64]:
-        """Returns the sums over all parts so far, int64 [5]; see :data:`feeder.loader.fast.part_report.PART_SUMS`."""
-        return self._pools.all_sums()
+        pool = self._pool
+        return 0 if pool is None else pool.board.unfinished()
 
     def stages(self) -> npt.NDArray[np.int64]:
         """Returns what the workers' stages took so far: int64 [workers, METER_WORDS]."""
-        return self._pools.all_stages()
+        pool = self._pool
+        return self._stages if pool is None else pool.board.stages.copy()
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the workers that run now."""
-        pool = self._pools.open
-        return [] if pool is None else pool.pids()
+        return [] if self._pool is None else self._pool.pids()
 
     def fits(self, rows: int, size: tuple[int, int] | None = None) -> bool:
         """Returns True if there are slots and workers for batches of so many rows, and of images of that (height,
         width); None: of the recipe's."""
-        return self._pools.open is not None and self._has_slots(rows, size)
+        return self._pool is not None and self._has_slots(rows, size)
 
     def _has_slots(self, rows: int, size: tuple[int, int] | None) -> bool:
         if self._ring is None:
@@ -168,11 +139,11 @@ class Engine:
         if self._work.makes_batches:
             return [(0, rows)]
         if self._options.pool.service is not None:  # its servers share the parts, too
-            cores, layout = self.pool.service_cores, self.ring.layout
+            cores, layout = self.pool.board.service_cores, self.ring.layout
             row_bytes = layout.slot_bytes // layout.batch_size
             return sent_part_rows(rows, self._options.pool.workers, cores, self.ahead, row_bytes)
         if self._sizes.is_due:
-            sums = dict(zip(PART_SUMS, self.sums().tolist(), strict=True))
+            sums = part_sums(self.stages())
             self._sizes.learn(sums["parts"], sums["busy_ns"])
         return self._sizes.next(rows, self.ahead)
 
@@ -232,14 +203,14 @@ class Engine:
             self._ring = ring
         assert self._ring is not None
         parts = self._ring.slots * self._most_parts(self._ring.layout)
-        self._pools = self._pools._replace(open=Pool(self._work, self._ring, parts, self._options.pool))
+        self._pool = Pool(self._work, self._ring, parts, self._options.pool, self._stages, self.replacements)
 
     def end_iterator(self) -> None:
         """Ends an iterator's use of the engine. Batches that are being made are dropped."""
         if not self.is_ours:
             return
         try:
-            pool = self._pools.open
+            pool = self._pool
             if self._options.persistent and not self._is_retired and pool is not None:
                 try:
                     pool.abandon()
@@ -252,7 +223,7 @@ class Engine:
             try:
                 self.close()
             finally:
-                self._pools = self._pools.ended()
+                self._drop_pool()
             raise
         finally:
             self.busy = self._is_retired = False
@@ -267,8 +238,12 @@ class Engine:
 
     def close(self) -> None:
         """Ends the workers; the slots are kept."""
-        pool = self._pools.open
-        if pool is not None and self.is_ours:
-            if not pool.close():
+        if self._pool is not None and self.is_ours:
+            if not self._pool.close():
                 self._ring = None  # a worker that can't be ended may still write into it
-            self._pools = self._pools.ended()
+            self._drop_pool()
+
+    def _drop_pool(self) -> None:
+        if self._pool is not None:
+            self._stages = self.stages()  # first: other threads read them at any time
+            self._pool = None

@@ -25,11 +25,9 @@ from feeder.errors import ArgumentError
 from feeder.loader.fast.batch_queue import requests
 from feeder.loader.fast.batch_sizes import SIZE_IDENTITY, BatchSizes
 from feeder.loader.fast.engine import Engine
-from feeder.loader.fast.epoch import Epoch
 from feeder.loader.fast.finishing import Finishing
-from feeder.loader.fast.iterator import FastIterator
+from feeder.loader.fast.iterator import Epoch, FastIterator
 from feeder.loader.fast.ledger import Ledger
-from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.fast.position import EpochProgress, Place, consumed_by_bucket
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.fast.sample_maker import Work
@@ -37,13 +35,14 @@ from feeder.loader.fast.sampler_replay import Replay, check_replay_state
 from feeder.loader.fast.setup import make_engine, make_service, make_work
 from feeder.loader.fast.spans import Span, Spans
 from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids
+from feeder.loader.observe.meter import part_sums
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
+from feeder.loader.path_choice import refuse_full_shuffle
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
-from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
@@ -488,10 +487,9 @@ class FastPath:
     def stats(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.stats`."""
         engine, ledger = self._engine, self._ledger
-        sums = engine.sums() if engine is not None else ledger.made_here
-        meters = dict(zip(PART_SUMS, sums.tolist(), strict=True))
         replaced = engine.replacements if engine is not None else []
         words = self.stage_words()
+        meters = part_sums(words)
         stages = stage_table(words)
 
         def index(i: int) -> int:

@@ -23,9 +23,8 @@ from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.image_slots import Layout, SlotView
-from feeder.loader.slots.region import Region
-from feeder.loader.slots.shared_pickle import unpack
-from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.loader.slots.region import Region, unpack
+from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 
 __all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send", "work_loop"]
@@ -197,7 +196,7 @@ def make_part(
     except Exception as error:
         message = _portable(error)
 
-    report.count(board.sums(number), time.perf_counter_ns() - started)
+    report.count(work.meter, time.perf_counter_ns() - started)
     finish_part(channel, board, number, part, message)
 
 

@@ -12,7 +12,7 @@ from feeder.dataset.target_values import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.errors import ArgumentError
-from feeder.loader.fast.batches import Decoded, Finished
+from feeder.loader.fast.batch_queue import Finished
 from feeder.transforms import Views
 from feeder.transforms.mixing import pick
 
@@ -79,9 +79,8 @@ class Finishing:
 
         Images are [N, 3, H, W] of the recipe's output dtype, or uint8 where ops are left; with views a list of these.
         """
-        if isinstance(finished, Decoded):
-            images = finished.images
-        else:
+        images = finished.images
+        if images is None:
             views = zip(self._views, finished.arrays.images, strict=True)
             images = [view.stored(torch.from_numpy(array)) for view, array in views]
         labels = finished.arrays.labels
@@ -101,7 +100,7 @@ class Finishing:
 
     def _extras(self, finished: Finished) -> Iterator[Any]:
         """Yields the batch's targets and further fields that are no images."""
-        arrays, lists = iter(finished.arrays.further), iter(finished.extras)
+        arrays, lists = iter(finished.arrays.further), iter(finished.report.extras)
         for extra in self._work.values:
             if extra.columns:
                 found = itertools.islice(arrays, len(extra.columns))
@@ -116,7 +115,7 @@ class Finishing:
         images, labels, *extras = batch
         views = images if self._has_views else [images]
         mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None
-        if not isinstance(finished, Decoded):
+        if finished.images is None:
             held = (batch[place] for place in self._places)
             further = (view for image in held for view in (image if isinstance(image, list) else [image]))
             done = self._images(finished, [*views, *further], mixings)
@@ -139,14 +138,6 @@ class Finishing:
         place = self._work.seed, finished.epoch, int(finished.arrays.samples.positions[0])
         op = pick(self._mix, *place)
         return [op.draw(*place, *size) for size in sizes]
-
-    def _sizes(self, finished: Finished) -> Sequence[tuple[int, int]]:
-        """Returns the (height, width) that the images of a batch have in another loader, of each view."""
-        sizes = finished.arrays.sizes or [view.output_size for view in self._work.recipe.views if self._mix]
-        found = [size for size in sizes if size is not None]
-        if len(found) < len(sizes):
-            raise ArgumentError("mix= mixes images of one size: end the geometry of the recipe with a crop")
-        return found
 
     def _images(
         self, finished: Finished, images: Sequence[torch.Tensor], mixings: Sequence[Mixing] | None

@@ -41,7 +41,7 @@ class ReplayedBatch(NamedTuple):
         batch: The batch, as the loader gave it.
         samples: Its samples.
         substitutions: Those that were bad, and the samples in their place; see
-            :class:`feeder.loader.fast.substitution.Substitution`.
+            :class:`feeder.loader.fast.part_report.Substitution`.
     """
 
     batch: Any

@@ -6,28 +6,33 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from feeder.decoders.staged.trainer_decoder import TrainerDecoder
 from feeder.errors import stop_in_a_batch
 from feeder.loader.collate_errors import explain_sizes
 from feeder.loader.device.feed import DeviceFeed
 from feeder.loader.device.nested import map_tensors
 from feeder.loader.device.page_lock import slot_guard
-from feeder.loader.fast.batch_queue import BatchQueue, make_here
-from feeder.loader.fast.batches import Decoded, Finished
-from feeder.loader.fast.epoch import Epoch
-from feeder.loader.fast.position import Place
+from feeder.loader.fast.batch_queue import BatchQueue, Finished, Request, make_here
+from feeder.loader.fast.engine import Engine
+from feeder.loader.fast.finishing import Finishing
+from feeder.loader.fast.ledger import Ledger
+from feeder.loader.fast.position import EpochProgress, Place
+from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.trainer_decode import DecodeFeed
+from feeder.loader.options import EpochOptions
 from feeder.loader.workers.iterator_lock import IteratorLock
 from feeder.system.limit_errors import explained
 
 if TYPE_CHECKING:
     from feeder.loader.observe.live_view import LiveView
 
-__all__ = ["FastIterator", "HostBatches"]
+__all__ = ["Epoch", "FastIterator", "HostBatches"]
 
 
 class FastIterator:
@@ -160,6 +165,37 @@ class FastIterator:
                 self.close()
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """An epoch, or the rest of one, to iterate over.
+
+    Attributes:
+        dataset: The user's dataset.
+        progress: Progress through the epoch.
+        requests: The batches to make.
+        options: The loader's options for this epoch.
+        work: The way samples are made.
+        engine: Slots and workers; None: batches are made in the calling process.
+        decoder: Decodes staged images in the calling process; None: work does.
+        finishing: The last steps on a batch.
+        ledger: Counts what is handed out.
+        agree: Compares the epoch with those of other ranks before a batch is handed out; None: nothing to compare.
+        channels_last: Memory format of images that the decoder makes.
+    """
+
+    dataset: Any
+    progress: EpochProgress
+    requests: Iterator[Request]
+    options: EpochOptions
+    work: Work
+    engine: Engine | None
+    decoder: TrainerDecoder | None
+    finishing: Finishing
+    ledger: Ledger
+    agree: Callable[[EpochProgress], None] | None
+    channels_last: bool
+
+
 class HostBatches:
     """Batches made by workers or in the calling process, and decoded there where the backend does that.
 
@@ -178,7 +214,7 @@ class HostBatches:
         self._refusal: Exception | None = None
         source: Iterator[Finished | BaseException]
         if epoch.engine is None:
-            source = make_here(epoch.work, epoch.requests, epoch.ledger.made_here)
+            source = make_here(epoch.work, epoch.requests)
         else:
             epoch.engine.busy = True
             options = epoch.options
@@ -222,15 +258,16 @@ class HostBatches:
             self._epoch.ledger.waited(self._queue.take_waited_ns())
         if isinstance(finished, BaseException):
             return finished, None
-        if finished.collated is not None:
+        report = finished.report
+        if report.collated is not None:
             try:
-                batch = finished.collated.batch(finished.arrays.images[0].reshape(-1))
+                batch = report.collated.batch(finished.arrays.images[0].reshape(-1))
             except Exception as error:
                 return error, None
-            finished.collated = None  # its message may be large
+            report.collated = None  # its message may be large
         else:
             batch = self._epoch.finishing.host_batch(finished)
-        if self._epoch.options.device.target is not None and not isinstance(finished, Decoded):
+        if self._epoch.options.device.target is not None and finished.images is None:
             finished.let_go(is_taken=True)  # the tensors alone say how long the slot is needed
         return finished, batch
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import collections
 
-import numpy as np
-
 from feeder.decoders.image_header import clipped_warning
-from feeder.loader.fast.batches import Finished
-from feeder.loader.fast.part_report import PART_SUMS
+from feeder.loader.fast.batch_queue import Finished
+from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.position import EpochProgress
-from feeder.loader.fast.substitution import Substitution
 from feeder.loader.observe.meter import Meter
 from feeder.system.warning import warn
 
@@ -24,8 +21,6 @@ class Ledger:
 
     Attributes:
         counts: Totals by name; times in nanoseconds, see :meth:`feeder.DataLoader.stats`.
-        made_here: Sums over the batches that the calling process made, int64 [5], see
-            :data:`feeder.loader.fast.part_report.PART_SUMS`.
         meter: Stages of the calling process.
         substitutions: The last 10,000 bad samples and their substitutes.
         padded: Samples that were repeated to fill the last batch of an epoch on all ranks.
@@ -34,7 +29,6 @@ class Ledger:
     def __init__(self) -> None:
         names = ("batches", "samples", "skipped", "waited_ns", "elapsed_ns", "clipped", "slow")
         self.counts = dict.fromkeys(names, 0)
-        self.made_here = np.zeros(len(PART_SUMS), np.int64)
         self.meter = Meter()
         self.substitutions: collections.deque[Substitution] = collections.deque(maxlen=_ENTRIES)
         self.padded: list[int] = []
@@ -56,7 +50,9 @@ class Ledger:
         counts["elapsed_ns"] += elapsed_ns
         if isinstance(finished, BaseException):
             return
-        skipped, samples = finished.substitutions, len(finished.arrays.labels)
+
+        report, samples = finished.report, len(finished.arrays.labels)
+        skipped = report.substitutions
         progress.samples += samples
         progress.skipped += len(skipped)
         if skipped and progress.first_skipped is None:
@@ -64,8 +60,8 @@ class Ledger:
         counts["batches"] += 1
         counts["samples"] += samples
         counts["skipped"] += len(skipped)
-        counts["clipped"] += finished.clipped
-        counts["slow"] += finished.slow
+        counts["clipped"] += report.clipped
+        counts["slow"] += report.slow
         self.substitutions.extend(skipped)
         if progress.split is not None and step == progress.last_step and (padding := progress.split.padding(step)):
             self.padded += finished.arrays.samples.ids[-padding:].tolist()

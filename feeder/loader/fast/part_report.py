@@ -4,18 +4,55 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from feeder.loader.fast.substitution import Substitution
+from feeder.errors import DecodeError
 
 if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
+    from feeder.loader.observe.meter import Meter
     from feeder.loader.slots.batch_message import Collated
 
-__all__ = ["PART_SUMS", "PartReport"]
+__all__ = ["SUBSTITUTES", "PartReport", "Substitution", "no_substitute"]
 
-# The sums over parts that a process counts, in this order.
-PART_SUMS = ("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes")
+
+SUBSTITUTES = 16  # tried in place of one bad sample
+
+
+class Substitution(NamedTuple):
+    """A bad sample that was replaced by another.
+
+    Attributes:
+        position: Its position in the epoch.
+        key: Its key.
+        shard: The shard's file name; None for an unsharded image.
+        offset_bytes: Offset of its image in the shard.
+        reason: What is wrong with it.
+        substitute: Id of the sample in its place.
+    """
+
+    position: int
+    key: str | None
+    shard: str | None
+    offset_bytes: int | None
+    reason: str
+    substitute: int
+
+    @classmethod
+    def of(cls, position: int, error: DecodeError, substitute: int) -> Substitution:
+        """Returns the substitution of the sample that an error names."""
+        return cls(position, error.key, error.shard, error.offset_bytes, error.reason, substitute)
+
+
+def no_substitute(error: DecodeError) -> DecodeError:
+    """Returns the error for a bad sample whose substitutes are all bad, too."""
+    return DecodeError(
+        f"{error.reason}; none of its substitutes could be decoded either: check the dataset with "
+        "`feeder inspect --verify`",
+        key=error.key,
+        shard=error.shard,
+        offset_bytes=error.offset_bytes,
+    )
 
 
 @dataclass
@@ -75,12 +112,6 @@ class PartReport:
         further = self.extras or self.substitutions or self.left_over or self.collated
         return bool(further or self.clipped or self.slow)
 
-    def count(self, sums: Any, busy_ns: int) -> None:
-        """Adds the part to the sums.
-
-        Args:
-            sums: int64 [5], see :data:`PART_SUMS`, or a memoryview of these.
-            busy_ns: Time that the part took in all, nanoseconds.
-        """
-        for k, value in enumerate((1, self.read_ns, self.decode_ns, busy_ns, self.encoded_bytes)):
-            sums[k] += value
+    def count(self, meter: Meter, busy_ns: int) -> None:
+        """Adds the part, which took so many nanoseconds in all, to a meter."""
+        meter.add_part(self.read_ns, self.decode_ns, busy_ns, self.encoded_bytes)

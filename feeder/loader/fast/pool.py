@@ -27,7 +27,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.slots.image_slots import Ring
-from feeder.loader.slots.shared_pickle import pack
+from feeder.loader.slots.region import pack
 from feeder.loader.workers.process import Forked, InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.system.text import count
@@ -107,11 +107,24 @@ class Pool:
         ring: The slots that they fill.
         parts: Largest number of parts on the board.
         options: How to run the workers.
+        stages: int64 [processes, METER_WORDS], which the meters begin with.
+        replacements: Workers that are replaced are added to it.
+
+    Attributes:
+        board: The task board.
     """
 
-    def __init__(self, work: Work, ring: Ring, parts: int, options: PoolOptions) -> None:
+    def __init__(
+        self,
+        work: Work,
+        ring: Ring,
+        parts: int,
+        options: PoolOptions,
+        stages: npt.NDArray[np.int64],
+        replacements: list[Replacement],
+    ) -> None:
         self.options = options
-        self.replacements: list[Replacement] = []
+        self._replacements = replacements
         self._ring = ring
         self._work = work
 
@@ -121,7 +134,8 @@ class Pool:
             self._rows.append(range(options.workers, options.workers + RELAY_ROWS))
         rows = self._rows[-1].stop
 
-        self._board = Board(2 * parts, rows, patience_s=options.hang_timeout_s, meters=options.processes)
+        self.board = Board(2 * parts, rows, patience_s=options.hang_timeout_s, meters=options.processes)
+        self.board.stages[:] = stages
         # With a context the work travels as that context's arguments do: it may hold what only a fork can pass on.
         self._payload = pack(work) if options.context is None else None
 
@@ -133,10 +147,9 @@ class Pool:
         self._next_look_ns = 0
 
         self._sent = select.poll()
-        self._sent.register(self._board.sent, select.POLLIN)
+        self._sent.register(self.board.sent, select.POLLIN)
         self._closed = False
         self._is_broken = False
-        self._totals: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
 
         self._supervisor = Supervisor(_Worker, HEAD, options.hang_timeout_s)
         try:
@@ -145,16 +158,6 @@ class Pool:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def service_cores(self) -> int:
-        """Number of the cores of the input service's servers, as far as they are known."""
-        return self._board.service_cores
-
-    @property
-    def unfinished(self) -> int:
-        """Number of parts that were given out and that no worker has sent off yet."""
-        return self._board.unfinished()
 
     def submit(
         self, slot: int, rows: Iterable[tuple[int, int]], epoch: int, size: tuple[int, int] | None = None
@@ -180,7 +183,7 @@ class Pool:
         self._next += len(parts)
         self._outstanding.update({part.number: part for part in parts})
         self._given_out_ns = time.monotonic_ns()
-        self._board.publish(parts)
+        self.board.publish(parts)
         return [part.number for part in parts]
 
     def take(
@@ -241,7 +244,7 @@ class Pool:
         if not (most_ms and last_missing) or any(worker.received for worker in self._supervisor.workers):
             return self._supervisor.wait(most_ms)
         if self._sent.poll(min(most_ms, _GATHER_MS)):
-            os.eventfd_read(self._board.sent)
+            os.eventfd_read(self.board.sent)
         return self._supervisor.wait(0)
 
     def abandon(self) -> None:
@@ -270,22 +273,14 @@ class Pool:
         Returns:
             True if there are any left.
         """
-        self._board.cancel()
+        self.board.cancel()
         claimed = {part for number in range(len(self._supervisor.workers)) for part in self._claimed(number)}
         self._outstanding = {number: part for number, part in self._outstanding.items() if number in claimed}
         return bool(self._outstanding)
 
-    def sums(self) -> npt.NDArray[np.int64]:
-        """Returns the sums over all parts, int64 [5]; see :data:`feeder.loader.fast.part_report.PART_SUMS`."""
-        return self._board.all_sums() if self._totals is None else self._totals[0]
-
-    def stages(self) -> npt.NDArray[np.int64]:
-        """Returns what the stages of each process took: int64 [processes, METER_WORDS]."""
-        return self._board.stages() if self._totals is None else self._totals[1]
-
     def _claimed(self, number: int) -> list[int]:
         """Returns the numbers of the parts that a process has claimed and not sent off."""
-        return [part for row in self._rows[number] if (part := self._board.claimed(row)) is not None]
+        return [part for row in self._rows[number] if (part := self.board.claimed(row)) is not None]
 
     def pids(self) -> list[int]:
         """Returns the process ids of the workers that run."""
@@ -303,8 +298,7 @@ class Pool:
         self._closed = True  # only now: if this is interrupted, it is done again
         if self._payload is not None:
             self._payload.close()
-        self._totals = self._board.all_sums(), self._board.stages()
-        self._board.close()
+        self.board.close()
         return have_ended
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -313,7 +307,7 @@ class Pool:
 
     def _start(self, number: int) -> None:
         self._supervisor.start(number, self._launch)
-        board, payload = self._board, self._payload
+        board, payload = self.board, self._payload
         payload_bytes = 0 if payload is None else payload.size_bytes
         sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
         relay = None
@@ -354,15 +348,15 @@ class Pool:
         part = self._outstanding.get(number)
         if part is not None:
             self._given_out_ns = time.monotonic_ns()
-            self._board.again([part])
-        self._board.finish(row)  # not before: it tells the relay that the part is on the board, or not wanted
+            self.board.again([part])
+        self.board.finish(row)  # not before: it tells the relay that the part is on the board, or not wanted
 
     def _hangs(self, number: int) -> bool:
         """Kills a worker that has or could take a part and is silent for too long; returns True then."""
         is_idle = not self._claimed(number)
-        if is_idle and not self._board.pending():
+        if is_idle and not self.board.pending():
             return False
-        heartbeat = self._board.heartbeat_ns(self._rows[number][0])
+        heartbeat = self.board.heartbeat_ns(self._rows[number][0])
         heard = max(self._supervisor.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)
         return self._supervisor.kill_if_silent(number, heard, has_started=bool(heartbeat))
 
@@ -381,15 +375,15 @@ class Pool:
             self._start_anew(number, [])
             return []
 
-        was_silent = worker.was_silent or worker.process.pid() in self._board.evicted
+        was_silent = worker.was_silent or worker.process.pid() in self.board.evicted
         cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
-        advice = None if self._board.heartbeat_ns(self._rows[number][0]) else worker.process.failed_start(code)
+        advice = None if self.board.heartbeat_ns(self._rows[number][0]) else worker.process.failed_start(code)
         if advice is not None:
             raise WorkerError(f"worker {number} could not start: {cause}; {advice}")
 
         keys = tuple(key for part in parts for key in self._keys(part))
         event = Replacement(number, worker.process.pid(), cause, keys)
-        self.replacements.append(event)
+        self._replacements.append(event)
 
         _log.warning(
             "worker %d (pid %s) ended: %s; replaced, %s",
@@ -411,11 +405,11 @@ class Pool:
         """Puts a new worker in the place of one that has ended, and the parts back on the board."""
         self._is_broken = True
         for row in self._rows[number]:
-            self._board.forget(row)
+            self.board.forget(row)
         self._start(number)
         self._is_broken = False
         self._given_out_ns = time.monotonic_ns()
-        self._board.again(parts)
+        self.board.again(parts)
 
     def _hopeless(self, cause: str, keys: tuple[str, ...]) -> str:
         names = ", ".join(keys) if keys else "none"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from feeder.errors import ArgumentError
+from feeder.loader.fast.part_report import Substitution
 from feeder.loader.fast.sampler_replay import Replay
-from feeder.loader.fast.substitution import Substitution
 from feeder.order.bucket_order import BucketOrder, BucketSplit
 from feeder.order.sample_order import Order
 from feeder.order.split import Split

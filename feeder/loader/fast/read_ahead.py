@@ -21,7 +21,7 @@ from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset_reader import PartReader
 from feeder.errors import FeederError
-from feeder.loader.fast.batches import Request
+from feeder.loader.fast.batch_queue import Request
 from feeder.loader.fast.position import EpochProgress
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Window
@@ -186,7 +186,58 @@ class _Set:
         self.link = None
 
 
-class ReadAhead:
+class _Ahead:
+    """A thread that has an iterator's bytes fetched, until that is done.
+
+    Args:
+        reader: The samples' reader.
+        progress: The iterator's progress; the thread ends with it.
+        made: Number of batches that may be made before the caller asks for them.
+        takes_rows: True if images are read by the rows of their crops.
+    """
+
+    def __init__(self, reader: Reader, progress: EpochProgress, made: int, *, takes_rows: bool) -> None:
+        self._reader = reader
+        self._made = made
+        self._takes_rows = takes_rows
+        self._progress = weakref.ref(progress)
+        self._moved = progress.moved
+        self._is_over = threading.Event()
+        self._sets: dict[int, _Set] = {}
+        self._thread = threading.Thread(target=self._run, name="feeder-read-ahead", daemon=True)
+
+    def close(self) -> None:
+        """Ends the plans, so that others find their room; waits for that, but not for a network that is down."""
+        self._is_over.set()
+        self._moved.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(_END_S)
+
+    def _reached(self) -> int | None:
+        """Returns the number of batches that were handed out; None when the iterator is done."""
+        progress = self._progress()
+        return None if progress is None or progress.exhausted or self._is_over.is_set() else progress.steps
+
+    def _run(self) -> None:
+        try:
+            while self._reached() is not None:
+                self._work()
+        except FeederError as error:  # a worker that needs the bytes says so, too
+            _log.warning("reading ahead has ended: %s", error)
+        finally:
+            self._is_over.set()
+            self._close_all()
+
+    def _work(self) -> None:
+        """Has something fetched."""
+        raise NotImplementedError
+
+    def _close_all(self) -> None:
+        for each in self._sets.values():
+            each.close()
+
+
+class ReadAhead(_Ahead):
     """The plans of one iterator over remote sets, kept up to date by a thread until the iterator is done.
 
     Args:
@@ -204,17 +255,13 @@ class ReadAhead:
     def __init__(
         self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int, *, takes_rows: bool
     ) -> None:
-        self._reader = reader
+        super().__init__(reader, progress, made, takes_rows=takes_rows)
         self._order = order
         self._split = split
         self._epoch = progress.place.epoch
-        self._progress = weakref.ref(progress)
-        self._moved = progress.moved
-        self._is_over = threading.Event()
 
         self._chunk = max(1, _CHUNK_SAMPLES // split.batch_size)  # batches
         samples = split.batch_size * split.world_size
-        self._made = made
         needed = -(-_looked_ahead(order) // samples) + made + 1  # steps
         self._together = max(1, min(self._chunk, needed // _TOGETHER))
         self._ahead = needed + self._together - 1
@@ -223,7 +270,6 @@ class ReadAhead:
         per_index = self._steps_per_index() if takes_rows else {}
         fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())
         working = {} if fit else self._working_bytes(per_index)
-        self._sets: dict[int, _Set] = {}
         for number, leaf in found.items():
             self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0), takes_rows)
         try:
@@ -234,15 +280,7 @@ class ReadAhead:
         except BaseException:
             self._close_all()
             raise
-        self._thread = threading.Thread(target=self._run, name="feeder-read-ahead", daemon=True)
         self._thread.start()
-
-    def close(self) -> None:
-        """Ends the plans, so that others find their room; waits for that, but not for a network that is down."""
-        self._is_over.set()
-        self._moved.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_END_S)
 
     def _steps_per_index(self) -> dict[int, float]:
         """Returns the size of the places of rows relative to that of the indexes, by the reader's id: of a shard of the
@@ -294,21 +332,10 @@ class ReadAhead:
     def _batches(self) -> Iterator[tuple[Int64s, Int64s]]:
         return ordered_batches(self._order, self._epoch, self._split)
 
-    def _reached(self) -> int | None:
-        """Returns the number of batches that were handed out; None when the iterator is done."""
-        progress = self._progress()
-        return None if progress is None or progress.exhausted or self._is_over.is_set() else progress.steps
-
-    def _run(self) -> None:
-        try:
-            while self._reached() is not None:
-                with contextlib.suppress(ConnectionError):
-                    self._plan()
-                self._close_all()  # the fetcher has ended: another one gets the plan from here on
-        except FeederError as error:  # a worker that needs the bytes says so, too
-            _log.warning("reading ahead has ended: %s", error)
-        finally:
-            self._close_all()
+    def _work(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            self._plan()
+        self._close_all()  # the fetcher has ended: another one gets the plan from here on
 
     def _plan(self) -> None:
         batches, planned, is_first = self._batches(), 0, True
@@ -331,31 +358,14 @@ class ReadAhead:
                 each.reached(reached)
             self._moved.wait(_PROGRESS_S)
 
-    def _close_all(self) -> None:
-        for each in self._sets.values():
-            each.close()
 
-
-class DrawnAhead:
+class DrawnAhead(_Ahead):
     """Has the samples of a sampler fetched when their batches are drawn: the workers ask for them later, one batch
-    after the other.
-
-    Args:
-        reader: The samples' reader.
-        progress: The iterator's progress; the thread ends with it.
-        made: Number of batches that may be made before the caller asks for them.
-        takes_rows: True if images are read by the rows of their crops.
-    """
+    after the other. See :class:`_Ahead`."""
 
     def __init__(self, reader: Reader, progress: EpochProgress, made: int, *, takes_rows: bool) -> None:
-        self._reader = reader
-        self._made = made
-        self._takes_rows = takes_rows
-        self._progress = weakref.ref(progress)
+        super().__init__(reader, progress, made, takes_rows=takes_rows)
         self._drawn: queue.SimpleQueue[tuple[int, Int64s]] = queue.SimpleQueue()
-        self._is_over = threading.Event()
-        self._sets: dict[int, _Set] = {}
-        self._thread = threading.Thread(target=self._run, name="feeder-drawn-ahead", daemon=True)
         self._thread.start()
 
     def watched(self, requests: Iterator[Request]) -> Iterator[Request]:
@@ -365,26 +375,11 @@ class DrawnAhead:
                 self._drawn.put((step, request.samples.ids))
             yield request
 
-    def close(self) -> None:
-        """Ends what is fetched ahead; waits for that, but not for a network that is down."""
-        self._is_over.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join(_END_S)
-
-    def _run(self) -> None:
+    def _work(self) -> None:
         try:
-            while not self._is_over.is_set() and not getattr(self._progress(), "exhausted", True):
-                with contextlib.suppress(queue.Empty):
-                    step, ids = self._drawn.get(timeout=_LOOK_S)
-                    self._fetch(step, ids)
-        except FeederError as error:  # a worker that needs the bytes says so, too
-            _log.warning("reading ahead has ended: %s", error)
-        finally:
-            self._is_over.set()
-            for each in self._sets.values():
-                each.close()
-
-    def _fetch(self, step: int, ids: Int64s) -> None:
+            step, ids = self._drawn.get(timeout=_LOOK_S)
+        except queue.Empty:
+            return
         for leaf, own, _ in _leaf_rows(self._reader, ids):
             if id(leaf) not in self._sets:
                 self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0, self._takes_rows)

@@ -189,7 +189,6 @@ class _Relay:
         self._answered_s = now  # when a server answered, or parts began to wait for one
         self._is_empty_handed = False
         work.meter = board.meter(rows[0])
-        self._sums = board.sums(rows[0])
         self._heartbeat = functools.partial(board.heartbeat, rows[0])
         self._heartbeat()
 
@@ -301,7 +300,8 @@ class _Relay:
         found = self._receiver.buffers(asked.view, message)
         if found is None:
             return [memoryview(b"")]  # which is refused, as it is too short
-        asked.source, asked.arrays = link, found[1]
+        asked.source = link
+        asked.arrays = found[1]
         return found[0]
 
     def _leave(self, asked: _Asked) -> None:
@@ -316,7 +316,8 @@ class _Relay:
 
     def _forget_source(self, asked: _Asked) -> None:
         self._receiver.release(asked.arrays)
-        asked.source, asked.arrays = None, []
+        asked.source = None
+        asked.arrays = []
 
     def _take(self, link: ServerLink, number: int, asked: _Asked, answer: Frame) -> None:
         """Takes a server's answer to a part."""
@@ -431,6 +432,6 @@ class _Relay:
 
     def _finish(self, asked: _Asked, report: PartReport, message: Any) -> None:
         self._asked.pop(asked.part.number, None)
-        report.count(self._sums, report.read_ns + report.decode_ns)
+        report.count(self._work.meter, report.read_ns + report.decode_ns)
         finish_part(self._channel, self._board, asked.row, asked.part, message)
         self._idle_rows.append(asked.row)

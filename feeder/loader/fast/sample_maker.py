@@ -23,8 +23,7 @@ from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
 from feeder.errors import DecodeError
 from feeder.loader.fast.part_output import PaddedSink, PixelSink, Sink, StagedSink, put_extras, read_extras
-from feeder.loader.fast.part_report import PartReport
-from feeder.loader.fast.substitution import SUBSTITUTES, Substitution, no_substitute
+from feeder.loader.fast.part_report import SUBSTITUTES, PartReport, Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Layout, Samples, Sizes, SlotView
 from feeder.order.sample_order import substitute

@@ -63,28 +63,29 @@ class ServerLink:
         self._hello = hello
         self._work = work
         self._place = place
-        self._is_connected = self._is_local = False
+        self._is_connected = False
         self._receiving: int | None = None  # the request whose payload comes
-        self._begin(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, address)
-
-    def _begin(self, family: int, address: Any) -> None:
-        self.connection = socket.socket(family, socket.SOCK_STREAM)
-        self.connection.setblocking(False)
-        self._is_local = family == socket.AF_UNIX
-        if not self._is_local:
-            self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._receiver = Receiver(self.connection, SERVER_LIMITS, self._buffers, takes_descriptors=self._is_local)
-        self._sender = Sender(self.connection)
-        self._sender.add(Kind.HELLO, self._hello)
-        self._ends = select.poll()
-        self._ends.register(self.connection, select.POLLRDHUP)
-        self.heard_s = time.monotonic()
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._begin(socket.socket(family, socket.SOCK_STREAM), is_local=False)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             code = self.connection.connect_ex(address)
         except OSError as error:  # a name that nobody knows
             code = error.errno or errno.EHOSTUNREACH
         if code not in (0, errno.EINPROGRESS):
             self.lost = f"can't be reached: {os.strerror(code)}"
+
+    def _begin(self, connection: socket.socket, *, is_local: bool) -> None:
+        """Introduces the job on a connection, which is or will be made."""
+        connection.setblocking(False)
+        self.connection = connection
+        self._is_local = is_local
+        self._receiver = Receiver(connection, SERVER_LIMITS, self._buffers, takes_descriptors=is_local)
+        self._sender = Sender(connection)
+        self._sender.add(Kind.HELLO, self._hello)
+        self._ends = select.poll()
+        self._ends.register(connection, select.POLLRDHUP)
+        self.heard_s = time.monotonic()
 
     @property
     def is_ready(self) -> bool:
@@ -241,19 +242,14 @@ class ServerLink:
             here = boot_id()
         if not isinstance(local, dict) or not here or local.get("boot") != here or "socket" not in local:
             return False
-        by_tcp = self.connection, self._receiver, self._sender, self._ends, self.heard_s
-        self._begin(socket.AF_UNIX, f"\0{local['socket']}"[:_MOST_NAME_BYTES])
-        if self.lost:  # it is that of another network namespace
-            self.connection.close()
-            self.lost = ""
-            self._is_local = False
-            self.connection = by_tcp[0]
-            self._receiver = by_tcp[1]
-            self._sender = by_tcp[2]
-            self._ends = by_tcp[3]
-            self.heard_s = by_tcp[4]
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(f"\0{local['socket']}"[:_MOST_NAME_BYTES])
+        except OSError:  # it is that of another network namespace
+            connection.close()
             return False
-        by_tcp[0].close()
+        self.connection.close()
+        self._begin(connection, is_local=True)
         return True
 
     def _take_memory(self, message: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import binascii
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from feeder.dataset.subset_reader import PartReader
 from feeder.errors import ArgumentError
 from feeder.shard.cache.cache_mirror import CacheMirror
 
-__all__ = ["SIZED_FILES", "Here", "SetPlace", "leaves", "set_from_json", "set_to_json"]
+__all__ = ["SIZED_FILES", "Here", "leaves", "set_from_json", "set_to_json"]
 
 _MOST_SETS, _DEEPEST = 64, 8
 # Of a folder. A file server answers 1,000 requests for sizes in less than a second; for all files of a large set it
@@ -29,32 +28,25 @@ _MOST_SETS, _DEEPEST = 64, 8
 SIZED_FILES = 1024
 
 
-@dataclass(frozen=True)
-class SetPlace:
-    """The place of a set.
-
-    Args:
-        path: Path of a folder or of an index, or the URL of shards.
-        is_folder: True for a folder of images; False for shards.
-        exif: True to apply EXIF orientation.
-        version: Version of a shard set; None: the newest.
-        image_field: Another field of a shard set that is the image; None: that of the index.
-        members: Names of members of a folder's samples that are images, and no samples themselves.
-    """
-
-    path: str
-    is_folder: bool
-    exif: bool
-    version: int | None = None
-    image_field: str | None = None
-    members: tuple[str, ...] = ()
-
-
 class Here(Protocol):
     """The files and functions of this machine that work of others may use."""
 
-    def open_set(self, place: SetPlace) -> ShardReader | FolderReader:
-        """Opens a set, or refuses it by an ArgumentError."""
+    def open_folder(self, path: str, members: tuple[str, ...], *, exif: bool) -> FolderReader:
+        """Opens a folder of images, or refuses it by an ArgumentError.
+
+        Args:
+            path: Its path.
+            members: Names of members of its samples that are images, and no samples themselves.
+            exif: True to apply EXIF orientation.
+        """
+
+    def open_shards(self, path: str, **how: Any) -> ShardReader:
+        """Opens shards, or refuses them by an ArgumentError.
+
+        Args:
+            path: Path of a folder or of an index, or the URL of shards.
+            how: See :func:`feeder.dataset.field_index.open_shards`.
+        """
 
     def file(self, path: str) -> str:
         """Returns the path of a file that may be read, or refuses it by an ArgumentError."""
@@ -100,7 +92,7 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
     Args:
         value: The JSON; trusted in nothing.
         here: Opens sets.
-        members: See :class:`SetPlace`.
+        members: See :meth:`Here.open_folder`.
         depth: Number of sets that it is inside of.
 
     Raises:
@@ -127,7 +119,11 @@ def set_from_json(value: Any, here: Here, members: tuple[str, ...] = (), depth: 
     if image_field is not None and (not isinstance(image_field, str) or "\0" in image_field):
         raise ArgumentError("this is no image field")
 
-    reader = here.open_set(SetPlace(path, kind == "folder", exif, version, image_field, members))
+    reader: ShardReader | FolderReader
+    if kind == "folder":
+        reader = here.open_folder(path, members, exif=exif)
+    else:
+        reader = here.open_shards(path, exif=exif, version=version, image_field=image_field)
     if _fingerprint(reader) != value.get("fingerprint"):
         raise ArgumentError(f"{path}: the set here is not the client's: its samples, their sizes or their order differ")
     return reader

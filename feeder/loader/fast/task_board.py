@@ -26,9 +26,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from feeder.loader.fast.part_report import PART_SUMS
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.slots.region import Region
 
@@ -40,10 +38,9 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 2e-5, 0.01
 _HEADER = 8
 _FRESH_HEAD, _FRESH_TAIL, _AGAIN_HEAD, _AGAIN_TAIL, _SERVICE_CORES = range(5)
 _PART_WORDS = 7
-_WORKER_WORDS = 8
+_WORKER_WORDS = 2
 # Columns of a worker's row.
 _PART, _HEARTBEAT_NS = range(2)
-_SUMS = slice(2, 2 + len(PART_SUMS))
 
 
 class Part(NamedTuple):
@@ -81,6 +78,7 @@ class Board:
 
     Attributes:
         evicted: Ids of the processes that were killed for holding the lock.
+        stages: int64 [meters, METER_WORDS], the workers' meters.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class Board:
         self._rows = each[at : at + workers * _WORKER_WORDS]
         self._workers = numbers[at : at + workers * _WORKER_WORDS].reshape(workers, _WORKER_WORDS)
         at += workers * _WORKER_WORDS
-        self._stages = numbers[at:].reshape(self.meters, METER_WORDS)
+        self.stages = numbers[at:].reshape(self.meters, METER_WORDS)
 
         if descriptors is None:
             self._workers[:, _PART] = _NONE
@@ -214,15 +212,6 @@ class Board:
         """Returns the time of a worker's last :meth:`heartbeat`, on the monotonic clock; 0 while it starts."""
         return int(self._rows[worker * _WORKER_WORDS + _HEARTBEAT_NS])
 
-    def sums(self, worker: int) -> Any:
-        """Returns a worker's sums, a memoryview of int64 [5], for it to add to; see
-        :data:`feeder.loader.fast.part_report.PART_SUMS`.
-
-        A part is added before it is sent off: once it is, the worker may be ended.
-        """
-        row = worker * _WORKER_WORDS
-        return self._rows[row + _SUMS.start : row + _SUMS.stop]
-
     def finish(self, worker: int) -> None:
         """Notes that a worker has sent off its part."""
         self._rows[worker * _WORKER_WORDS + _PART] = _NONE
@@ -232,19 +221,9 @@ class Board:
         row = worker * _WORKER_WORDS
         self._rows[row + _PART], self._rows[row + _HEARTBEAT_NS] = _NONE, 0
 
-    def all_sums(self) -> npt.NDArray[np.int64]:
-        """Returns the sums over all workers, int64 [5]."""
-        sums: npt.NDArray[np.int64] = self._workers[:, _SUMS].sum(axis=0)
-        return sums
-
     def meter(self, worker: int) -> Meter:
         """Returns the meter that a worker writes."""
-        return Meter(self._stages[worker])
-
-    def stages(self) -> npt.NDArray[np.int64]:
-        """Returns a copy of the workers' meters: int64 [meters, METER_WORDS]."""
-        stages: npt.NDArray[np.int64] = self._stages.copy()
-        return stages
+        return Meter(self.stages[worker])
 
     def unfinished(self) -> int:
         """Returns the number of parts that are unclaimed, or claimed and not sent off."""

@@ -18,9 +18,9 @@ from feeder.decoders.device.finisher import mixing_partner
 from feeder.decoders.staged.staged import Staged
 from feeder.decoders.staged.trainer_decoder import LeftToCpu, Padding, StagedView
 from feeder.errors import DecodeError
-from feeder.loader.fast.batches import Decoded, Finished
+from feeder.loader.fast.batch_queue import Finished
+from feeder.loader.fast.part_report import Substitution, no_substitute
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.fast.substitution import Substitution, no_substitute
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, SlotView
 
@@ -85,7 +85,7 @@ class DecodeFeed:
     def __iter__(self) -> DecodeFeed:
         return self
 
-    def __next__(self) -> Decoded | BaseException:
+    def __next__(self) -> Finished | BaseException:
         if not self._queue:
             if self._failure is not None:
                 raise self._failure
@@ -104,7 +104,7 @@ class DecodeFeed:
             started = time.perf_counter_ns()
             with self._on_stream():
                 batch = self._decode(waiting.finished, waiting)
-            size_bytes = sum(images.nbytes for images in batch.images) if isinstance(batch, Decoded) else 0
+            size_bytes = sum(images.nbytes for images in batch.images or ()) if isinstance(batch, Finished) else 0
             self._meter.add("decode", waiting.start_ns + time.perf_counter_ns() - started, size_bytes)
             return batch
         except BaseException:
@@ -138,7 +138,7 @@ class DecodeFeed:
             parts = []
             for first, count in finished.parts:
                 memory, rows = images[first : first + count].reshape(-1), range(first, first + count)
-                parts.append(_unpacked(memory, finished.left_over, number, rows, of.stop - of.start))
+                parts.append(_unpacked(memory, finished.report.left_over, number, rows, of.stop - of.start))
             staged.append(Staged.join(parts))
         self._queue.append(_Waiting(finished, staged))
         self._start()
@@ -158,34 +158,25 @@ class DecodeFeed:
     def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
-    def _decode(self, finished: Finished, waiting: _Waiting) -> Decoded | BaseException:
+    def _decode(self, batch: Finished, waiting: _Waiting) -> Finished | BaseException:
         work = self._work
-        recipes = _recipes(work, finished)[: len(work.recipe.views)]
+        recipes = _recipes(work, batch)[: len(work.recipe.views)]
 
-        made = finished.made()
-        mixings = self._mixing(finished, [size for recipe in recipes if (size := recipe.output_size) is not None])
+        made = batch.made()
+        mixings = self._mixing(batch, [size for recipe in recipes if (size := recipe.output_size) is not None])
         recipe = recipes[0]
         # A bad view has all views of its sample replaced, before any is mixed.
         fused = mixings is not None and len(work.recipe.views) == 1 and recipe.output_dtype != "uint8"
         mix = mixing_partner(mixings[0], len(made.ids), self._decoder.device) if mixings is not None and fused else None
 
-        images, errors = self._finish(waiting, finished, made, mix)
-        finished.let_go()
-        batch = Decoded(
-            finished.arrays,
-            finished.extras,
-            finished.substitutions,
-            finished.epoch,
-            finished.parts,
-            clipped=finished.clipped,
-            slow=finished.slow,
-            images=images,
-        )
+        images, errors = self._finish(waiting, batch, made, mix)
+        batch.let_go()
+        batch.images = images
 
         for row, error in enumerate(errors):
             if isinstance(error, LeftToCpu):
                 error, substitutions = self._make(_on_cpu(work), batch, row, made.part(slice(row, row + 1)))
-                batch.substitutions += substitutions
+                batch.report.substitutions += substitutions
             if error is not None:
                 named = work.reader.at(error, int(made.ids[row]))
                 failed = self._replace(batch, row, named) if work.skip else named
@@ -193,7 +184,7 @@ class DecodeFeed:
                     return failed
 
         if mixings is not None and (any(errors) or not fused):
-            batch.images = [mixing.apply(view) for mixing, view in zip(mixings, batch.images, strict=True)]
+            batch.images = [mixing.apply(view) for mixing, view in zip(mixings, images, strict=True)]
         return batch
 
     def _finish(
@@ -233,7 +224,7 @@ class DecodeFeed:
         padding = Padding(draws.output_size, size, pad.value)
         return StagedView(recipe, draws.ops[recipe.base_length :], padding=padding)
 
-    def _replace(self, batch: Decoded, row: int, error: DecodeError) -> DecodeError | None:
+    def _replace(self, batch: Finished, row: int, error: DecodeError) -> DecodeError | None:
         """Replaces a sample that only the decoder found to be bad; returns an error if that fails."""
         work, arrays = self._work, batch.arrays
         here = arrays.samples.part(slice(row, row + 1))
@@ -242,12 +233,12 @@ class DecodeFeed:
             found, further = self._make(work, batch, row, Samples.of(here.positions, np.array([other])))
             if found is None:
                 last = further[-1].substitute if further else other
-                batch.substitutions.append(Substitution.of(position, error, last))
+                batch.report.substitutions.append(Substitution.of(position, error, last))
                 return None
         return no_substitute(error)
 
     def _make(
-        self, work: Work, batch: Decoded, row: int, sample: Samples
+        self, work: Work, batch: Finished, row: int, sample: Samples
     ) -> tuple[DecodeError | None, list[Substitution]]:
         """Makes one sample of a batch here; returns None or the error, and the substitutions of its making."""
         view = SlotView.new(work.layout(1), sample, batch.arrays.sizes)
@@ -271,12 +262,12 @@ class DecodeFeed:
             return verdict, report.substitutions + further
 
         if errors[0] is None:
-            for whole, image in zip(batch.images, images, strict=True):
+            for whole, image in zip(batch.images or (), images, strict=True):
                 whole[row] = image[0]
             batch.arrays.labels[row] = view.labels[0]
             for column, (array,) in zip(batch.arrays.further, view.further, strict=True):
                 column[row] = array
-            for values, (value,) in zip(batch.extras, report.extras, strict=True):
+            for values, (value,) in zip(batch.report.extras, report.extras, strict=True):
                 values[row] = value
         return errors[0], report.substitutions
 

@@ -2,28 +2,207 @@
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import dataclasses
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import WorkerError
-from feeder.loader.generic.batch_slots import BatchSlots
+from feeder.loader.device.page_lock import page_lock
 from feeder.loader.generic.generic_worker import BatchResult, BatchTask, Job
 from feeder.loader.generic.meters import GenericMeters
-from feeder.loader.generic.pending_batches import Pending, PendingBatches
 from feeder.loader.generic.torchdata_state import worker_key
 from feeder.loader.generic.worker_processes import Message, Processes
 from feeder.loader.slots.batch_message import unpack
+from feeder.loader.slots.image_slots import HELD_BATCHES
+from feeder.loader.slots.slots import Guard, Slots
+from feeder.system.memory import available_bytes
 
-__all__ = ["BatchWorkers"]
+__all__ = ["BatchSlots", "BatchWorkers", "Pending", "PendingBatches"]
 
 _SAME_BATCH_LIMIT = 3
+
+
+_SMALLEST_SLOT = 1 << 16
+_PAGE = 4096
+
+
+@dataclass
+class Pending:
+    """A batch that a worker was asked for.
+
+    Attributes:
+        worker: Number of the worker.
+        index: The sampler's output for it.
+        main: The sampler's state after it, if a snapshot is due there.
+        snapshot: True if the worker's state has to come with it.
+        slots, slot: The slot to write it into; None: none.
+        result: The result, once it is there.
+        is_wanted: False once its epoch was broken off.
+        failures: Number of workers that died at it.
+    """
+
+    worker: int
+    index: Any
+    main: dict[str, Any] | None
+    snapshot: bool
+    slots: Slots | None = None
+    slot: int | None = None
+    result: BatchResult | None = None
+    is_wanted: bool = True
+    failures: int = 0
+
+    def lease_slot(self) -> npt.NDArray[np.uint8] | None:
+        """Hands the slot's memory to the caller; None without a slot."""
+        if self.slots is None or self.slot is None:
+            return None
+        slot, self.slot = self.slot, None  # first: wherever an interrupt comes, nothing else is written there
+        return self.slots.lease(slot)
+
+    def drop_slot(self) -> None:
+        """Takes back the slot of a batch that nobody will have in it."""
+        if self.slots is not None and self.slot is not None:
+            self.slots.put_back(self.slot)
+            self.slot = None
+
+
+class PendingBatches:
+    """The batches of an epoch that were asked for, by running number, and the order in which they are handed out.
+
+    Args:
+        in_order: Hands them out in the order in which they were asked for, and not as they arrive.
+
+    Attributes:
+        by_number: The batches.
+        outstanding: Numbers of those that have not arrived.
+    """
+
+    def __init__(self, in_order: bool) -> None:
+        self.by_number: dict[int, Pending] = {}
+        self.outstanding: set[int] = set()
+        self._in_order = in_order
+        self._arrived: collections.deque[int] = collections.deque()
+        self._sent = self._received = self._first = 0
+        self._highest = -1
+
+    def __len__(self) -> int:
+        return len(self.by_number)
+
+    def begin(self) -> None:
+        """Begins an epoch, with no batch pending. Numbers run on."""
+        self.by_number.clear()
+        self.outstanding.clear()
+        self._arrived.clear()
+        self._received = self._first = self._sent
+        self._highest = self._sent - 1
+
+    @property
+    def asked(self) -> int:
+        """Number of batches asked for in this epoch."""
+        return self._sent - self._first
+
+    def add(self, pending: Pending) -> int:
+        """Adds a batch that is about to be asked for; returns its number."""
+        number, self._sent = self._sent, self._sent + 1
+        self.by_number[number] = pending
+        self.outstanding.add(number)
+        return number
+
+    def load(self, worker: int) -> int:
+        """Returns the number of batches that a worker still owes."""
+        return sum(self.by_number[n].worker == worker for n in self.outstanding if n in self.by_number)
+
+    def lost_with(self, worker: int) -> list[int]:
+        """Returns the numbers of the batches that a dead worker owed."""
+        pending = self.by_number
+        return [n for n in sorted(pending) if pending[n].worker == worker and self.is_due(n) and pending[n].is_wanted]
+
+    def is_due(self, number: int) -> bool:
+        """Returns True if a batch is pending and its result is not there."""
+        pending = self.by_number.get(number)
+        return pending is not None and pending.result is None
+
+    def arrive(self, number: int, result: BatchResult) -> None:
+        """Notes a batch's result; it needs its slot no more."""
+        pending = self.by_number.get(number)
+        if pending is not None:
+            pending.drop_slot()
+            pending.result = result
+            if not self._in_order:
+                self._arrived.append(number)
+        self.outstanding.discard(number)
+
+    def ready(self) -> int | None:
+        """Returns the number of a batch that can be handed out now."""
+        if not self._in_order:
+            return self._arrived.popleft() if self._arrived else None
+        pending = self.by_number.get(self._received)
+        return self._received if pending is not None and pending.result is not None else None
+
+    def hand_out(self, number: int) -> tuple[Pending, bool]:
+        """Takes a batch out; returns it, and True if exactly the batches up to it have been taken out."""
+        pending = self.by_number.pop(number)
+        self.outstanding.discard(number)
+        self._highest = max(self._highest, number)
+        while self._received < self._sent and self._received not in self.by_number:
+            self._received += 1
+        return pending, self._highest == number and self._received == number + 1
+
+
+class BatchSlots:
+    """The slots of one iterator.
+
+    Args:
+        ahead: Number of batches made ahead.
+        limit_bytes: Largest size of all slots; None: half of the memory that is available then.
+        guard: Asked before slots are used again; with one they are page-locked.
+
+    Attributes:
+        current: Those that the next batches are written into; None before the first batch.
+    """
+
+    def __init__(self, ahead: int, limit_bytes: int | None, guard: Guard | None) -> None:
+        self.current: Slots | None = None
+        self._count = ahead + HELD_BATCHES
+        self._limit_bytes = limit_bytes
+        self._guard = guard
+
+    def assign(self, pending: Pending, others: Iterable[Pending]) -> None:
+        """Gives a batch a slot, if there is one.
+
+        Args:
+            pending: The batch.
+            others: All other batches that have slots.
+        """
+        slots = self.current
+        if slots is None:
+            return
+        slot = slots.acquire()
+        if slot is None:  # the caller has them all, or an interrupt lost some
+            slots.reclaim({p.slot for p in others if p.slots is slots and p.slot is not None})
+            slot = slots.acquire()
+        pending.slots = slots
+        pending.slot = slot
+
+    def fit(self, wanted_bytes: int) -> None:
+        """Makes slots for batches of that size, unless they fit those that are there, or are small or too large."""
+        if wanted_bytes < _SMALLEST_SLOT or (self.current is not None and wanted_bytes <= self.current.slot_bytes):
+            return
+        size = -(-(wanted_bytes + wanted_bytes // 16) // _PAGE) * _PAGE
+        limit = self._limit_bytes if self._limit_bytes is not None else available_bytes() // 2
+        count = min(self._count, limit // size)
+        if count >= 1:
+            slots = Slots(size, count, self._guard)
+            if self._guard is not None:
+                page_lock(slots)
+            self.current = slots
 
 
 class _DeadWorkerError(WorkerError, RuntimeError):
@@ -146,7 +325,6 @@ class BatchWorkers:
         return dataclasses.replace(self.job, worker=number, state=state)
 
     def _ask(self, number: int, pending: Pending) -> None:
-        pending.was_made = False
         task = BatchTask(number, pending.index, pending.slot, pending.snapshot)
         self.processes.tell(pending.worker, task, pending.slots)
 
@@ -160,19 +338,8 @@ class BatchWorkers:
     def _take(self, message: Message, data: bytes) -> None:
         pending = self.pending.by_number.get(message.batch)
         memory = pending.lease_slot() if message.used and pending is not None else None
-        try:
-            with contextlib.ExitStack() as fetched:
-                fetching = functools.partial(self.processes.fetching_from, message.worker)
-                result: BatchResult = unpack(data, memory, lambda: fetched.enter_context(fetching()))
-        except (OSError, EOFError):
-            # Tensors outside of slots are fetched from the worker, as torch does it: lost, if it is dead by now.
-            if not self.processes.is_ending(message.worker):
-                raise
-            if pending is not None:
-                pending.was_made = True
-            return
-        finally:
-            del memory
+        result: BatchResult = unpack(data, memory)
+        del memory
         if result.number is None:
             self.processes.workers[message.worker].beginning = result
             return
@@ -194,8 +361,7 @@ class BatchWorkers:
             worker.take_beginning()
 
         lost = self.pending.lost_with(number)
-        # It died at the first batch that it had not made.
-        first = next((p for n in lost if not (p := self.pending.by_number[n]).was_made), None)
+        first = self.pending.by_number[lost[0]] if lost else None  # at which it died
         if first is not None:
             first.failures += worker.has_begun
         has_begun = worker.state is not None  # in any epoch, or the worker that it replaced had

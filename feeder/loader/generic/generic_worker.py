@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import os
 import pickle
@@ -31,7 +30,7 @@ from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
 from feeder.loader.workers.process import shorten_temporary_folder
 from feeder.loader.workers.seeding import introduce
-from feeder.loader.workers.watchdog import end_with_trainer
+from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 
 __all__ = [
@@ -51,7 +50,6 @@ __all__ = [
 HEAD = struct.Struct("<10q")
 _NO_BATCH = -1
 _LENGTH_BYTES = 8
-_DIRECT_BYTES = 1 << 16
 _NOTHING = Spent()
 _GRACE_S = 4.0
 
@@ -113,14 +111,10 @@ class BatchResult:
 
 
 class Channel:
-    """Messages over a stream socket. A separate thread sends large ones, so that the worker goes on."""
+    """Messages over a stream socket. A large one keeps the worker until the trainer takes it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self._queue: collections.deque[bytes] = collections.deque()
-        self._wake = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._busy = False
         self._writing = threading.Lock()
 
     def heartbeat(self) -> None:
@@ -132,37 +126,11 @@ class Channel:
                 self._writing.release()
 
     def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
-        """Sends a message, or leaves that to the thread."""
-        data = HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
-        with self._wake:
-            if len(data) > _DIRECT_BYTES or self._queue or self._busy:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._send_all, daemon=True)
-                    self._thread.start()
-                self._queue.append(data)
-                self._wake.notify()
-                return
-        self._write(data)
-
-    def flush(self) -> None:
-        """Waits until everything is sent."""
-        with self._wake:
-            self._wake.wait_for(lambda: not self._queue and not self._busy)
-
-    def _send_all(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: bool(self._queue))
-                data = self._queue.popleft()
-                self._busy = True
-            self._write(data)
-            with self._wake:
-                self._busy = False
-                self._wake.notify_all()
-
-    def _write(self, data: bytes) -> None:
+        """Sends a message."""
         with self._writing:
-            self._send_whole(data)
+            self._send_whole(
+                HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
+            )
 
     def _send_whole(self, data: bytes) -> None:
         try:
@@ -289,7 +257,6 @@ def _run(channel: Channel, job: Job) -> None:
         channel.send(packed, task.number, spent)
         del task, result, slot, packed  # so that no batch outlives its sending
         idle_from = clock()
-    channel.flush()
 
 
 _NO_MEMORY = np.empty(0, np.uint8)

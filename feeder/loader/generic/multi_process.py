@@ -23,16 +23,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
 
 from feeder.errors import ArgumentError
-from feeder.loader.collate_errors import raise_explained
 from feeder.loader.device.page_lock import slot_guard
-from feeder.loader.generic.batch_slots import BatchSlots
-from feeder.loader.generic.batch_workers import BatchWorkers
+from feeder.loader.generic.batch_workers import BatchSlots, BatchWorkers, Pending, PendingBatches
 from feeder.loader.generic.generic_worker import Job
 from feeder.loader.generic.meters import GenericMeters
-from feeder.loader.generic.pending_batches import Pending, PendingBatches
 from feeder.loader.generic.resumable_samplers import IndexIterator
-from feeder.loader.generic.single_process import begin_torchs
-from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
+from feeder.loader.generic.single_process import CountedIterator, begin_torchs
+from feeder.loader.generic.split_order import SplitOrder
 from feeder.loader.generic.torchdata_state import (
     GenericProgress,
     check_same_skip,
@@ -41,7 +38,7 @@ from feeder.loader.generic.torchdata_state import (
     with_workers,
 )
 from feeder.loader.generic.worker_processes import Processes
-from feeder.loader.observe.live_view import LiveView, end_view
+from feeder.loader.observe.live_view import end_view
 from feeder.loader.options import EpochOptions
 from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
@@ -49,7 +46,7 @@ from feeder.loader.workers.iterator_lock import IteratorLock
 __all__ = ["WorkersIterator"]
 
 
-class WorkersIterator(_BaseDataLoaderIter):
+class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     """Makes batches in worker processes.
 
     Args:
@@ -73,8 +70,6 @@ class WorkersIterator(_BaseDataLoaderIter):
         replacements: list[dict[str, Any]],
     ) -> None:
         self.meters = meters
-        self.delivers = True
-        self.view: LiveView | None = None
         self._use = IteratorLock()
 
         begin_torchs(self, loader, base_seed)
@@ -155,37 +150,19 @@ class WorkersIterator(_BaseDataLoaderIter):
         """True once the epoch is over."""
         return self.progress.finished
 
-    @property
-    def split_epoch(self) -> SplitEpoch | None:
-        """The epoch in feeder's own order; None with another sampler."""
-        return self._indices.split_epoch
-
     def __next__(self) -> Any:
         with self._use.begun(self._shutdown_workers):
             return self._next()
 
     def _next(self) -> Any:
-        if self.delivers:
-            self.meters.asked()
-        if self.split_epoch is not None:
-            self.split_epoch.ask()
         try:
-            batch = super().__next__()
+            return self._counted(super().__next__)
         except StopIteration:
             self.progress.finished = True
-            self.meters.warn_of_clipped()
-            end_view(self)
             raise
-        except BaseException as error:
+        except BaseException:
             self._end_view_if_over()
-            if isinstance(error, (MemoryError, OSError, RuntimeError)):
-                raise_explained(self._dataset, error)
             raise
-        if self.delivers:
-            self.meters.given(batch)
-            if self.view is not None:
-                self.view.step()
-        return batch
 
     def slots(self) -> dict[str, int]:
         """Returns the number of slots in total and held by the caller, of batches being made and ready."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,10 +21,50 @@ from feeder.loader.generic.torchdata_state import without_workers
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.stateful import load_if_stateful
 
-__all__ = ["HereIterator", "begin_torchs"]
+__all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
 
 
-class HereIterator(_SingleProcessDataLoaderIter):
+class CountedIterator:
+    """The part of an iterator that is around torch's: it counts batches, shows them, and explains errors.
+
+    Attributes:
+        delivers: False for one whose batches are copied to a device before the caller has them.
+        view: Shows the epoch; None: nothing does.
+    """
+
+    meters: GenericMeters
+    delivers = True
+    view: LiveView | None = None
+    _dataset: Any
+    _indices: IndexIterator
+
+    @property
+    def split_epoch(self) -> SplitEpoch | None:
+        """The epoch in feeder's own order; None with another sampler."""
+        return self._indices.split_epoch
+
+    def _counted(self, advance: Callable[[], Any]) -> Any:
+        """Returns the next batch, by torch's function for it."""
+        if self.delivers:
+            self.meters.asked()
+        if self.split_epoch is not None:
+            self.split_epoch.ask()
+        try:
+            batch = advance()
+        except StopIteration:
+            self.meters.warn_of_clipped()
+            end_view(self)
+            raise
+        except (MemoryError, OSError, RuntimeError) as error:
+            raise_explained(self._dataset, error)
+        if self.delivers:
+            self.meters.given(batch)
+            if self.view is not None:
+                self.view.step()
+        return batch
+
+
+class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
     """Makes batches in the calling process.
 
     Args:
@@ -45,8 +86,6 @@ class HereIterator(_SingleProcessDataLoaderIter):
         if state is not None and "_snapshot" in state:
             state = without_workers(state)
         self.meters = meters
-        self.delivers = True
-        self.view: LiveView | None = None
 
         # As torch's own constructor, with the dataset's state loaded in between.
         begin_torchs(self, loader, base_seed)
@@ -77,11 +116,6 @@ class HereIterator(_SingleProcessDataLoaderIter):
         if self.split_epoch is not None:
             self.split_epoch.begun()
 
-    @property
-    def split_epoch(self) -> SplitEpoch | None:
-        """The epoch in feeder's own order; None with another sampler."""
-        return self._indices.split_epoch
-
     def restart(self) -> None:
         """Begins another epoch instead of this one, of which no batch was asked for."""
         self._sampler_iter = self._indices = IndexIterator(self._index_sampler)
@@ -89,24 +123,11 @@ class HereIterator(_SingleProcessDataLoaderIter):
         self._indices.state()
 
     def __next__(self) -> Any:
-        if self.delivers:
-            self.meters.asked()
-        if self.split_epoch is not None:
-            self.split_epoch.ask()
         try:
-            batch = super().__next__()
+            return self._counted(super().__next__)
         except StopIteration:
             self.finished = True
-            self.meters.warn_of_clipped()
-            end_view(self)
             raise
-        except (MemoryError, OSError, RuntimeError) as error:
-            raise_explained(self._dataset, error)
-        if self.delivers:
-            self.meters.given(batch)
-            if self.view is not None:
-                self.view.step()
-        return batch
 
     def _next_data(self) -> Any:
         started = time.perf_counter_ns()

@@ -18,11 +18,11 @@ from feeder.dataset.base import FeederDataset, drawn_samples
 from feeder.dataset.subset import as_feeder, dataset_fingerprint
 from feeder.errors import ArgumentError
 from feeder.loader.left_out import EpochGaps, skipped_indices
+from feeder.loader.path_choice import refuse_full_shuffle
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import warn_of_split
-from feeder.loader.shuffle_choice import refuse_full_shuffle
 from feeder.loader.workers.seeding import seeded
 from feeder.order.random import check_range
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard

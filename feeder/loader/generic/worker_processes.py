@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -139,20 +137,6 @@ class Processes(Supervisor[GenericWorker]):
                 continue
             self.workers[number].owed -= 1
             yield Message(number, data, batch, used, wanted, Spent(*spent))
-
-    @contextlib.contextmanager
-    def fetching_from(self, number: int) -> Iterator[None]:
-        """Watches a worker while tensors outside of slots are fetched from it: it may hang just then."""
-        if self.hang_timeout_s is None:
-            yield
-            return
-        timer = threading.Timer(self.hang_timeout_s, self.workers[number].kill_as_silent)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def cause(self, number: int) -> str:
         """Makes sure that a worker has ended; returns the cause in torch's words."""

@@ -1,10 +1,4 @@
-"""A live view of a loader: a bar on a terminal or in a notebook, plain lines in a pipe or log.
-
-Note [Interrupted cells]
-    When a notebook's cell is interrupted, its bars go. But the iterator, and its view, may have gone by then, or may be
-    alive in the traceback. So IPython tells when a cell has ended, and the bar of an epoch that was given up is closed
-    only then, or when another bar is drawn.
-"""
+"""A live view of a loader: a bar on a terminal or in a notebook, plain lines in a pipe or log."""
 
 from __future__ import annotations
 
@@ -15,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TextIO
 
-from feeder.system.bar import in_notebook, make_bar, shell
+from feeder.system.bar import in_notebook, make_bar
 from feeder.system.nvml import current_gpu_busy
 from feeder.system.text import count, say
 
@@ -85,9 +79,7 @@ class LiveView:
         self._rates: dict[str, float] | None = None
         self._bar: Any = None
         self._is_ended = False
-        self._is_in_cell = True
         _live.add(self)
-        _watch_cells()
         self._is_bar = self._stream.isatty() or in_notebook()
         self._interval_s = _BAR_INTERVAL_S if self._is_bar else _LINE_INTERVAL_S
         if self._is_bar:
@@ -96,7 +88,6 @@ class LiveView:
     def step(self) -> None:
         """Counts a batch that was handed out."""
         self._done += 1
-        self._is_in_cell = True
         now = time.monotonic()
         if now - self._seen < self._interval_s:
             return
@@ -120,21 +111,10 @@ class LiveView:
         whole = _as_pace(rates, self._last, None)._replace(slots=0, gpu_share=gpu)
         if self._bar is not None:
             self._draw(bar_text(whole))
-            if self._done == self._batches or shell() is None:
-                self._bar.close()
-            else:
-                _given_up.append(self._bar)  # see Note [Interrupted cells]
+            self._bar.close()
             self._bar = None
         elif self._done and not self._is_bar:
             self._print(line_text(self._title, self._done, self._batches, whole, seconds))
-
-    def leave_cell(self, *, is_failed: bool) -> None:
-        """Takes the bar away if the cell that has just ended had a part of the epoch, and failed; the next batch brings
-        it back."""
-        if is_failed and self._is_in_cell and self._bar is not None:
-            self._bar.drop()
-            self._bar = None
-        self._is_in_cell = False
 
     def __del__(self) -> None:
         if not self._is_ended:
@@ -161,7 +141,6 @@ class LiveView:
     def _draw(self, text: str) -> None:
         if self._bar is None:
             layout = "{desc} {percentage:3.0f}%|{bar}| {unit}" if self._batches else "{desc} {unit}"
-            _close_given_up()
             options = {"total": self._batches, "desc": self._title, "bar_format": layout}
             self._bar = make_bar(self._stream, unit=text, **options)
         self._bar.unit = text
@@ -180,31 +159,6 @@ def _end_all() -> None:
     """Writes the last line of epochs that the script leaves unfinished."""
     for view in list(_live):
         view.end()
-    _close_given_up()
-
-
-_watched: weakref.WeakSet[Any] = weakref.WeakSet()
-_given_up: list[Any] = []
-
-
-def _watch_cells() -> None:
-    """Has IPython tell when a cell has ended."""
-    found = shell()
-    if found is not None and found not in _watched:
-        found.events.register("post_run_cell", _after_cell)
-        _watched.add(found)
-
-
-def _after_cell(result: Any) -> None:
-    for view in list(_live):
-        view.leave_cell(is_failed=not result.success)
-    _close_given_up(is_failed=not result.success)
-
-
-def _close_given_up(*, is_failed: bool = False) -> None:
-    while _given_up:
-        bar = _given_up.pop()
-        bar.drop() if is_failed else bar.close()
 
 
 def end_view(iterator: Any) -> None:

@@ -3,8 +3,9 @@
 Note [Meters]
     A meter is a row of int64 words that one process writes; it is in shared memory where another process reads it. For
     each stage it has the number of runs, the bytes, the total and the longest time, and a histogram of the times with
-    four buckets per octave, so that percentiles are right within an eighth. Words are read and written whole; a reader
-    may see a count without its time, which does no harm. A worker's successor goes on with the same row.
+    four buckets per octave, so that percentiles are right within an eighth. Sums over parts of batches follow. Words
+    are read and written whole; a reader may see a count without its time, which does no harm. A worker's successor goes
+    on with the same row.
 """
 
 from __future__ import annotations
@@ -14,7 +15,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["METER_WORDS", "STAGES", "STAGE_WORDS", "Meter", "bucket_ns", "bucket_of", "octave_edges", "stage_at"]
+__all__ = [
+    "METER_WORDS",
+    "PART_SUMS",
+    "STAGES",
+    "STAGE_WORDS",
+    "Meter",
+    "bucket_ns",
+    "bucket_of",
+    "octave_edges",
+    "part_sums",
+    "stage_at",
+    "stage_rows",
+]
 
 # The documentation of feeder.DataLoader.stats explains the names.
 STAGES = (
@@ -37,13 +50,27 @@ _LARGEST_BITS = 38  # and so do those above 137 s
 _BUCKETS = 2 + 4 * (_LARGEST_BITS - _SMALLEST_BITS)
 _COUNT, _BYTES, _TOTAL, _LONGEST, _FIRST_BUCKET = range(5)
 STAGE_WORDS = _FIRST_BUCKET + _BUCKETS
-METER_WORDS = len(STAGES) * STAGE_WORDS
+_ALL_STAGES = len(STAGES) * STAGE_WORDS
+# The sums over parts, in this order after the stages.
+PART_SUMS = ("parts", "read_ns", "decode_ns", "busy_ns", "encoded_bytes")
+METER_WORDS = _ALL_STAGES + len(PART_SUMS)
 _AT = {name: k * STAGE_WORDS for k, name in enumerate(STAGES)}
 
 
 def stage_at(stage: str) -> int:
     """Returns the number of a stage's first word in a meter."""
     return _AT[stage]
+
+
+def stage_rows(words: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Returns the stages of meters, int64 [..., METER_WORDS]: int64 [K, stages, STAGE_WORDS]."""
+    return words.reshape(-1, METER_WORDS)[:, :_ALL_STAGES].reshape(-1, len(STAGES), STAGE_WORDS)
+
+
+def part_sums(words: npt.NDArray[np.int64]) -> dict[str, int]:
+    """Returns the sums over parts of meters, int64 [..., METER_WORDS], by name."""
+    sums = words.reshape(-1, METER_WORDS)[:, _ALL_STAGES:].sum(axis=0)
+    return dict(zip(PART_SUMS, sums.tolist(), strict=True))
 
 
 def bucket_of(time_ns: int) -> int:
@@ -88,6 +115,11 @@ class Meter:
         if time_ns > numbers[at + _LONGEST]:
             numbers[at + _LONGEST] = time_ns
         numbers[at + _FIRST_BUCKET + bucket_of(time_ns)] += 1
+
+    def add_part(self, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
+        """Adds a part of a batch to the sums; ``busy_ns`` is the time that it took in all."""
+        for k, value in enumerate((1, read_ns, decode_ns, busy_ns, encoded_bytes)):
+            self._numbers[_ALL_STAGES + k] += value
 
     def add_each(self, stage: str, times_ns: npt.NDArray[np.int64], size_bytes: int = 0) -> None:
         """Adds many runs of a stage.

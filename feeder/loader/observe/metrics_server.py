@@ -16,7 +16,9 @@ import time
 from typing import Any
 from wsgiref import simple_server
 
-__all__ = ["HttpServer"]
+from feeder.errors import ArgumentError
+
+__all__ = ["HttpServer", "metrics_server"]
 
 _MOST_CONNECTIONS = 8
 CONNECTION_S = 10.0  # Prometheus' own limit for a scrape
@@ -95,3 +97,33 @@ def _end(connection: socket.socket | None) -> None:
     if connection is not None:
         with contextlib.suppress(OSError):  # closed already
             connection.shutdown(socket.SHUT_RDWR)
+
+
+def metrics_server(collector: Any, address: str, port: int, option: str, another: str) -> HttpServer:
+    """Returns a server of metrics, which serves once its owner lets it.
+
+    Args:
+        collector: Has a method ``collect`` as prometheus_client takes it.
+        address: The address to listen on.
+        port: TCP port; 0 for a free one.
+        option: The option that asks for it.
+        another: Another choice than the port, in words.
+
+    Raises:
+        ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
+    """
+    try:
+        import prometheus_client
+    except ImportError:
+        raise ArgumentError(
+            f"{option} needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave it out"
+        ) from None
+    registry = prometheus_client.CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    try:
+        server = HttpServer(address, port)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(f"can't serve metrics on {address} port {port}: {reason}; take another {another}") from None
+    server.set_app(prometheus_client.make_wsgi_app(registry))
+    return server

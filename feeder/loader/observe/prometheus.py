@@ -6,14 +6,13 @@ Note [One server a port]
     package's global registry. The server ends with the last of its loaders.
 
 Note [Loaders that go]
-    A garbage collection may end a loader anywhere in any thread, while that thread has the lock, or in the server's own
-    thread. So the loader is only put in a queue, and the thread that has the lock, or gets it at once, removes it. A
-    forked process has the sockets, but no thread that serves: it starts anew.
+    A garbage collection may end a loader anywhere in any thread, also while that thread has the lock. So a loader is
+    only taken out of a dict then, and the server's own thread ends the server that has none left, half a second later
+    at most. A forked process has the sockets, but no thread that serves: it starts anew.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import itertools
 import os
@@ -25,8 +24,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from feeder.errors import ArgumentError
-from feeder.loader.observe.metrics_server import HttpServer
+from feeder.loader.observe.metrics_server import metrics_server
 from feeder.loader.observe.remote_counts import REMOTE_COUNTS
 from feeder.loader.observe.stats import stage_histograms
 
@@ -37,7 +35,7 @@ _L = TypeVar("_L", bound="Metered")
 
 _servers: dict[tuple[str, int], _Server] = {}
 _lock = threading.Lock()
-_leaving: collections.deque[tuple[_Server, int]] = collections.deque()
+_LOOK_S = 0.5  # between two looks of a server whether there is a loader
 
 
 class Metered(Protocol):
@@ -60,18 +58,16 @@ class MetricsPage:
     """
 
     def __init__(self, loader: _L, stage_words: Callable[[_L], _Words], port: int, address: str) -> None:
-        try:
-            with _lock:
-                server = _servers.get((address, port)) if port else None
-                if server is None:
-                    server = _Server(port, address)
-                    _servers[address, server.port] = server
-                self.url = server.url
-                number = server.add(loader, stage_words)
-        finally:
-            _see_off()
-        # The loader's end, or close(), whichever is first.
-        self._leave = weakref.finalize(loader, _leave, server, number)
+        with _lock:
+            server = _servers.get((address, port)) if port else None
+            if server is None:
+                server = _Server(port, address)
+                _servers[address, server.port] = server
+            self.url = server.url
+            number = next(server.numbers)
+            server.loaders[number] = weakref.ref(loader), stage_words
+        # At the loader's end, or by close(), whichever is first.
+        self._leave = weakref.finalize(loader, server.loaders.pop, number, None)
         self._leave.atexit = False
 
     def close(self) -> None:
@@ -79,34 +75,11 @@ class MetricsPage:
         self._leave()
 
 
-def _leave(server: _Server, number: int) -> None:
-    _leaving.append((server, number))
-    _see_off()
-
-
-def _see_off() -> None:
-    """Removes loaders that have gone, and ends servers without one; see Note [Loaders that go]."""
-    while _leaving and _lock.acquire(blocking=False):
-        ended = []
-        try:
-            while _leaving:
-                server, number = _leaving.popleft()
-                server.loaders.pop(number, None)
-                if not server.loaders and _servers.get((server.address, server.port)) is server:
-                    del _servers[server.address, server.port]
-                    ended.append(server)
-        finally:
-            _lock.release()
-        for server in ended:
-            server.close()
-
-
 def _begin_anew() -> None:
     global _lock
     _lock = threading.Lock()
     servers = list(_servers.values())
     _servers.clear()
-    _leaving.clear()
     for server in servers:
         server.drop()
 
@@ -115,45 +88,35 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 class _Server:
+    """A server and its thread, which begins to serve when the lock is free, and has a loader by then."""
+
     def __init__(self, port: int, address: str) -> None:
-        try:
-            import prometheus_client
-        except ImportError:
-            raise ArgumentError(
-                "metrics= needs the prometheus_client package: pip install 'feeder-data[metrics]', or leave it out"
-            ) from None
         self.loaders: dict[int, tuple[weakref.ref[Any], Callable[[Any], _Words]]] = {}
-        self._numbers = itertools.count()
-        registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(self))
-        try:
-            self._server = HttpServer(address, port)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ArgumentError(
-                f"can't serve metrics on {address} port {port}: {reason}; take another port (each rank of a "
-                "host needs its own: add the local rank), or 0 for a free one, or another address"
-            ) from None
-        self._server.set_app(prometheus_client.make_wsgi_app(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self.numbers = itertools.count()
+        another = (
+            "port (each rank of a host needs its own: add the local rank), or 0 for a free one, or another address"
+        )
+        self._server = metrics_server(_Collector(self), address, port, "metrics=", another)
+        self._server.timeout = _LOOK_S
         self.address = address
         self.port = int(self._server.server_port)
         host = f"[{address}]" if ":" in address else address
         self.url = f"http://{host}:{self.port}/metrics"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
 
-    def add(self, loader: _L, stage_words: Callable[[_L], _Words]) -> int:
-        number = next(self._numbers)
-        self.loaders[number] = weakref.ref(loader), stage_words
-        return number
+    def _serve(self) -> None:
+        while self._has_loaders():
+            self._server.handle_request()
+            self._server.service_actions()
 
-    def close(self) -> None:
-        if self._thread is threading.current_thread():
-            threading.Thread(target=self.close, daemon=True).start()  # it would wait for itself
-            return
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def _has_loaders(self) -> bool:
+        """Returns True if there are loaders; else ends the server."""
+        with _lock:
+            if not self.loaders:
+                del _servers[self.address, self.port]
+                self._server.server_close()
+            return bool(self.loaders)
 
     def drop(self) -> None:
         """Closes the sockets in a forked child, whose copies would keep the port taken and connections open."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.loader.observe.meter import METER_WORDS, STAGE_WORDS, STAGES, bucket_ns, octave_edges
+from feeder.loader.observe.meter import METER_WORDS, STAGES, bucket_ns, octave_edges, stage_rows
 
 __all__ = ["fused_stages", "stage_histograms", "stage_table", "verdict", "worker_tables"]
 
@@ -27,7 +27,7 @@ def stage_table(words: npt.NDArray[np.int64]) -> dict[str, dict[str, int]]:
     Returns:
         For each stage that has run: count, bytes, total_ns, mean_ns, p50_ns, p90_ns, p99_ns (within an eighth), max_ns.
     """
-    rows = words.reshape(-1, len(STAGES), STAGE_WORDS)
+    rows = stage_rows(words)
     sums, longest = rows.sum(axis=0), rows[:, :, 3].max(axis=0, initial=0)
     middles = bucket_ns()
     table = {}
@@ -53,7 +53,7 @@ def stage_histograms(words: npt.NDArray[np.int64]) -> dict[str, tuple[int, list[
         For each stage that has run: its total time, and (upper edge, runs up to it) of every second octave; the last
         edge is None. Times are nanoseconds.
     """
-    sums = words.reshape(-1, len(STAGES), STAGE_WORDS).sum(axis=0)
+    sums = stage_rows(words).sum(axis=0)
     found = {}
     for name, (count, _, total, _, *buckets) in zip(STAGES, sums.tolist(), strict=True):
         if count:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import array
 import mmap
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 
-__all__ = ["Region"]
+__all__ = ["Region", "pack", "unpack"]
 
 _ALLOCATED_AT_ONCE = 1 << 20  # takes a tenth of a millisecond
 
@@ -64,3 +66,29 @@ class Region:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and hasattr(self, "_pid"):  # see Note [At the interpreter's end]
             self.close()
+
+
+def pack(value: Any) -> Region:
+    """Pickles a value into shared memory; large arrays are there once, and every worker maps them."""
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    pieces = [memoryview(data), *(buffer.raw() for buffer in buffers)]
+    sizes = array.array("q", [len(pieces), *(piece.nbytes for piece in pieces)]).tobytes()
+    region = Region(len(sizes) + sum(piece.nbytes for piece in pieces))
+    region.memory.write(sizes)
+    for piece in pieces:
+        region.memory.write(piece)
+    return region
+
+
+def unpack(region: Region) -> Any:
+    """Returns the value that :func:`pack` put there; its large arrays are views of the region's memory."""
+    memory = memoryview(region.memory)
+    count = int.from_bytes(memory[:8], "little")
+    sizes = memory[8 : 8 + 8 * count].cast("q").tolist()
+    at = 8 + 8 * count
+    pieces = []
+    for size in sizes:
+        pieces.append(memory[at : at + size])
+        at += size
+    return pickle.loads(pieces[0], buffers=pieces[1:])

@@ -10,14 +10,17 @@ Note [Sockets in forked processes]
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import select
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
-__all__ = ["close_in_children", "handing_over", "pair"]
+__all__ = ["close_in_children", "end_with_trainer", "handing_over", "pair"]
 
 _sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 _making = threading.RLock()
@@ -74,3 +77,27 @@ def _close_in_child() -> None:
 
 
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_close_in_child)
+
+
+_WATCH_MS = 1000
+
+
+def end_with_trainer(connection: socket.socket, grace_s: float = 0.0) -> None:
+    """Starts a thread that ends this process once the trainer is gone, even in the middle of a batch.
+
+    Args:
+        connection: To the trainer.
+        grace_s: Seconds that the main thread gets to end by itself.
+    """
+    close_in_children(connection)
+    # Not a threading.Thread: if the thread ends as it starts, for want of memory, Thread.start() waits for ever.
+    _thread.start_new_thread(_watch, (connection.fileno(), os.getppid(), grace_s))
+
+
+def _watch(descriptor: int, parent: int, grace_s: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    while not poll.poll(_WATCH_MS) and os.getppid() == parent:
+        pass
+    time.sleep(grace_s)
+    os._exit(0)

@@ -50,7 +50,7 @@ def test_an_interrupt_while_a_batch_is_given_out_is_not_waited_for(
     loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    board = iterator._epoch.engine.pool._board
+    board = iterator._epoch.engine.pool.board
 
     def interrupt(parts: list[Any]) -> None:
         raise KeyboardInterrupt

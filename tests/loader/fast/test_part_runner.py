@@ -19,7 +19,7 @@ from feeder.decoders.device.fused import split_for_device
 from feeder.errors import DecodeError, FormatError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
-from feeder.loader.observe.meter import STAGE_WORDS, STAGES, bucket_of
+from feeder.loader.observe.meter import STAGES, bucket_of, stage_rows
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
@@ -255,7 +255,7 @@ def test_a_set_of_other_formats_is_soon_left_to_the_other_way_alone(tmp_path: Pa
         (folder / f"{k}.png").write_bytes(encode(jpegs.photo(k, 60, 70), "PNG"))
     shard(str(tmp_path / "images"), str(tmp_path / "out"), ShardOptions())
     *_, work = made(tmp_path / "out" / "index.bin", [0, 1, 2, 3])
-    stages = work.meter.words.reshape(len(STAGES), STAGE_WORDS)
+    stages = stage_rows(work.meter.words)[0]
     reads, view = (
         int(stages[STAGES.index("read"), 0]),
         SlotView.new(work.layout(2), Samples.of(np.arange(2), np.arange(2))),
@@ -417,7 +417,7 @@ def test_stages_are_counted_as_in_the_other_way(tmp_path: Path) -> None:
     counts = []
     for reader in (ShardReader, OtherReader):
         *_, report, work = made(index, [1, 2, 3], reader=reader)
-        stages = work.meter.words.reshape(len(STAGES), STAGE_WORDS)
+        stages = stage_rows(work.meter.words)[0]
         assert (stages[:, 4:].sum(axis=1) == stages[:, 0]).all()  # each run is in the histogram
         assert report.read_ns > 0
         assert report.decode_ns >= stages[[STAGES.index(name) for name in ("draw", "decode", "transform")], 2].sum()
@@ -429,7 +429,7 @@ def test_times_are_counted_in_the_buckets_of_the_meter(tmp_path: Path) -> None:
     index = sharded(tmp_path)
     for sample in range(4):
         *_, work = made(index, [sample])
-        stages = work.meter.words.reshape(len(STAGES), STAGE_WORDS)
+        stages = stage_rows(work.meter.words)[0]
         for name in ("read", "draw", "decode", "transform"):
             runs, _, total_ns, longest_ns, *buckets = stages[STAGES.index(name)].tolist()
             assert (runs, longest_ns, buckets.index(1)) == (1, total_ns, bucket_of(total_ns))

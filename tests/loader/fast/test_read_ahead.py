@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,7 @@ from feeder import transforms as T
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, StoreError
-from feeder.loader.fast.batches import Request
+from feeder.loader.fast.batch_queue import Request
 from feeder.loader.fast.position import EpochProgress, Place
 from feeder.loader.fast.read_ahead import DrawnAhead, ReadAhead
 from feeder.loader.slots.image_slots import Samples
@@ -42,6 +43,10 @@ class Progress:
     """Of an epoch that is not over."""
 
     exhausted = False
+    steps = 0
+
+    def __init__(self) -> None:
+        self.moved = threading.Event()
 
 
 def present(cache: Path) -> set[str]:

@@ -184,7 +184,7 @@ def test_a_worker_that_is_stopped_while_it_has_the_boards_lock_is_replaced(shard
     loader = DataLoader(rogue_dataset(shards), batch_size=4, num_workers=1)
     iterator = iter(loader)
     batches = [tuple(x.clone() for x in next(iterator))]
-    board = iterator._epoch.engine.pool._board
+    board = iterator._epoch.engine.pool.board
     stopped = os.fork()
     if stopped == 0:  # as a worker would be: any process may have the lock
         board._patience_s = None

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from feeder.loader.fast.fast_worker import make_part
-from feeder.loader.fast.part_report import PART_SUMS, PartReport
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
+from feeder.loader.observe.meter import part_sums
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.loader.workers.sockets import pair
 
@@ -30,7 +31,9 @@ def test_the_last_part_of_a_batch_wakes_the_trainer_and_no_other(is_last: int) -
     view = SlotView(Samples.of(*np.zeros((2, 4), np.int64)), np.zeros(4, np.int64), (np.zeros((4, 1), np.uint8),))
     mine, theirs = pair()
     with mine, theirs:
-        make_part(theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: PartReport())))
+        make_part(
+            theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: PartReport(), meter=board.meter(0)))
+        )
         assert mine.recv(100)
     poll = select.poll()
     poll.register(board.sent, select.POLLIN)
@@ -68,12 +71,12 @@ def test_the_board_says_who_has_what_in_hand() -> None:
     assert board.claimed(0) is None
     assert board.claimed(1) == 0
     for _ in range(2):
-        PartReport(read_ns=1, decode_ns=2, encoded_bytes=4).count(board.sums(1), 3)
+        PartReport(read_ns=1, decode_ns=2, encoded_bytes=4).count(board.meter(1), 3)
     assert board.claimed(1) == 0
     board.finish(1)
     assert board.claimed(1) is None
     sums = {"parts": 2, "read_ns": 2, "decode_ns": 4, "busy_ns": 6, "encoded_bytes": 8}
-    assert dict(zip(PART_SUMS, board.all_sums().tolist(), strict=True)) == sums
+    assert part_sums(board.stages) == sums
 
 
 def test_killed_before_the_head_moved_the_part_is_still_on_the_board() -> None:

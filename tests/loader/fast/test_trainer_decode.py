@@ -25,7 +25,8 @@ from feeder.decoders.dali.queue import DaliQueue
 from feeder.decoders.registry import Dali
 from feeder.decoders.staged.capacity import plan_capacity, planning_sample
 from feeder.decoders.staged.staged import ROW, Staged
-from feeder.loader.fast.batches import Finished
+from feeder.loader.fast.batch_queue import Finished
+from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.trainer_decode import DecodeFeed
 from feeder.loader.slots.image_slots import Samples, SlotView
 from feeder.transforms import (
@@ -287,7 +288,7 @@ def _feed(decoder: Any, batches: int, **options: Any) -> DecodeFeed:
     for number in range(batches):
         memory = np.zeros((1, ROW.itemsize + 64), np.uint8)
         Staged(np.zeros(1, ROW), [bytes([number])]).pack(memory.reshape(-1))
-        finished.append(Finished(SlotView(Samples.of(one, one), one, (memory,)), [], [], 0, [(0, 1)]))
+        finished.append(Finished(SlotView(Samples.of(one, one), one, (memory,)), PartReport(), 0, [(0, 1)]))
     return DecodeFeed(iter(finished), work, decoder, lambda: True, **options)
 
 

@@ -7,7 +7,6 @@ import functools
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,34 +98,6 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
             with pytest.raises(RuntimeError, match="does not end although it was killed"):
                 list(iterator)
     worker.process.kill()
-
-
-def test_worker_that_is_stopped_while_its_tensors_are_fetched_is_replaced(tmp_path: Path) -> None:
-    dataset = Tensors(16, deed="stop", at=4, mark=str(tmp_path / "mark"))
-    loader: Any = DataLoader(dataset, batch_size=4, num_workers=1, worker_options=WorkerOptions(hang_timeout_s=3600))
-    iterator = iter(loader)
-    (process,) = iterator._workers
-    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # with the first batch sent, but no slots yet
-    iterator._processes.hang_timeout_s = 0.5
-    assert [labels.tolist() for _, labels in iterator] == [[*range(k, k + 4)] for k in range(0, 16, 4)]
-    (event,) = loader.stats()["replaced_workers"]
-    assert "silent for more than 0.5 s" in event["cause"]
-
-
-def test_only_what_is_fetched_from_a_worker_takes_a_thread_to_watch_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = []
-
-    class Timer(threading.Timer):
-        def start(self) -> None:
-            started.append(self)
-            super().start()
-
-    monkeypatch.setattr(threading, "Timer", Timer)
-    loader = DataLoader(
-        Tensors(80), batch_size=4, num_workers=1, prefetch_factor=2, worker_options=WorkerOptions(hang_timeout_s=60)
-    )
-    assert sum(1 for _ in loader) == 20
-    assert 1 <= len(started) <= 4  # until there are slots
 
 
 def test_worker_without_work_may_be_silent() -> None:

@@ -105,17 +105,7 @@ class Shell:
     """IPython's shell, as far as the view uses it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.hooks: list[Callable[[Any], None]] = []
-        self.events = self
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: self))
-
-    def register(self, event: str, hook: Callable[[Any], None]) -> None:
-        assert event == "post_run_cell"
-        self.hooks.append(hook)
-
-    def end_cell(self, *, success: bool) -> None:
-        for hook in self.hooks:
-            hook(SimpleNamespace(success=success))
 
 
 class Notebook(Shell):
@@ -128,49 +118,6 @@ def test_a_notebook_gets_a_bar_although_it_is_no_terminal(
 ) -> None:
     kind(monkeypatch)
     assert ("60%|" in _run(io.StringIO(), monkeypatch, 20, 12)) is bar
-
-
-def test_a_bar_goes_with_the_cell_that_is_interrupted_and_comes_back_with_the_next_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shell, stream = Notebook(monkeypatch), io.StringIO()
-    monkeypatch.setattr(view, "time", Clock())
-    shown = LiveView(lambda: _stats(shown_batches[0]), 20, "epoch 3", stream, lambda: None)
-    assert len(shell.hooks) == 1
-
-    def is_shown() -> bool:
-        return bool(stream.getvalue().rpartition("\r")[2].strip())
-
-    def step() -> None:
-        shown_batches[0] += 1
-        shown.step()
-
-    step()
-    shell.end_cell(success=True)
-    assert is_shown()
-    shell.end_cell(success=False)  # another cell, which has not to do with the epoch
-    assert is_shown()
-    step()
-    shell.end_cell(success=False)
-    assert not is_shown()
-    step()
-    assert is_shown()
-    shell.end_cell(success=False)
-    shown.end()
-    assert not is_shown()
-
-
-@pytest.mark.parametrize("success", [True, False])
-def test_the_bar_of_an_epoch_that_is_given_up_stays_unless_its_cell_failed(
-    monkeypatch: pytest.MonkeyPatch, success: bool
-) -> None:
-    shell, stream = Notebook(monkeypatch), io.StringIO()
-    shown = LiveView(lambda: _stats(1), 20, "epoch 3", stream, lambda: None)
-    shown.step()
-    del shown  # as the iterator's end does
-    shell.end_cell(success=success)
-    line = stream.getvalue().rpartition("\r")[2]
-    assert line == "" if not success else ("  5%|" in line and line.endswith("\n"))
 
 
 def test_a_gpu_s_utilisation_is_shown_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,8 @@ from feeder.loader.fast import pool as fast_pool
 from feeder.loader.generic import worker_processes
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
-from feeder.loader.workers.sockets import handing_over
+from feeder.loader.workers.sockets import end_with_trainer, handing_over
 from feeder.loader.workers.supervisor import Supervisor, Worker
-from feeder.loader.workers.watchdog import end_with_trainer
 from feeder.transforms import RandomResizedCrop
 from tests.support.loader_data import write_shards
 from tests.support.torch_datasets import Tensors
