@@ -32,7 +32,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ from bench.smoke import arguments
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.tools.terminal import table
 
-__all__ = ["main", "markdown"]
+__all__ = ["Contestant", "main", "markdown"]
 
 # (name, what it is divided by, the least it should be)
 TARGETS = (
@@ -167,22 +167,34 @@ def check_planes(folders: Iterable[Path]) -> dict[str, Any]:
 
 
 class Contestant:
-    """A rival's process, pinned to the core and stopped outside its turn."""
+    """A rival's processes, pinned to the core and stopped outside their turn.
 
-    def __init__(self, name: str, folder: Path, core: int, python: str, pillow_simd: str | None) -> None:
-        script = str(Path(decode_rivals.__file__))
-        command = ["taskset", "-c", str(core), python, script, name, str(folder)]
-        if pillow_simd is not None:
-            command += ["--pillow-simd", pillow_simd]
-        root = str(Path(__file__).resolve().parent.parent)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": root}
+    Args:
+        name: For messages.
+        command: Starts it; it writes "ready" when its turn may begin.
+        core: Number of the core.
+        paths: Folders in front of its Python's own, of packages that it has instead of others.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], core: int, paths: Sequence[Path] = ()) -> None:
+        root = Path(__file__).resolve().parent.parent
+        path = os.pathsep.join(map(str, (*paths, root)))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            ["taskset", "-c", str(core), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,  # its workers are stopped with it
         )
         self._name = name
         self.images_per_s: list[float] = []
-        self._answer("ready")
-        self._process.send_signal(signal.SIGSTOP)
+        self.ready = self._answer("ready").removeprefix("ready").strip()
+        self._send(signal.SIGSTOP)
+
+    def _send(self, number: signal.Signals) -> None:
+        os.killpg(self._process.pid, number)
 
     def _answer(self, expected: str = "{") -> str:
         assert self._process.stdout is not None
@@ -193,11 +205,11 @@ class Contestant:
 
     def ask(self, line: str) -> dict:
         assert self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
+        self._send(signal.SIGCONT)
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._answer())
-        self._process.send_signal(signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
         return answer
 
     def images_per_cpu_s(self, seconds: float) -> float:
@@ -206,7 +218,10 @@ class Contestant:
         return found["images"] / found["cpu_seconds"]
 
     def close(self) -> None:
-        self._process.kill()  # while stopped it would not see the end of its input, and it has nothing to save
+        with contextlib.suppress(ProcessLookupError):
+            self._send(
+                signal.SIGKILL
+            )  # while stopped it would not see the end of its input, and it has nothing to save
         self._process.communicate()
 
 
@@ -318,13 +333,11 @@ def main() -> int:
         pythons = {"tensorflow": args.tensorflow, "turboloader": args.turboloader}
         contestants = {}
         for name in names:
-            contestants[name] = Contestant(
-                name,
-                folders[inputs.get(name, "files")],
-                args.core,
-                pythons.get(name) or sys.executable,
-                args.pillow_simd if name == "torch-simd" else None,
-            )
+            python = pythons.get(name) or sys.executable
+            command = [python, str(decode_rivals.__file__), name, str(folders[inputs.get(name, "files")])]
+            if name == "torch-simd":
+                command += ["--pillow-simd", args.pillow_simd]
+            contestants[name] = Contestant(name, command, args.core)
             closing.callback(contestants[name].close)
         found = interleave(
             {name: functools.partial(c.images_per_cpu_s, args.seconds) for name, c in contestants.items()}, args.repeats
