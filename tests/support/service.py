@@ -114,7 +114,7 @@ class Peer:
         self.connection.sendall(pack_frame(kind, message, len(payload)) + payload)
 
     def next(self) -> Frame | None:
-        """Returns the next frame that is no heartbeat, which it answers; None if the server has ended the connection."""
+        """Returns the next frame but for heartbeats, which it answers; None if the server has ended the connection."""
         try:
             while True:
                 for frame in self._receiver.frames(1):

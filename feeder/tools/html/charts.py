@@ -217,6 +217,7 @@ def timeline(title: str, spans: Iterable[Interval], *, unit: str = "s", note: st
     kept = [s for s in spans if math.isfinite(s.start) and math.isfinite(s.end) and s.end >= s.start]
     if not kept:
         return _figure(title, note, _nothing())
+
     begin, end = min(s.start for s in kept), max(s.end for s in kept)
     length = (end - begin) or 1.0
     kinds = list(dict.fromkeys(s.kind for s in kept))
@@ -235,11 +236,13 @@ def timeline(title: str, spans: Iterable[Interval], *, unit: str = "s", note: st
         ]
         what = f"{title}: {', '.join(dict.fromkeys(s.kind for s in merged))}"
         rows.append(f'<div class="row wide"><bdi>{escape(track)}</bdi>{_drawing(track, what, blocks)}</div>\n')
+
     marks = []
     for tick in _ticks(begin, end, 4):
         x = _percent((tick - begin) / length)
         marks.append(f'<line class="axis" x1="{x}" x2="{x}" y2="5"/>')
         marks.append(f'<text x="{x}" y="19" text-anchor="middle">{_tick_label(tick)}</text>')
+
     axis = f'<svg aria-hidden="true"><line class="axis" x2="100%"/>{"".join(marks)}</svg>'
     rows.append(f'<div class="row wide ticks"><span class="quiet">{escape(unit)}</span>{axis}</div>\n')
     return _figure(title, note, _legend([(kind, _block_swatch(i)) for i, kind in enumerate(kinds)]) + "".join(rows))
