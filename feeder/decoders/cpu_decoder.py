@@ -168,7 +168,9 @@ class CpuDecoder(Decoder):
             end = last_native(view.recipe)
             if end < len(view.recipe.rest) and has_programs(view.recipe):
                 rows = [row for row, error in enumerate(errors) if error is None and row not in redone]
-                finish(view.recipe.rest[end:], view.draws.ops[view.recipe.base_length + end :], rows, view.out)
+                drawn = view.draws.ops[view.recipe.base_length + end :]
+                for row, failure in finish(view.recipe.rest[end:], drawn, rows, view.out).items():
+                    errors[row] = failure
         return DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
 
     def _redone(

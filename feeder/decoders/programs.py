@@ -15,6 +15,7 @@ from feeder import _native
 from feeder import transforms as T
 from feeder.decoders.device.fused import erasing_of
 from feeder.decoders.op_math import augmentation_affine
+from feeder.errors import DecodeError
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
@@ -66,7 +67,9 @@ def last_native(recipe: T.Recipe) -> int:
     return end
 
 
-def finish(ops: Sequence[T.Op], drawn: Sequence[Params], rows: Iterable[int], images: npt.NDArray[Any]) -> None:
+def finish(
+    ops: Sequence[T.Op], drawn: Sequence[Params], rows: Iterable[int], images: npt.NDArray[Any]
+) -> dict[int, DecodeError]:
     """Runs the ops from :func:`last_native` on, in place.
 
     Args:
@@ -74,14 +77,23 @@ def finish(ops: Sequence[T.Op], drawn: Sequence[Params], rows: Iterable[int], im
         drawn: Their drawn parameters, N rows.
         rows: The images to change.
         images: float32 [N, 3, H, W].
+
+    Returns:
+        The errors that functions raised, by row.
     """
     from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
 
+    errors = {}
     for row in rows:
         image = images[row]
-        for op, params in zip(ops, drawn, strict=True):
-            image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
-        images[row] = image
+        try:
+            for op, params in zip(ops, drawn, strict=True):
+                image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
+        except DecodeError as error:
+            errors[row] = error
+        else:
+            images[row] = image
+    return errors
 
 
 def _is_native(op: T.Op, is_float: bool) -> bool:

@@ -179,11 +179,12 @@ class PartRunner:
         found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat, program)
         if found is None:
             return None
+        left = set(found[0])
         if drawn is not None and len(drawn) > self._last:
-            done = set(range(len(view.samples.ids))).difference(found[0])
-            finish(ops[self._last :], drawn[self._last :], done, view.images[0])
+            done = set(range(len(view.samples.ids))).difference(left)
+            left.update(finish(ops[self._last :], drawn[self._last :], done, view.images[0]))
         report.slow += found[1]
-        return list(found[0])
+        return sorted(left)
 
     def plan(
         self,

@@ -230,6 +230,23 @@ def test_functions_and_noise_run_on_what_one_call_made(tmp_path: Path, reads: Re
     assert reads.samples == 1
 
 
+def refuse_some(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if np.random.random() < 0.3:
+        raise DecodeError("refused")
+    return image
+
+
+def test_samples_that_a_function_refuses_are_bad_samples(tmp_path: Path) -> None:
+    index, recipe = sharded(tmp_path), Recipe.of([*TRAIN.ops, Lambda(refuse_some)])
+    *_, report, _ = made(index, list(range(PHOTOS)), recipe, skip=True)
+    assert 0 < len(report.substitutions) < PHOTOS
+    check_same(index, list(range(PHOTOS)), recipe, skip=True)
+    bad = int(report.substitutions[0].position)
+    for reader in (ShardReader, OtherReader):
+        with pytest.raises(DecodeError, match=r"sample '.*refused"):
+            made(index, [bad], recipe, reader=reader)
+
+
 def test_ops_that_the_kernels_lack_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
     check_same(
         sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), RandomVerticalFlip(), Lambda(np.negative)])
