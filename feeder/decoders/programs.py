@@ -152,7 +152,7 @@ def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float:
     block[:, 0, 0] = np.where(erase, (_OPS.ERASE_OUTPUT if is_float else _OPS.ERASE).value, 0)
     for column, name in enumerate(("i", "j", "h", "w"), start=1):
         block[:, 0, column] = params[name]
-    block[:, 0, 5:8] = value
+    block[erase, 0, 5:8] = value
     return block
 
 

@@ -132,6 +132,16 @@ def test_floats_are_erased_after_normalization(dtype: str) -> None:
     check([ToDtype(dtype, scale=True), RandomErasing(0.7, value=0.3), flip, NORMALIZE], (17, 40), atol=2e-2, share=0.0)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), (float("inf"), 0.5, 1e4)])
+def test_floats_are_erased_with_any_number(dtype: str, value: Any) -> None:
+    check([RandomInvert(), ToDtype(dtype), RandomErasing(0.7, value=value)], (17, 40))
+
+
+def test_fractions_of_a_level_are_cut_where_bytes_are_erased() -> None:
+    check([RandomErasing(1.0, value=(127.999999999, 0.999999999, 255.0))], (17, 40))
+
+
 def test_functions_and_noise_run_on_finished_arrays() -> None:
     noise, flip = RandomErasing(0.6, value="random"), RandomHorizontalFlip()
     for tail in ([Lambda(np.negative)], [noise], [RandomErasing(0.5), noise, flip, Lambda(np.negative), flip]):

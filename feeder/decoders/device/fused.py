@@ -226,9 +226,8 @@ def erasing_of(op: RandomErasing, params: Params, later: Sequence[Op], is_float:
     value: npt.NDArray[np.float32] | None = None
     scale, bias = compose_affine(later, is_float=is_float)
     if op.value is not None:
-        value = np.array(op.value, np.float32)
-        if not is_float:
-            value = np.clip(value, 0, 255).astype(np.uint8).astype(np.float32)
+        exact = np.array(op.value)
+        value = (exact if is_float else np.clip(exact, 0, 255).astype(np.uint8)).astype(np.float32)
         if any(isinstance(each, (ToDtype, Normalize)) for each in later):
             value = value * scale + bias
     return Erasing(boxes, value, params["key"], np.zeros(len(boxes), np.bool_), scale, bias)

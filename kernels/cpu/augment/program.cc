@@ -140,7 +140,9 @@ void fill_rectangle(const Output& out, const double* value, const T rgb[3]) {
 const char* program_fault(Program program, int height, int width) {
     for (const AugmentStep& step : program) {
         if (!is_whole(step.op, 0, static_cast<int>(AugmentOp::count) - 1)) return "an op has an unknown number";
-        const bool finite = std::all_of(step.value, step.value + 11, [](double v) { return std::isfinite(v); });
+        // Floats may be erased with any value.
+        const int checked = step.kind() == AugmentOp::erase_output ? 4 : 11;
+        const bool finite = std::all_of(step.value, step.value + checked, [](double v) { return std::isfinite(v); });
         if (!finite) return "an op's value is not finite";
         if (const char* fault = step_fault(step, height, width)) return fault;
     }
@@ -164,10 +166,11 @@ void erase_output(Program program, const Output& out) {
         uint8_t bytes[3] = {};
         float floats[3] = {};
         for (int c = 0; c < 3; ++c) {
-            const auto value = static_cast<float>(step.value[4 + c]);
+            const double given = step.value[4 + c];
+            const float value = std::isnan(given) ? std::nanf("") : static_cast<float>(given);  // of one kind at all levels
             std::fill_n(bias, kPatternMemory, value);
             floats[c] = value;
-            bytes[c] = static_cast<uint8_t>(std::clamp(value, 0.0f, 255.0f));
+            bytes[c] = static_cast<uint8_t>(value > 0.0f ? std::min(value, 255.0f) : 0.0f);  // 0 for no number
             if (out.dtype == Dtype::float16) pixel_kernels().affine_float16(sample, 1, scale, bias, halves + c);
             if (out.dtype == Dtype::bfloat16) pixel_kernels().affine_bfloat16(sample, 1, scale, bias, halves + c);
         }
