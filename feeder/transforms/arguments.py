@@ -58,14 +58,14 @@ def check_size(name: str, value: int | Sequence[int]) -> tuple[int, int]:
 def check_range(
     name: str, value: Iterable[float], *, low: float = -math.inf, high: float = math.inf
 ) -> tuple[float, float]:
-    """Returns an increasing (min, max) within [low, high]."""
+    """Returns an increasing (min, max) of finite numbers within [low, high]."""
     try:
         pair = tuple(float(v) for v in value)
     except (TypeError, ValueError):
         pair = ()
-    if len(pair) != 2 or not low <= pair[0] <= pair[1] <= high:
+    if len(pair) != 2 or not low <= pair[0] <= pair[1] <= high or not all(map(math.isfinite, pair)):
         within = "" if low == -math.inf and high == math.inf else f" within [{low}, {high}]"
-        raise ArgumentError(f"{name} must be two increasing numbers (min, max){within}, got {value!r}")
+        raise ArgumentError(f"{name} must be two increasing, finite numbers (min, max){within}, got {value!r}")
     return pair[0], pair[1]
 
 

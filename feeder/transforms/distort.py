@@ -211,6 +211,6 @@ def _angle_range(name: str, value: float | Sequence[float]) -> tuple[float, floa
 def _center(value: Sequence[float] | None) -> tuple[float, float] | None:
     if value is None:
         return None
-    if len(value) != 2:
-        raise ArgumentError(f"center must be (x, y) in pixels, got {value!r}")
+    if len(value) != 2 or not all(map(math.isfinite, value)):
+        raise ArgumentError(f"center must be (x, y) in pixels, two finite numbers, got {value!r}")
     return float(value[0]), float(value[1])

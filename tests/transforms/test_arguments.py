@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import subprocess
 import sys
 import warnings
@@ -172,6 +173,9 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: RandomErasing(value="noise"), "noise"),
         (lambda: RandomErasing(scale=(0.1, 2.0)), "scale"),
         (lambda: RandomAffine(1, translate=(0.1, 1.1)), "translate"),
+        (lambda: RandomAffine(math.inf), "degrees must be two increasing, finite numbers"),
+        (lambda: RandomRotation(9, center=(math.nan, 1)), "center must be .* two finite numbers"),
+        (lambda: ColorJitter((1, math.inf)), "brightness must be two increasing, finite numbers"),
         (lambda: RandAugment(magnitude=31), "magnitude"),
         (lambda: TrivialAugmentWide(1), "num_magnitude_bins"),
         (lambda: AugMix(0), "severity"),
@@ -220,7 +224,7 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: RandomAdjustSharpness(-0.1), "0 or more, got -0.1"),
         (lambda: RandomInvert(2), "probability"),
         (lambda: Compose([ToDtype("float32"), RandomSolarize(128)]), "put it before ToDtype"),
-        (lambda: RandomZoomOut(side_range=(0.5, 2)), "side_range must be two increasing numbers"),
+        (lambda: RandomZoomOut(side_range=(0.5, 2)), "side_range must be two increasing, finite numbers"),
         (lambda: RandomZoomOut(p=3), "probability"),
         (lambda: RandomApply([RandomZoomOut()]), "RandomZoomOut can't be in RandomApply"),
         (lambda: MixUp(num_classes=0), "num_classes must be a positive int or None, got 0"),
