@@ -169,8 +169,10 @@ class CpuDecoder(Decoder):
             if end < len(view.recipe.rest) and has_programs(view.recipe):
                 rows = [row for row, error in enumerate(errors) if error is None and row not in redone]
                 drawn = view.draws.ops[view.recipe.base_length + end :]
+                started = time.perf_counter_ns()
                 for row, failure in finish(view.recipe.rest[end:], drawn, rows, view.out).items():
                     errors[row] = failure
+                spent_ns[rows, 1] += (time.perf_counter_ns() - started) // max(len(rows), 1)
         return DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
 
     def _redone(

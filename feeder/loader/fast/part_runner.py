@@ -182,7 +182,11 @@ class PartRunner:
         left = set(found[0])
         if drawn is not None and len(drawn) > self._last:
             done = set(range(len(view.samples.ids))).difference(left)
+            started = time.perf_counter_ns()
             left.update(finish(ops[self._last :], drawn[self._last :], done, view.images[0]))
+            spent_ns = time.perf_counter_ns() - started
+            report.decode_ns += spent_ns
+            meter.add("transform", spent_ns)
         report.slow += found[1]
         return sorted(left)
 

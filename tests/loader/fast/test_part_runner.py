@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -440,6 +441,22 @@ def test_stages_are_counted_as_in_the_other_way(tmp_path: Path) -> None:
         assert report.decode_ns >= stages[[STAGES.index(name) for name in ("draw", "decode", "transform")], 2].sum()
         counts.append((stages[:, 0].tolist(), stages[:, 1].tolist(), report.encoded_bytes))
     assert counts[0] == counts[1]
+
+
+def test_the_time_of_functions_is_transform(tmp_path: Path) -> None:
+    index, spent = sharded(tmp_path), []
+
+    def timed(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        started = time.perf_counter_ns()
+        np.sort(np.tile(image, (1, 8, 8)), axis=None)
+        spent.append(time.perf_counter_ns() - started)
+        return image
+
+    for reader in (ShardReader, OtherReader):
+        spent.clear()
+        *_, report, work = made(index, [1, 2, 3], Recipe.of([*TRAIN.ops, Lambda(timed)]), reader=reader)
+        transform_ns = stage_rows(work.meter.words)[0][STAGES.index("transform"), 2]
+        assert sum(spent) // 3 * 3 <= transform_ns <= report.decode_ns
 
 
 def test_times_are_counted_in_the_buckets_of_the_meter(tmp_path: Path) -> None:
