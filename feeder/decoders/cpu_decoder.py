@@ -61,8 +61,11 @@ class CpuDecoder(Decoder):
         Raises:
             BackendError: naming the op.
         """
-        if not recipe.is_variable and has_programs(recipe):
-            return
+        if recipe.is_variable or not has_programs(recipe):
+            self._check_reference(recipe)
+
+    def _check_reference(self, recipe: Recipe) -> None:
+        """Refuses a recipe with an op that Pillow can't run."""
         try:
             self._pillow.check(recipe)
         except BackendError as error:
@@ -184,6 +187,8 @@ class CpuDecoder(Decoder):
     ) -> DecodeResult:
         """Decodes some images by Pillow, into their rows of the views."""
         left = [view.take(rows) for view in views]
+        for view in left:
+            self._check_reference(view.recipe)
         result = self._pillow.decode([buffers[row] for row in rows.tolist()], orientations[rows], left)
         for view, redone in zip(views, left, strict=True):
             view.out[rows] = redone.out

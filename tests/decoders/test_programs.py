@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import PIL
 import pytest
+from PIL import Image
 
 from feeder.decoders.cpu_decoder import CpuDecoder
+from feeder.decoders.decode import decode
 from feeder.decoders.decoder import View
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.programs import has_programs
+from feeder.errors import BackendError
 from feeder.transforms import (
     AutoAugment,
     ColorJitter,
@@ -146,6 +149,20 @@ def test_functions_and_noise_run_on_finished_arrays() -> None:
     noise, flip = RandomErasing(0.6, value="random"), RandomHorizontalFlip()
     for tail in ([Lambda(np.negative)], [noise], [RandomErasing(0.5), noise, flip, Lambda(np.negative), flip]):
         check([RandomInvert(), NORMALIZE, *tail], (17, 40))
+
+
+def test_subclasses_of_ops_are_refused_by_name_for_images_that_pillow_decodes() -> None:
+    class OwnFlip(RandomHorizontalFlip):
+        pass
+
+    ops = [Resize((17, 40)), OwnFlip(), RandomInvert()]
+    file = BytesIO()
+    Image.new("RGB", (40, 17)).save(file, "JPEG")
+    assert decode([file.getvalue()], ops).shape == (1, 3, 17, 40)
+    file = BytesIO()
+    Image.new("RGB", (40, 17)).save(file, "PNG")
+    with pytest.raises(BackendError, match="'cpu' can't run OwnFlip"):
+        decode([file.getvalue()], ops)
 
 
 def test_what_has_no_native_form_is_left_to_the_reference() -> None:
