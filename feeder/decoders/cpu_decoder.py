@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuDecoder"]
 
+_LARGEST_SIDE = (1 << 16) - 1
+
 
 class CpuDecoder(Decoder):
     """Decodes with feeder's own kernels.
@@ -115,13 +117,15 @@ class CpuDecoder(Decoder):
         native_views, bases = [], []
         for view in views:
             height, width = view.draws.base_size[0].tolist()
+            if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and view.recipe.rest):
+                most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
+                reason = f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"
+                spent_ns = np.zeros((len(buffers), 3), np.int64)
+                return DecodeResult([DecodeError(reason)] * len(buffers), spent_ns=spent_ns)
             if has_programs(view.recipe):
                 check_output_size(view.out, view.draws.base_size)
                 native_views.append(_native_view(view))
                 continue
-            if height * width > self.max_pixels:
-                reason = f"the recipe makes {width}x{height} pixels, more than max_pixels={self.max_pixels}"
-                return DecodeResult([DecodeError(reason)], spent_ns=np.zeros((1, 3), np.int64))
             base = np.empty((1, height, width, 3), np.uint8)
             native_views.append(_native.View(*_boxes(view.draws), base, layout="nhwc", dtype="uint8"))
             bases.append((view, base[0]))

@@ -16,7 +16,7 @@ from feeder.decoders.decode import decode
 from feeder.decoders.decoder import View
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.programs import has_programs
-from feeder.errors import BackendError
+from feeder.errors import BackendError, DecodeError
 from feeder.transforms import (
     AutoAugment,
     ColorJitter,
@@ -163,6 +163,21 @@ def test_subclasses_of_ops_are_refused_by_name_for_images_that_pillow_decodes() 
     Image.new("RGB", (40, 17)).save(file, "PNG")
     with pytest.raises(BackendError, match="'cpu' can't run OwnFlip"):
         decode([file.getvalue()], ops)
+
+
+@pytest.mark.parametrize("ops", [[], [RandomInvert()], [Lambda(np.invert)]], ids=len)
+def test_images_that_a_recipe_makes_too_large_are_bad(ops: list[Op]) -> None:
+    file = BytesIO()
+    np.save(file, np.zeros((1, 300, 3), np.uint8))
+    with pytest.raises(DecodeError, match="makes 75000x250 pixels"):
+        decode([file.getvalue()], [Resize(250), *ops])
+    recipe = Recipe.of([Resize(4), RandomInvert()])
+    draws = recipe.draw(0, 0, [0], [(1, 300)])
+    out = np.zeros((1, 3, 4, 1200), np.uint8)
+    (error,) = (
+        CpuDecoder(max_pixels=4000).decode([file.getvalue()], np.ones(1, np.uint8), [View(recipe, draws, out)]).errors
+    )
+    assert "makes 1200x4 pixels" in str(error)
 
 
 def test_what_has_no_native_form_is_left_to_the_reference() -> None:
