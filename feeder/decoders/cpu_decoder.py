@@ -120,8 +120,8 @@ class CpuDecoder(Decoder):
             if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and view.recipe.rest):
                 most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
                 reason = f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"
-                spent_ns = np.zeros((len(buffers), 3), np.int64)
-                return DecodeResult([DecodeError(reason)] * len(buffers), spent_ns=spent_ns)
+                no_time = np.zeros((len(buffers), 3), np.int64)
+                return DecodeResult([DecodeError(reason)] * len(buffers), spent_ns=no_time)
             if has_programs(view.recipe):
                 check_output_size(view.out, view.draws.base_size)
                 native_views.append(_native_view(view))
