@@ -25,13 +25,13 @@ STATEMENTS = {
     "fields": 360,
     "loader": 8_610,
     "order": 960,
-    "service": 1_630,
+    "service": 1_645,
     "shard": 8_840,
     "system": 715,
     "tools": 5_740,
     "transforms": 1_890,
 }
-TOKENS = 452_560
+TOKENS = 452_720
 OWN_PARAMETERS = 15
 DENSE = 34
 

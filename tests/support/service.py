@@ -113,14 +113,15 @@ class Peer:
     def send(self, kind: Kind, message: Mapping[str, Any], payload: bytes = b"") -> None:
         self.connection.sendall(pack_frame(kind, message, len(payload)) + payload)
 
-    def next(self) -> Frame | None:
+    def next(self, *, answers: bool = True) -> Frame | None:
         """Returns the next frame but for heartbeats, which it answers; None if the server has ended the connection."""
         try:
             while True:
                 for frame in self._receiver.frames(1):
                     if frame.kind != Kind.HEARTBEAT:
                         return frame
-                    self.send(Kind.HEARTBEAT, {})  # or the server drops it after ten seconds
+                    if answers:  # or the server drops it after ten seconds
+                        self.send(Kind.HEARTBEAT, {})
         except ConnectionError:
             return None
 
