@@ -173,7 +173,7 @@ def test_a_loader_closed_in_the_middle_of_a_batch_keeps_its_workers_until_that_i
 
 def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "PATIENCE_S", 0.1)
-    loader: Any = DataLoader(Tensors(16, "stop", 4), batch_size=4, num_workers=1)
+    loader: Any = DataLoader(Tensors(16, "stop", 0), batch_size=4, num_workers=1)
     iterator: Any = iter(loader)
     (process,) = iterator._workers
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -181,7 +181,7 @@ def test_closing_from_another_thread_ends_a_wait_for_a_worker_that_is_stopped(mo
 
     def consume() -> None:
         try:
-            next(iterator)  # whose tensors are to be fetched from the worker, as there are no slots yet
+            next(iterator)  # whose first sample stopped the worker
         except BaseException as error:
             found.append(error)
 
