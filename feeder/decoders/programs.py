@@ -131,11 +131,10 @@ def programs(ops: Sequence[T.Op], drawn: Sequence[Params], size: tuple[int, int]
     for number, ((op, is_float), params) in enumerate(zip(_after_values(ops), drawn, strict=True)):
         if isinstance(op, T.RandomErasing):
             blocks.append(_erase(op, params, ops[number + 1 :] if is_float else (), is_float))
-        elif isinstance(op, T.RandomHorizontalFlip):
-            for block in blocks:
-                _mirror(block, params["flip"], size[1])
-            blocks.append(_WRITERS[type(op)](op, params, size))
         elif not isinstance(op, (TargetOp, T.ToDtype, T.Normalize)):
+            if isinstance(op, T.RandomHorizontalFlip):
+                for block in blocks:
+                    _mirror(block, params["flip"], size[1])
             blocks.append(_WRITERS[type(op)](op, params, size))
     if not blocks:
         return None

@@ -695,6 +695,38 @@ def test_an_epoch_is_told_once_to_whatever_takes_it(shards: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
+def test_a_loader_that_is_repeated_without_end_goes_on_from_its_state(shards: Path, kind: str) -> None:
+    """As DeepSpeed's RepeatingLoader and Determined's trainer take it."""
+
+    def begin() -> tuple[DataLoader[Any], Iterator[list[int]]]:
+        loader = DataLoader(_dataset(kind, shards), batch_size=8, shuffle=True, num_workers=1)
+        return loader, (batch[2].tolist() for _ in iter(int, 1) for batch in loader)
+
+    loader, batches = begin()
+    seen = [next(batches) for _ in range(10)]
+    state = loader.state_dict()
+    seen += [next(batches) for _ in range(11)]
+    assert all(sorted(i for batch in seen[k : k + 7] for i in batch) == list(range(_SIZE)) for k in (0, 7, 14))
+    assert seen[:7] != seen[7:14]
+    loader, batches = begin()
+    loader.load_state_dict(state)
+    assert [next(batches) for _ in range(11)] == seen[10:]
+
+
+@pytest.mark.parametrize("kind", ["shards", "derived"])
+def test_epochs_of_which_a_batch_was_taken_count(shards: Path, kind: str) -> None:
+    """As Composer's trainer goes on: it takes a batch of each earlier epoch."""
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "num_workers": 1, "seed": 5}
+    loader = DataLoader(_dataset(kind, shards), **options)
+    expected = [[batch[2].tolist() for batch in loader] for _ in range(3)]
+    loader = DataLoader(_dataset(kind, shards), **options)
+    for _ in range(2):
+        for _ in loader:
+            break
+    assert [batch[2].tolist() for batch in loader] == expected[2] != expected[0]
+
+
+@pytest.mark.parametrize("kind", ["shards", "derived", "plain"])
 def test_ignite_resumes_in_the_middle_of_an_epoch(shards: Path, tmp_path: Path, kind: str) -> None:
     engines = pytest.importorskip("ignite.engine")
     handlers = pytest.importorskip("ignite.handlers")

@@ -82,6 +82,7 @@ class PartRunner:
         self._recipe = recipe
         self._seed = seed
         self._behind = behind
+        self._ops = [recipe.ops[number] for number in behind]
         self._last = last
         self._crops_first = recipe.crops_first
         self._pause = 0
@@ -173,17 +174,15 @@ class PartRunner:
             self._pause -= 1
             return None
 
-        drawn = self._draw(epoch, view, report, meter) if self._behind else None
-        ops = [self._recipe.ops[number] for number in self._behind]
-        program = None if drawn is None else programs(ops[: self._last], drawn[: self._last], self._size)
+        drawn, program = self._draw(epoch, view, report, meter) if self._ops else ([], None)
         found = self._call(self._native.run, view.images[0], epoch, view, report, meter, heartbeat, program)
         if found is None:
             return None
         left = set(found[0])
-        if drawn is not None and len(drawn) > self._last:
+        if len(drawn) > self._last:
             done = set(range(len(view.samples.ids))).difference(left)
             started = time.perf_counter_ns()
-            left.update(finish(ops[self._last :], drawn[self._last :], done, view.images[0]))
+            left.update(finish(self._ops[self._last :], drawn[self._last :], done, view.images[0]))
             spent_ns = time.perf_counter_ns() - started
             report.decode_ns += spent_ns
             meter.add("transform", spent_ns)
@@ -219,14 +218,18 @@ class PartRunner:
         sink.put_plans(plans, places, self._size, plan_ns)
         return list(left)
 
-    def _draw(self, epoch: int, view: SlotView, report: PartReport, meter: Meter) -> list[Params]:
-        """Draws for the ops behind the base path."""
+    def _draw(
+        self, epoch: int, view: SlotView, report: PartReport, meter: Meter
+    ) -> tuple[list[Params], Programs | None]:
+        """Draws for the ops behind the base path, and makes the programs of those that the kernels run."""
         started, samples, recipe = time.perf_counter_ns(), view.samples, self._recipe
-        drawn = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
+        rest = recipe.draw_rest(self._seed, epoch, samples.ids + samples.repeats * self._samples)
+        drawn = [rest[number - recipe.base_length] for number in self._behind]
+        made = programs(self._ops[: self._last], drawn[: self._last], self._size)
         spent_ns = time.perf_counter_ns() - started
         report.decode_ns += spent_ns
         meter.add("draw", spent_ns)
-        return [drawn[number - recipe.base_length] for number in self._behind]
+        return drawn, made
 
     def _call(
         self,
