@@ -2,8 +2,9 @@
 
 Held equal: the images (the original JPEGs, in the page cache; feeder's sets are made of them), RandomResizedCrop(224)
 and flip in front, batches of 64, normalized float32 NCHW at the end, and one core for a contestant with all that it
-starts. Contestants take turns, and are stopped (SIGSTOP) outside their turn. Each is measured without and with one
-worker, and the better counts. Each recipe's turns include feeder's without its ops, the base. Ratios are within a turn.
+starts. Contestants take turns, and are stopped (SIGSTOP) outside their turn. Each first runs without and with one
+worker, and goes on with the better. Each recipe's turns include feeder's without its ops, the base. Ratios are within a
+turn.
 
 feeder           its DataLoader on the files as they are, on seekable and on packed shards
 torchvision      torch's DataLoader, v1 on Pillow's images and on pillow-simd's: floats from the worker, or "uint8
@@ -20,7 +21,8 @@ timm             the recipe is timm's own transform on torchvision's rows, with 
         [--seconds 3] [--json OUT]
 
 --rivals is a folder with a folder for each package that does not live beside the others; the script names the command
-that installs what is missing. --without leaves out packages, --only names recipes, both separated by commas.
+that installs what is missing. --without leaves out packages, --only names recipes, both separated by commas: the
+result file's other recipes then stay in it. Each recipe notes the commit and the processor that it was measured on.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ from bench.recipe_rivals import RECIPES, RIVALS, unable
 from bench.smoke import arguments
 from bench.task_feeds.setting import Setting, finds_torchvision
 from feeder.decoders.registry import dali_is_installed
-from feeder.tools.bench.result_file import interleave, save, spread
+from feeder.tools.bench.result_file import interleave, machine, save, spread
 from feeder.tools.terminal import table
 
-__all__ = ["main", "markdown", "missing"]
+__all__ = ["better", "main", "markdown", "missing"]
 
 _ONE = "pip install --no-deps --target {folder}/{name}"
 INSTALL = {
@@ -69,6 +71,7 @@ GOALS = {
     ("lambda", "seekable"): (None, 0.85),
 }
 BASE = "nothing"
+_TRIALS = 2  # of each number of workers
 OURS = tuple(name for name in RIVALS if name.startswith("feeder, "))
 _MOST_APART = 0.25  # of the means of contestants' first batches, in deviations of the pixels
 Key = tuple[str, str, int]  # contestant, recipe, workers
@@ -92,8 +95,20 @@ def left_out(recipe: str, without: set[str]) -> dict[str, str]:
     return found
 
 
-def measure(recipe: str, names: list[str], setting: Setting, options: Any) -> tuple[dict[Key, list[float]], dict]:
-    """Returns images per CPU-second of each turn, and what contestants said of their first batches."""
+def better(found: dict[Key, list[float]]) -> list[Key]:
+    """Returns each contestant's key of the number of workers with the higher rate, for each recipe."""
+    best: dict[tuple[str, str], Key] = {}
+    for key, values in found.items():
+        other = best.get(key[:2])
+        if other is None or statistics.median(values) > statistics.median(found[other]):
+            best[key[:2]] = key
+    return list(best.values())
+
+
+def measure(
+    recipe: str, names: list[str], setting: Setting, options: Any
+) -> tuple[dict[Key, list[float]], dict[Key, list[float]], dict]:
+    """Returns images per CPU-second of trials and of turns, and what contestants said of their first batches."""
     pairs = [(name, recipe) for name in names]
     if recipe not in (BASE, "dino"):
         pairs += [(name, BASE) for name in OURS if name in names]
@@ -108,13 +123,16 @@ def measure(recipe: str, names: list[str], setting: Setting, options: Any) -> tu
             paths = [Path(options.rivals).resolve() / need for need in (*RIVALS[name].needs, "timm")]
             contestants[name, what, workers] = Contestant(name, command, options.core, paths)
             closing.callback(contestants[name, what, workers].close)
-        turns = {
-            f"{name}, {what}, {workers}": functools.partial(made.images_per_cpu_s, options.seconds)
-            for (name, what, workers), made in contestants.items()
-        }
-        values = interleave(turns, options.repeats).values()
+
+        def turns(keys: list[Key], repeats: int) -> dict[Key, list[float]]:
+            runs = [functools.partial(contestants[key].images_per_cpu_s, options.seconds) for key in keys]
+            named = dict(zip((", ".join(map(str, key)) for key in keys), runs, strict=True))
+            return dict(zip(keys, interleave(named, repeats).values(), strict=True))
+
+        trials = turns(keys, min(_TRIALS, options.repeats))
+        found = turns(better(trials), options.repeats)
     said = {key: json.loads(made.ready) for key, made in contestants.items()}
-    return dict(zip(contestants, values, strict=True)), said
+    return trials, found, said
 
 
 def check(said: dict[Key, dict[str, Any]]) -> None:
@@ -131,21 +149,18 @@ def check(said: dict[Key, dict[str, Any]]) -> None:
 
 
 def summary(found: dict[Key, list[float]], recipe: str) -> dict[str, Any]:
-    """Returns each contestant's better rates, and feeder's beside the fastest rival and beside the base."""
+    """Returns each contestant's rates, and feeder's beside the fastest rival and beside the base."""
 
-    def better(what: str) -> dict[str, dict[str, Any]]:
-        best: dict[str, dict[str, Any]] = {}
-        for (name, of, workers), values in found.items():
-            if of == what and (name not in best or statistics.median(values) > best[name]["median"]):
-                best[name] = {"workers": workers, **spread(values)}
-        return best
+    def rates_of(what: str) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"workers": workers, **spread(values)} for (name, of, workers), values in found.items() if of == what
+        }
 
     def ratio(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return spread([a / b for a, b in zip(one["all"], other["all"], strict=True)])
 
-    rates, base = better(recipe), better(BASE)
+    rates, base = rates_of(recipe), rates_of(BASE)
     result: dict[str, Any] = {"images_per_cpu_s": rates}
-    result["by_workers"] = {f"{name}, {workers}": spread(v) for (name, of, workers), v in found.items() if of == recipe}
     ours = [name for name in OURS if name in rates]
     rivals = {name: rate for name, rate in rates.items() if name not in OURS}
     if rivals:
@@ -218,16 +233,22 @@ def main() -> None:
             print(f"{recipe}; left out: {reasons}", flush=True)
             if not names:
                 continue
-            found, said = measure(recipe, names, setting, options)
+            trials, found, said = measure(recipe, names, setting, options)
             if recipe == BASE and not options.smoke:
                 check(said)
-            results[recipe] = {**summary(found, recipe), "left_out": reasons}
+            by_workers = {f"{name}, {workers}": spread(v) for (name, of, workers), v in trials.items() if of == recipe}
+            on = {key: machine()[key] for key in ("processor", "commit", "date")}
+            results[recipe] = {**summary(found, recipe), "trials": by_workers, "left_out": reasons, "machine": on}
             for each in said.values():
                 versions |= each["versions"]
             for name, rate in results[recipe]["images_per_cpu_s"].items():
                 figures = [f"{rate[key]:.0f}" for key in ("median", "min", "max")]
                 rows.append([recipe, name, str(rate["workers"]), *figures])
     print(table(rows))
+    if options.only and Path(options.json).exists():
+        before = json.loads(Path(options.json).read_text())
+        results = {recipe: before[recipe] for recipe in RECIPES if recipe in before} | results
+        versions = before["rivals"] | versions
     print(markdown(results))
     for line in missed(results):
         print(f"missed: {line}")
