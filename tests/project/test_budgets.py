@@ -53,8 +53,6 @@ LONG = {
     "shard/source/table_file.py": ["open_manifest"],
     "shard/write/set_writer.py": ["write_set"],
     "shard/write/sharding.py": ["write_shards"],
-    "tools/parity/parity.py": ["parity"],
-    "tools/tune/tune.py": ["tune"],
     "tools/verify.py": ["verify"],
 }
 _LAYOUT = {

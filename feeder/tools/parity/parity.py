@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL
 
-from feeder.dataset.reader import Encoded
+from feeder.dataset.reader import Encoded, Reader
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
-from feeder.errors import ArgumentError
+from feeder.errors import ArgumentError, DecodeError
 from feeder.order.permutation import permute
 from feeder.system.progress import Progress
 from feeder.system.text import count, printable
 from feeder.tools.parity.differences import BOUNDS, Bounds, BucketFigures, Differences, crop_ratio
 from feeder.tools.presets import open_dataset
 from feeder.tools.terminal import table, wrap
-from feeder.transforms import CenterCrop, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
+from feeder.transforms import CenterCrop, Draws, Op, RandomHorizontalFlip, RandomResizedCrop, Recipe, Resize
 
 __all__ = ["RECIPES", "Failure", "ParityReport", "parity"]
 
@@ -45,10 +45,6 @@ class Failure(NamedTuple):
     name: str
     decoded_by: str
     reason: str
-
-
-# An image that neither could decode says nothing about the backend.
-_NEITHER = Failure("", "", "")
 
 
 @dataclass(frozen=True)
@@ -157,87 +153,86 @@ def parity(
     """
     if images < 1:
         raise ArgumentError(f"images must be at least 1, got {images}")
-    recipes = [Recipe.of(ops) for ops in RECIPES]
-    decoder = get_decoder(backend, recipes[0], fidelity=fidelity, device=device)
-    reference = get_decoder("pillow")
-    progress = progress or Progress()
-    comparison = Differences()
-    failures: list[Failure] = []
-    compared = unreadable = redone = views_differing = 0
+    comparison = _Comparison(get_decoder(backend, Recipe.of(RECIPES[0]), fidelity=fidelity, device=device), seed)
     reader = open_dataset(path, None).reader
     number = min(images, len(reader))
     chosen = permute(np.arange(number), len(reader), seed) if number else np.arange(0)
+    progress = progress or Progress()
 
     with progress.running(number, 0):
         for sample in chosen.tolist():
-            found = reader.read(np.array([sample]))
-            before = decoder.redone_images
-            failure: Failure | None = _NEITHER
-            differs = False
-            if found.errors[0] is None:
-                failure, differs = _compare(comparison, decoder, reference, recipes, found, seed, sample)
+            progress.advance(1, comparison.add(reader, sample))
 
-            if failure is None:
-                compared += 1
-                views_differing += differs
-                redone += decoder.redone_images > before
-            elif failure is _NEITHER:
-                unreadable += 1
-            else:
-                failures.append(failure._replace(name=reader.field(sample, "path")))
-            progress.advance(1, len(found.buffers[0]))
-
+    decoder = comparison.decoder
     return ParityReport(
         backend=decoder.name,
         fidelity=fidelity,
         device=str(decoder.device) if isinstance(decoder, TrainerDecoder) else "cpu",
         versions=f"Pillow {PIL.__version__}",
-        images=compared,
-        unreadable=unreadable,
-        failures=tuple(failures),
-        redone=redone,
-        buckets=tuple(comparison.figures()),
+        images=comparison.compared,
+        unreadable=comparison.unreadable,
+        failures=tuple(comparison.failures),
+        redone=comparison.redone,
+        buckets=tuple(comparison.differences.figures()),
         bounds=BOUNDS[fidelity],
-        views_differing=views_differing,
+        views_differing=comparison.views_differing,
     )
 
 
-def _compare(
-    comparison: Differences,
-    decoder: Decoder,
-    reference: Decoder,
-    recipes: Sequence[Recipe],
-    image: Encoded,
-    seed: int,
-    sample: int,
-) -> tuple[Failure | None, bool]:
-    """Compares one image under all recipes, which make views of it.
+class _Comparison:
+    """Counts and differences of a backend's images and Pillow's; all recipes make views of one image."""
 
-    Returns:
-        A failure of one of the two, and True if a view is another one when it is made alone.
-    """
-    data = [bytes(image.buffers[0])]
-    draws = [recipe.draw(seed, 0, [sample], image.sizes) for recipe in recipes]
-    expected, found = (
-        [
+    def __init__(self, decoder: Decoder, seed: int) -> None:
+        self.decoder = decoder
+        self.differences = Differences()
+        self.failures: list[Failure] = []
+        self.compared = 0
+        self.unreadable = 0
+        self.redone = 0
+        self.views_differing = 0
+        self._reference = get_decoder("pillow")
+        self._recipes = [Recipe.of(ops) for ops in RECIPES]
+        self._seed = seed
+
+    def add(self, reader: Reader, sample: int) -> int:
+        """Compares one image, and returns its bytes."""
+        image = reader.read(np.array([sample]))
+        size = len(image.buffers[0])
+        if image.errors[0] is not None:
+            self.unreadable += 1
+            return size
+
+        redone = self.decoder.redone_images
+        draws = [recipe.draw(self._seed, 0, [sample], image.sizes) for recipe in self._recipes]
+        expected, lost = self._decode(self._reference, image, draws)
+        found, missed = self._decode(self.decoder, image, draws)
+
+        if lost is not None and missed is not None:  # which says nothing about the backend
+            self.unreadable += 1
+        elif lost is not None:
+            self.failures.append(Failure(reader.field(sample, "path"), self.decoder.name, lost.reason))
+        elif missed is not None:
+            self.failures.append(Failure(reader.field(sample, "path"), self._reference.name, missed.reason))
+        else:
+            self.compared += 1
+            self.redone += self.decoder.redone_images > redone
+            for drawn, right, pixels in zip(draws, expected, found, strict=True):
+                ratio = crop_ratio(drawn.source_box[0], drawn.base_size[0])
+                self.differences.add(right.out[0], pixels.out[0], ratio)
+            self.views_differing += not all(self._is_what_it_is_alone(image, view) for view in found)
+        return size
+
+    def _decode(
+        self, decoder: Decoder, image: Encoded, draws: Sequence[Draws]
+    ) -> tuple[list[View], DecodeError | None]:
+        views = [
             View(recipe, drawn, np.zeros((1, 3, *drawn.output_size[0].tolist()), np.uint8))
-            for recipe, drawn in zip(recipes, draws, strict=True)
+            for recipe, drawn in zip(self._recipes, draws, strict=True)
         ]
-        for _ in range(2)
-    )
-    (lost,) = reference.decode(data, image.orientations, expected).errors
-    (missed,) = decoder.decode(data, image.orientations, found).errors
-    if lost is not None and missed is not None:
-        return _NEITHER, False
-    if lost is not None:
-        return Failure("", decoder.name, lost.reason), False
-    if missed is not None:
-        return Failure("", reference.name, missed.reason), False
-    for (_, drawn, right), (_, _, pixels) in zip(expected, found, strict=True):
-        comparison.add(right[0], pixels[0], crop_ratio(drawn.source_box[0], drawn.base_size[0]))
-    differs = False
-    for recipe, drawn, pixels in found:
-        alone = np.zeros_like(pixels)
-        (error,) = decoder.decode(data, image.orientations, [View(recipe, drawn, alone)]).errors
-        differs = differs or error is not None or not np.array_equal(alone, pixels)
-    return None, differs
+        (error,) = decoder.decode([bytes(image.buffers[0])], image.orientations, views).errors
+        return views, error
+
+    def _is_what_it_is_alone(self, image: Encoded, view: View) -> bool:
+        alone = view._replace(out=np.zeros_like(view.out))
+        (error,) = self.decoder.decode([bytes(image.buffers[0])], image.orientations, [alone]).errors
+        return error is None and np.array_equal(alone.out, view.out)

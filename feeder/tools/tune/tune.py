@@ -166,49 +166,68 @@ def tune(
     service = arguments.pop("service", None)
     service = Service(service) if isinstance(service, str) else service
     budget = _budget(target, cpus, memory_bytes, seconds)
-    origin, baseline = _source(source, arguments)
-    if service is not None and (origin.arguments is None or not origin.backends):
-        raise ArgumentError("service= is for feeder's datasets: give tune() the dataset, and not a function")
-    alone = None
-    if step is not None:
-        alone = step_rate(step, origin.loader(baseline), 1.0)
+    origin, baseline = _source(source, arguments, service)
+    alone = None if step is None else step_rate(step, origin.loader(baseline), 1.0)
+    if alone is not None:
         note(f"the step alone: {alone:,.0f} images/s")
 
-    outcome = Search(
-        lambda setting, run_s: run(origin.loader(setting), run_s, step),
-        Space(
-            cores=budget.cpus,
-            baseline=baseline,
-            backends=origin.backends,
-            threads=bool(origin.backends),
-            window=origin.window(arguments.get("shuffle")),
-            in_caller=step is not None,
-            memory_bytes=budget.memory_bytes,
-            refuse=functools.partial(origin.refuse, budget.memory_bytes),
-        ),
-        target if target is not None or alone is None else alone * (1 - NOTICEABLE_GAIN) / MARGIN,
-        seconds - (time.monotonic() - started),
-        time.monotonic,
-        lambda stage, point: note(f"{stage}: {point.setting}: {point.runs[-1].images_per_s:,.0f} images/s"),
-    ).run()
-    chosen = outcome.chosen
-    if chosen is None and not outcome.interrupted:
-        problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
-        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
-
-    if chosen is not None and chosen.setting.backend == "cpu" and isinstance(origin.dataset, FeederDataset):
-        outcome.notes += map(str, encoding_gains(origin.dataset))
+    goal = target if target is not None or alone is None else alone * (1 - NOTICEABLE_GAIN) / MARGIN
+    left = seconds - (time.monotonic() - started)
+    outcome = _search(origin, baseline, budget, goal, left, step, arguments.get("shuffle"), note)
     return Tuning(
         outcome=outcome,
         budget=budget,
         target=target,
         step_images_per_s=alone,
-        keywords=None if chosen is None else origin.keywords(chosen.setting),
+        keywords=None if outcome.chosen is None else origin.keywords(outcome.chosen.setting),
         arguments=origin.arguments,
         seconds=time.monotonic() - started,
-        window_score=origin.window_score(chosen),
+        window_score=origin.window_score(outcome.chosen),
         nodes=_nodes(service, origin, outcome, budget, alone if target is None else target),
     )
+
+
+def _search(
+    origin: _Source,
+    baseline: Setting,
+    budget: Budget,
+    goal: float | None,
+    seconds: float,
+    step: Callable[[Any], Any] | None,
+    shuffle: Any,
+    note: Callable[[str], None],
+) -> Outcome:
+    """Measures settings until one is chosen, and notes what another encoding would gain.
+
+    Raises:
+        ArgumentError: if none can be run.
+    """
+    space = Space(
+        cores=budget.cpus,
+        baseline=baseline,
+        backends=origin.backends,
+        threads=bool(origin.backends),
+        window=origin.window(shuffle),
+        in_caller=step is not None,
+        memory_bytes=budget.memory_bytes,
+        refuse=functools.partial(origin.refuse, budget.memory_bytes),
+    )
+    outcome = Search(
+        lambda setting, run_s: run(origin.loader(setting), run_s, step),
+        space,
+        goal,
+        seconds,
+        time.monotonic,
+        lambda stage, point: note(f"{stage}: {point.setting}: {point.runs[-1].images_per_s:,.0f} images/s"),
+    ).run()
+
+    chosen = outcome.chosen
+    if chosen is None and not outcome.interrupted:
+        problems = "; ".join(dict.fromkeys(point.problem or "" for point in outcome.points))
+        raise ArgumentError(f"no setting can be run: {problems}; allow more memory, or use smaller batches")
+    if chosen is not None and chosen.setting.backend == "cpu" and isinstance(origin.dataset, FeederDataset):
+        outcome.notes += map(str, encoding_gains(origin.dataset))
+    return outcome
 
 
 def _nodes(
@@ -247,7 +266,7 @@ def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, se
     return Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
 
 
-def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
+def _source(source: Any, arguments: dict[str, Any], service: Service | None) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
     unless_given = {"seed": 0} if is_feeders(source) else {}
     is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
@@ -281,6 +300,8 @@ def _source(source: Any, arguments: dict[str, Any]) -> tuple[_Source, Setting]:
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if getattr(baseline, name) < least:
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
+    if service is not None and not (is_dataset and backends):
+        raise ArgumentError("service= is for feeder's datasets: give tune() the dataset, and not a function")
     return _Source(make, rest if is_dataset else None, dataset, backends), baseline
 
 
