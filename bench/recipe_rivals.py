@@ -15,7 +15,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from examples import dino_views
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.presets import MEAN, STD
 
-__all__ = ["RECIPES", "RIVALS", "main", "unable"]
+__all__ = ["RECIPES", "RIVALS", "main", "serve", "unable"]
 
 _WARM_BATCHES = 3  # behind them a worker is at work, and DALI's queues are full
 _LEAST_BATCHES = 2  # of a run, however slow
@@ -386,6 +386,17 @@ def _versions(needs: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def serve(batches: Iterator[Any], count: Callable[[Any], int]) -> None:
+    """Answers each line of the input, a number of seconds, with the images and CPU seconds of as much time."""
+    for line in sys.stdin:
+        images, done, started, cpu_started = 0, 0, time.perf_counter(), cpu_seconds()
+        while done < _LEAST_BATCHES or time.perf_counter() - started < float(line):
+            images += count(next(batches))
+            done += 1
+        used = {"seconds": time.perf_counter() - started, "cpu_seconds": max(cpu_seconds() - cpu_started, 0.01)}
+        print(json.dumps({"images": images, **used}), flush=True)
+
+
 def main() -> int:
     name, recipe, workers, images, made, image_size, batch_size = sys.argv[1:]
     setting = Setting(images, Path(made), int(workers), int(image_size), int(batch_size))
@@ -395,15 +406,7 @@ def main() -> int:
     mean = {key: sum(figure[key] for figure in figures) / len(figures) for key in ("mean", "std")}
     print("ready " + json.dumps({**mean, "versions": _versions(RIVALS[name].needs)}), flush=True)
 
-    for line in sys.stdin:
-        count, started, cpu_started = 0, time.perf_counter(), cpu_seconds()
-        done = 0
-        while done < _LEAST_BATCHES or time.perf_counter() - started < float(line):
-            batch = next(batches)
-            count += len(batch[0] if isinstance(batch, list) else batch)
-            done += 1
-        used = {"seconds": time.perf_counter() - started, "cpu_seconds": max(cpu_seconds() - cpu_started, 0.01)}
-        print(json.dumps({"images": count, **used}), flush=True)
+    serve(batches, lambda batch: len(batch[0] if isinstance(batch, list) else batch))
     return 0
 
 

@@ -34,6 +34,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from feeder.decoders.registry import dali_is_installed
 from feeder.tools.bench.result_file import interleave, machine, save, spread
 from feeder.tools.terminal import table
 
-__all__ = ["better", "main", "markdown", "missing"]
+__all__ = ["Key", "better", "main", "markdown", "missing", "take_turns"]
 
 _ONE = "pip install --no-deps --target {folder}/{name}"
 INSTALL = {
@@ -105,6 +106,20 @@ def better(found: dict[Key, list[float]]) -> list[Key]:
     return list(best.values())
 
 
+def take_turns(
+    contestants: dict[Key, Contestant], repeats: int, seconds: float
+) -> tuple[dict[Key, list[float]], dict[Key, list[float]]]:
+    """Returns images per CPU-second: of trials, and of the turns of those with the better number of workers."""
+
+    def turns(keys: Iterable[Key], times: int) -> dict[Key, list[float]]:
+        names = {", ".join(map(str, key)): key for key in keys}
+        runs = {name: functools.partial(contestants[key].images_per_cpu_s, seconds) for name, key in names.items()}
+        return dict(zip(names.values(), interleave(runs, times).values(), strict=True))
+
+    trials = turns(contestants, min(_TRIALS, repeats))
+    return trials, turns(better(trials), repeats)
+
+
 def measure(
     recipe: str, names: list[str], setting: Setting, options: Any
 ) -> tuple[dict[Key, list[float]], dict[Key, list[float]], dict]:
@@ -123,14 +138,7 @@ def measure(
             paths = [Path(options.rivals).resolve() / need for need in (*RIVALS[name].needs, "timm")]
             contestants[name, what, workers] = Contestant(name, command, options.core, paths)
             closing.callback(contestants[name, what, workers].close)
-
-        def turns(keys: list[Key], repeats: int) -> dict[Key, list[float]]:
-            runs = [functools.partial(contestants[key].images_per_cpu_s, options.seconds) for key in keys]
-            named = dict(zip((", ".join(map(str, key)) for key in keys), runs, strict=True))
-            return dict(zip(keys, interleave(named, repeats).values(), strict=True))
-
-        trials = turns(keys, min(_TRIALS, options.repeats))
-        found = turns(better(trials), options.repeats)
+        trials, found = take_turns(contestants, options.repeats, options.seconds)
     said = {key: json.loads(made.ready) for key, made in contestants.items()}
     return trials, found, said
 
