@@ -20,7 +20,7 @@ import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from feeder.dataset.extras import Column, sample_entries
+from feeder.dataset.extras import Column, arranged, sample_entries
 from feeder.dataset.further_images import by_image, further_recipes, in_order
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.decoders.tensors import as_samples, as_tensor
@@ -100,7 +100,8 @@ class CollatedWork(Work):
             further.append([list(views) for views in zip(*found, strict=True)] if is_list else found)
         values = sample_entries(self.values, made.further, report.extras)
         first = zip(*own, strict=True) if isinstance(self.recipe, Views) else own[0]
-        return as_samples(first, made.labels, in_order(self.extras, further, values), self.recipe.output_dtype)
+        samples = as_samples(first, made.labels, in_order(self.extras, further, values), self.recipe.output_dtype)
+        return [arranged(self.extras, sample) for sample in samples]
 
     def _samples(self, epoch: int, view: SlotView, rows: slice) -> SlotView:
         """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
