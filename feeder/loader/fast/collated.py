@@ -10,6 +10,7 @@ Note [Batches of a collate_fn]
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,13 +107,17 @@ class CollatedWork(Work):
     def _samples(self, epoch: int, view: SlotView, rows: slice) -> SlotView:
         """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
         count, samples = rows.stop - rows.start, view.samples.part(rows)
-        sized = [(recipe.output_size, recipe.storage_dtype.name) for recipe in self.recipes_at(None, epoch)]
-        columns = tuple(Column((3, *size), dtype) for size, dtype in sized if size is not None)
-        sizes = [size for size, _ in sized]
+        recipes = self.recipes_at(None, epoch)
+        sizes = [recipe.output_size for recipe in recipes]
+        columns = tuple(
+            Column((*recipe.leading_shape, *size), recipe.storage_dtype.name)
+            for recipe, size in zip(recipes, sizes, strict=True)
+            if size is not None
+        )
         further = tuple(column.at(sizes) for extra in self.values for column in extra.columns)
         made = SlotView.new(Layout(count, columns, self.reader.label_dtype, further), samples)
         arrays = iter(made.images)
-        images = tuple(np.empty(count, object) if size is None else next(arrays) for size, _ in sized)
+        images = tuple(np.empty(count, object) if size is None else next(arrays) for size in sizes)
         return dataclasses.replace(made, images=images)
 
     def _sink(
@@ -145,5 +150,6 @@ def slot_bytes_per_sample(work: Work) -> int:
     for recipe in work.recipes:
         if recipe.output_size is None:
             return _ALIGN
-        sizes_bytes.append(3 * int(np.prod(recipe.output_size)) * recipe.storage_dtype.itemsize)
+        shape = *recipe.leading_shape, *recipe.output_size
+        sizes_bytes.append(math.prod(shape) * recipe.storage_dtype.itemsize)
     return sum(-(-size // _ALIGN) * _ALIGN for size in sizes_bytes)

@@ -220,7 +220,7 @@ def _compare(
     draws = [recipe.draw(seed, 0, [sample], image.sizes) for recipe in recipes]
     expected, found = (
         [
-            View(recipe, drawn, np.zeros((1, 3, *drawn.output_size[0].tolist()), np.uint8))
+            View(recipe, drawn, np.zeros((1, *recipe.leading_shape, *drawn.output_size[0].tolist()), np.uint8))
             for recipe, drawn in zip(recipes, draws, strict=True)
         ]
         for _ in range(2)
