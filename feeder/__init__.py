@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from feeder.loader.dataloader import DataLoader
+    from feeder.loader.from_torch import explain, from_torch
     from feeder.loader.options import Metrics, ToDevice, WorkerOptions
     from feeder.loader.service_options import Service
     from feeder.order.buckets import Buckets
@@ -70,7 +71,9 @@ __all__ = [
     "WorkerOptions",
     "decode",
     "decode_packed",
+    "explain",
     "fields",
+    "from_torch",
     "packed_decoder",
     "service",
     "transforms",
@@ -97,6 +100,8 @@ _HOMES = {
     "WorkerOptions": "feeder.loader.options",
     "decode": "feeder.decoders.decode",
     "decode_packed": "feeder.decoders.packed",
+    "explain": "feeder.loader.from_torch",
+    "from_torch": "feeder.loader.from_torch",
     "packed_decoder": "feeder.shard.format.packed_samples",
     "tune": "feeder.tools.tune.tune",
     "write_shards": "feeder.shard.write.sharding",

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from feeder.dataset.decoding import SampleDecoder
 from feeder.dataset.drawn_fields import CropBox, check_crop_box
-from feeder.dataset.extras import Extra, MemberField, NamedField
+from feeder.dataset.extras import Extra, MemberField, NamedField, arranged
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
 from feeder.dataset.joined_reader import JoinedReader
@@ -125,10 +125,15 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
             self._decoder = SampleDecoder(self.reader, self.recipe, self.extras)
         keys = keys.reshape(key_rows(self.recipe, self.extras), len(ids))
         images, labels, fields = self._decoder.decode(seed, epoch, keys, ids)
-        return as_samples(images, labels, fields, self.recipe.output_dtype)
+        samples = as_samples(images, labels, fields, self.recipe.output_dtype)
+        return [arranged(self.extras, sample) for sample in samples]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_decoder": None} | ({"_targets": None} if keeps_samples(self, FeederDataset) else {})
+
+    def snapshot(self) -> FeederDataset:
+        """Returns a dataset of the same samples whose recipe stays."""
+        return self
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class SampleDecoder:
                 for each, drawn in zip(recipe.views, keys, strict=False):
                     boxes = boxes_of(each, self._extras, given, encoded.sizes[one])
                     draws = each.draw(seed, epoch, drawn[one], encoded.sizes[one], boxes)
-                    out = np.empty((1, 3, *draws.output_size[0].tolist()), each.storage_dtype)
+                    out = np.empty((1, *each.leading_shape, *draws.output_size[0].tolist()), each.storage_dtype)
                     views.append(View(each, draws, out))
                 problem = self._decode(i, encoded.buffers[one], encoded.orientations[one], views)
                 made = [view.out[0] for view in views]
@@ -142,7 +142,7 @@ class SampleDecoder:
         recipes = image.recipe.at(None, first[0].epoch).views
         views = []
         for recipe, draws in zip(recipes, image.draw(recipes, first, list(keys), encoded.sizes), strict=True):
-            out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+            out = np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
             views.append(View(recipe, draws, out))
         problem = self._decode(i, encoded.buffers, encoded.orientations, views)
         if problem is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from feeder.dataset.reader import Reader
     from feeder.transforms import Draws
 
-__all__ = ["Column", "Extra", "Fields", "MemberField", "NamedField", "sample_entries"]
+__all__ = ["Column", "Extra", "Fields", "MemberField", "NamedField", "arranged", "sample_entries"]
 
 # The ``fields`` of a dataset: names, or the kind of each; None for the value that the name alone gives.
 Fields = Sequence[str] | Mapping[str, Field | Callable[[bytes], Any] | None]
@@ -119,6 +119,10 @@ class Extra:
     def collate(self, values: list[Any]) -> Any:
         """Returns the batch's entry for N values without columns."""
         return values
+
+    def arrange(self, entries: tuple[Any, ...], *, is_batch: bool) -> Any:
+        """Returns a sample or a batch in another form than ``(image, label, *targets, *fields)``."""
+        return entries
 
     def sample(self, value: Any) -> Any:
         """Returns the entry of ``dataset[i]`` for what :meth:`finish` has returned."""
@@ -240,6 +244,19 @@ class MemberField(Extra):
         for row, (value,) in enumerate(values):
             found[row] = value
         return found
+
+
+def arranged(extras: Sequence[Extra], entries: Any, *, is_batch: bool = False) -> Any:
+    """Returns a sample, or a batch, in the form that its extras give it.
+
+    Args:
+        extras: The extras.
+        entries: ``(image, label, *targets, *fields)``.
+        is_batch: True for a batch.
+    """
+    for extra in extras:
+        entries = extra.arrange(entries, is_batch=is_batch)
+    return entries
 
 
 def sample_entries(

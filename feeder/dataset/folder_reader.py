@@ -275,14 +275,17 @@ class FolderReader:
             DecodeError: for a file that can't be read, or is not an image.
         """
         try:
-            data = read_image(os.path.join(self.root, self.path(i)))
-            return data, image_info(data)
+            return self._read_image(i)
         except OSError as error:
             if error.errno in _MACHINE:
                 raise
             raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
         except ValueError as error:
             raise self.at(DecodeError(str(error)), i) from None
+
+    def _read_image(self, i: int) -> tuple[bytes, ImageInfo]:
+        data = read_image(os.path.join(self.root, self.path(i)))
+        return data, image_info(data)
 
     def at(self, error: DecodeError, i: int) -> DecodeError:
         """See :meth:`Reader.at`."""

@@ -35,7 +35,7 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         ArgumentError: if its indices are not integers.
     """
     if isinstance(dataset, FeederDataset):
-        return dataset if keeps_samples(dataset, FeederDataset) else None
+        return dataset.snapshot() if keeps_samples(dataset, FeederDataset) else None
     if isinstance(dataset, ConcatDataset):
         return _concatenated(dataset, stored_order)
     whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and keeps_samples(dataset, Subset) else None

@@ -21,7 +21,7 @@ from feeder.decoders.decoder import (
     check_output_size,
     check_views,
 )
-from feeder.decoders.programs import finish, has_programs, last_native, programs
+from feeder.decoders.programs import finish, finish_apart, has_programs, last_native, programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import Draws, Recipe
 
@@ -94,8 +94,8 @@ class CpuDecoder(Decoder):
         check_views(buffers, orientations, views)
         if len(buffers) == 0:
             return DecodeResult([])
-        if all(has_programs(view.recipe) for view in views):
-            return self._decode(buffers, orientations, views, first_rows)
+        if all(_is_batched(view.recipe) for view in views):
+            return self._decode_apart(buffers, orientations, views, first_rows)
 
         # One by one: the images that the kernels make for the other ops differ in size.
         results = []
@@ -103,8 +103,28 @@ class CpuDecoder(Decoder):
             one = slice(row, row + 1)
             some = [view.take(one) for view in views]
             rows = None if first_rows is None else first_rows[one]
-            results.append(self._decode(buffers[one], orientations[one], some, rows))
+            results.append(self._decode_apart(buffers[one], orientations[one], some, rows))
         return DecodeResult.join(results)
+
+    def _decode_apart(
+        self,
+        buffers: Sequence[Buffer],
+        orientations: npt.NDArray[np.uint8],
+        views: Sequence[View],
+        first_rows: npt.NDArray[np.int32] | None,
+    ) -> DecodeResult:
+        """Decodes as :meth:`_decode` does; recipes with a tail, or with one channel, into images of their own first."""
+        heads = [_head(view) for view in views]
+        result = self._decode(buffers, orientations, heads, first_rows)
+        for view, head in zip(views, heads, strict=True):
+            if head is not view:
+                started = time.perf_counter_ns()
+                rows = [row for row, error in enumerate(result.errors) if error is None]
+                for row, failure in finish_apart(view, head.out, rows).items():
+                    result.errors[row] = failure
+                if result.spent_ns is not None:
+                    result.spent_ns[rows, 1] += (time.perf_counter_ns() - started) // max(len(rows), 1)
+        return result
 
     def _decode(
         self,
@@ -199,6 +219,29 @@ class CpuDecoder(Decoder):
         return result
 
 
+def _is_batched(recipe: Recipe) -> bool:
+    """Returns True if the kernels run all ops of a recipe but for the tail, on images of one size."""
+    return has_programs(recipe.head) and (recipe.tail is None or recipe.head.output_size is not None)
+
+
+def _head(view: View) -> View:
+    """Returns the view of three channels, without a tail, that a recipe's output is made from; mostly the view itself.
+
+    In front of a function of Pillow images its channels are interleaved, as theirs are.
+    """
+    recipe, draws = view.recipe, view.draws
+    if recipe.tail is None and recipe.channels == 3:
+        return view
+    if recipe.tail is not None:
+        draws = draws.head()
+    count, (height, width) = len(draws), draws.output_size[0].tolist()
+    if recipe.tail is not None and recipe.tail.on == "pil":
+        out = np.empty((count, height, width, 3), recipe.head.storage_dtype).transpose(0, 3, 1, 2)
+    else:
+        out = np.empty((count, 3, height, width), recipe.head.storage_dtype)
+    return View(recipe.head, draws, out)
+
+
 def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
     return (
         np.ascontiguousarray(draws.source_box, np.float64),
@@ -213,8 +256,10 @@ def _native_view(view: View) -> _native.View:
     scale, bias = recipe.affine or (None, None)
     end = last_native(recipe)
     drawn = programs(recipe.rest[:end], draws.ops[recipe.base_length :][:end], view.out.shape[2:])
+    is_planar = view.out.flags.c_contiguous
+    out, layout = (view.out, "nchw") if is_planar else (view.out.transpose(0, 2, 3, 1), "nhwc")
     return _native.View(
-        *_boxes(draws), view.out, layout="nchw", dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn
+        *_boxes(draws), out, layout=layout, dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn
     )
 
 

@@ -95,7 +95,7 @@ def decode_batch(
     buffers = _buffers(images)
     orientations, sizes = _headers(buffers, at)
     draws = recipe.draw(seed, epoch, _ids(ids, len(buffers)), sizes)
-    shape = (len(buffers), 3, *_output_size(recipe, draws, name))
+    shape = (len(buffers), *recipe.leading_shape, *_output_size(recipe, draws, name))
     pixels = np.empty(shape, recipe.storage_dtype) if out is None else _array(out, shape, recipe)
 
     result = decoder.decode(buffers, orientations, [View(recipe, draws, pixels)])

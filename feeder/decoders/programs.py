@@ -13,17 +13,19 @@ import numpy.typing as npt
 
 from feeder import _native
 from feeder import transforms as T
+from feeder.decoders.decoder import View
 from feeder.decoders.device.fused import erasing_of
 from feeder.decoders.op_math import augmentation_affine
 from feeder.errors import DecodeError
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
+from feeder.transforms.function import kept_generators
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
 from feeder.transforms.op import Params
 from feeder.transforms.photometric import COLOR_STEPS
 from feeder.transforms.target_ops import TargetOp
 
-__all__ = ["Programs", "finish", "has_programs", "last_native", "programs"]
+__all__ = ["Programs", "finish", "finish_apart", "has_programs", "last_native", "programs"]
 
 # float64 [N, ops, 12], see _native.AugmentOp; a row of zeros does nothing.
 Programs = npt.NDArray[np.float64]
@@ -58,9 +60,12 @@ def last_native(recipe: T.Recipe) -> int:
     """Returns the end, in ``recipe.rest``, of the ops before those that run on finished arrays."""
     rest = recipe.rest
     end = len(rest)
-    for number in reversed(range(end if recipe.output_dtype == "float32" else 0)):
+    dtype = recipe.output_dtype
+    for number in reversed(range(end if dtype in ("float32", "uint8") else 0)):
         op = rest[number]
         if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) in _ON_ARRAYS):
+            break
+        if dtype == "uint8" and type(op) is not T.Lambda:
             break
         if not _is_native(op, True):
             end = number
@@ -76,7 +81,7 @@ def finish(
         ops: The ops.
         drawn: Their drawn parameters, N rows.
         rows: The images to change.
-        images: float32 [N, 3, H, W].
+        images: float32 [N, 3, H, W], or uint8 if the ops are functions alone.
 
     Returns:
         The errors that functions raised, by row.
@@ -84,15 +89,41 @@ def finish(
     from feeder.decoders.pillow.image_ops import ARRAY_OPS  # many loaders never need it
 
     errors = {}
-    for row in rows:
-        image = images[row]
-        try:
-            for op, params in zip(ops, drawn, strict=True):
-                image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
-        except DecodeError as error:
-            errors[row] = error
-        else:
-            images[row] = image
+    with kept_generators():
+        for row in rows:
+            image = images[row]
+            try:
+                for op, params in zip(ops, drawn, strict=True):
+                    image = ARRAY_OPS[type(op)](image, op, {name: column[row] for name, column in params.items()})
+            except DecodeError as error:
+                errors[row] = error
+            else:
+                images[row] = image
+    return errors
+
+
+def finish_apart(view: View, made: npt.NDArray[Any], rows: Iterable[int]) -> dict[int, DecodeError]:
+    """Writes the output of a recipe with a tail, or with one channel.
+
+    Args:
+        view: The output.
+        made: [N, 3, H, W], what the recipe's head makes.
+        rows: The images to write.
+
+    Returns:
+        The errors that the function raised, by row.
+    """
+    errors = {}
+    tail, channels = view.recipe.tail, view.recipe.channels
+    with kept_generators():
+        for row in rows:
+            if tail is None:
+                view.out[row] = made[row, :channels]
+                continue
+            try:
+                tail.write(made[row, :channels], int(view.draws.ops[-1]["key"][row]), view.out[row])
+            except DecodeError as error:
+                errors[row] = error
     return errors
 
 
@@ -266,6 +297,7 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.AutoAugment: _augment,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
+    T.Grayscale: _if_drawn(_OPS.GRAYSCALE),
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
     T.RandomAffine: _affine,

@@ -45,7 +45,7 @@ from feeder.loader.options import (
     ToDevice,
     WorkerOptions,
 )
-from feeder.loader.path_choice import choose_path, choose_shuffle
+from feeder.loader.path_choice import choose_path, choose_shuffle, tell_of_conversion
 from feeder.loader.ranks import current_ranks
 from feeder.loader.run_seed import RunSeed
 from feeder.loader.samplers import change_order, check_ranks, follow_sampler, show_order, tell_epoch
@@ -302,6 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             else:
                 make_resumable(self.sampler, self.batch_sampler)
             path.check(self._fixed_options(), self._epoch_options().ranks)
+            tell_of_conversion(dataset)
             self._check_skip(self.skip)
         self._serve_metrics()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +12,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from feeder.dataset.base import FeederDataset
+from feeder.dataset.foreign import check_foreign
 from feeder.dataset.further_images import images_in
 from feeder.dataset.subset import as_feeder, differing_part, is_feeders, remote_readers
 from feeder.errors import ArgumentError
@@ -18,7 +22,9 @@ from feeder.order.lanes import Lanes
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.system.warning import warn
 
-__all__ = ["PathChoice", "choose_path", "choose_shuffle", "refuse_full_shuffle"]
+__all__ = ["PathChoice", "choose_path", "choose_shuffle", "refuse_full_shuffle", "sizeless", "tell_of_conversion"]
+
+_log = logging.getLogger(__name__)
 
 _DEEPEST = 4  # wrappers around each other
 _MOST_ITEMS = 16  # of a list in a wrapper
@@ -144,8 +150,8 @@ def choose_path(
 
     if source is None:
         reason = _foreign(dataset)
-    elif not (in_batches and collates) and (sizeless := _sizeless(source, sizes)) is not None:
-        reason = sizeless
+    elif not (in_batches and collates) and (why := sizeless(source, sizes)) is not None:
+        reason = why
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
 
@@ -158,7 +164,7 @@ def choose_path(
     return PathChoice(source, own_order, is_feeders(dataset), reason)
 
 
-def _sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:
+def sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:
     """Returns the reason that some images have no fixed size; None if all have one.
 
     Args:
@@ -205,6 +211,20 @@ def _foreign(dataset: Any) -> _Reason:
     name = type(inner).__name__
     way_out = f"give the {name} itself to the loader, and change what comes out in a collate_fn"
     return _Reason(f"{why} around a {name}", way_out)
+
+
+def tell_of_conversion(dataset: Any) -> None:
+    """Logs once that a dataset of another library can be feeder's."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    with contextlib.suppress(TypeError):
+        check_foreign(dataset)
+        _tell(type(dataset).__name__)
+
+
+@functools.cache  # once for each kind
+def _tell(kind: str) -> None:
+    _log.info("feeder.from_torch(dataset) reads this %s natively, which is faster", kind)
 
 
 def _wrapped(value: Any, depth: int) -> FeederDataset | None:

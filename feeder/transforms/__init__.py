@@ -31,13 +31,14 @@ from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.padding import Pad, RandomZoomOut
-from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
+from feeder.transforms.photometric import ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.scale_jitter import ScaleJitter
 from feeder.transforms.shortest_size import RandomShortestSize
 from feeder.transforms.sizes import BUCKET, ByEpoch
 from feeder.transforms.target_ops import ClampBoundingBoxes, ClampKeyPoints, SanitizeBoundingBoxes, SanitizeKeyPoints
 from feeder.transforms.targets import BoundingBoxes, Image, KeyPoints, Mask
+from feeder.transforms.torchvision_recipes import from_torchvision
 from feeder.transforms.values import Normalize, ToDtype
 from feeder.transforms.views import Views, recipe_or_views
 
@@ -58,6 +59,7 @@ __all__ = [
     "CutMix",
     "Draws",
     "GaussianBlur",
+    "Grayscale",
     "Image",
     "KeyPoints",
     "Lambda",
@@ -100,6 +102,7 @@ __all__ = [
     "ToTensor",
     "TrivialAugmentWide",
     "Views",
+    "from_torchvision",
     "recipe_or_views",
 ]
 
@@ -112,7 +115,7 @@ if not TYPE_CHECKING:  # or type checkers would accept every name
             hint = "; give interpolations by name, such as 'bicubic', or as torchvision's enum"
         elif name[:1].isupper():
             hint = (
-                "; it has some of torchvision's ops, and Lambda takes any function of an array [3, H, W], whose draws "
+                "; it has some of torchvision's ops, and Lambda takes any function of an image, whose draws "
                 "from random, numpy or torch are keyed by seed, epoch and sample"
             )
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")

@@ -51,7 +51,8 @@ class Branches(Op):
                     f"{type(op).__name__} can't be in {type(self).__name__}: ops that have others in them do not nest; "
                     "give the ops in it their own probabilities, or put it before or after"
                 )
-            if isinstance(op, (ToDtype, Normalize)) or any(op.extent(e) != e for e in _PROBES):
+            changes = isinstance(op, (ToDtype, Normalize)) or Recipe((op,)).channels != 3 or Recipe((op,)).tail
+            if changes or any(op.extent(e) != e for e in _PROBES):
                 raise ArgumentError(
                     f"{type(op).__name__} can't be in {type(self).__name__}, which takes ops that keep an image's "
                     "size and dtype; put it before or after"

@@ -12,7 +12,7 @@ from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_probability, check_range, check_size
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
-__all__ = ["COLOR_STEPS", "ColorJitter", "GaussianBlur", "RandomErasing", "RandomGrayscale"]
+__all__ = ["COLOR_STEPS", "ColorJitter", "GaussianBlur", "Grayscale", "RandomErasing", "RandomGrayscale"]
 
 # The steps of ColorJitter, by their numbers in the drawn order.
 COLOR_STEPS = ("brightness", "contrast", "saturation", "hue")
@@ -93,6 +93,31 @@ class RandomGrayscale(ProbabilityOp):
 
     def __init__(self, p: float = 0.1) -> None:
         super().__init__(p)
+
+
+@dataclass(frozen=True, init=False)
+class Grayscale(Op):
+    """Makes every image gray.
+
+    Args:
+        num_output_channels: 1, or 3 for three equal channels.
+
+    Raises:
+        ArgumentError: for another number.
+    """
+
+    draws_from_size = False
+
+    num_output_channels: int
+    drawn_name = "gray"
+
+    def __init__(self, num_output_channels: int = 1) -> None:
+        if num_output_channels not in (1, 3):
+            raise ArgumentError(f"num_output_channels must be 1 or 3, got {num_output_channels!r}")
+        self._set(num_output_channels=num_output_channels)
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"gray": np.ones(len(sizes), np.bool_)}, sizes)
 
 
 @dataclass(frozen=True, init=False)

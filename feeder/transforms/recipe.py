@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,9 +13,11 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.order.random import Stream, uniform
 from feeder.system.warning import warn
+from feeder.transforms.function import Lambda, Output
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp
 from feeder.transforms.op import FloatArray, IntArray, Op, Params, SizeBounds, Uniforms
+from feeder.transforms.photometric import Grayscale
 from feeder.transforms.sizes import BucketSize, ByEpoch, VariableSize
 from feeder.transforms.values import Affine, Normalize, ToDtype, compose_affine
 
@@ -98,6 +100,10 @@ class Draws:
             keys=self.keys[chosen],
         )
 
+    def head(self) -> Draws:
+        """Returns the draws of :attr:`Recipe.head`, of a recipe with a :attr:`Recipe.tail`."""
+        return replace(self, ops=self.ops[:-1], output_size=self.ops[-1]["size"].astype(np.int32))
+
     @cached_property
     def choices(self) -> FloatArray:
         """float64 [N], 0 to 1 (exclusive): a number for choices among a sample's other values, such as captions."""
@@ -130,7 +136,7 @@ class Recipe:
         if isinstance(transform, Recipe):
             return transform
         recipe = cls(tuple(_flatten(transform)))
-        recipe._check()
+        recipe.check()
         if not isinstance(transform, Compose):  # which was checked when it was made
             recipe._warn_of_scales()
         return recipe
@@ -138,9 +144,22 @@ class Recipe:
     def __repr__(self) -> str:
         return _listed(self, self.ops)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Checks the places of the ops.
+
+        Raises:
+            ArgumentError: naming an op in a place where it can't be.
+        """
         value_op: Op | None = None
+        is_gray = False
         for op in self.ops:
+            if isinstance(op, Lambda) and not op.keeps_shape and op is not self.ops[-1]:
+                raise ArgumentError(f"{op} may change an image's shape, so it must be the last op of the recipe")
+            if is_gray and not _takes_gray(op):
+                raise ArgumentError(
+                    f"{op} takes three channels and stands after Grayscale(1): put it before, or use Grayscale(3)"
+                )
+            is_gray = is_gray or Recipe((op,)).channels == 1
             if value_op is not None and not op.on_arrays:
                 raise ArgumentError(
                     f"{type(op).__name__} works on uint8 images and stands after {type(value_op).__name__}; "
@@ -232,6 +251,8 @@ class Recipe:
         """
         if self._variable:
             raise ArgumentError(f"{self._variable[0]!r} is no size by itself; Recipe.at(bucket, epoch) has the size")
+        if self.tail is not None:
+            return self.head.base_length
         fused = 0
         extent = SizeBounds()
         resized = False
@@ -279,9 +300,50 @@ class Recipe:
         """
         if self.has_bucket:
             return None
-        sizes = [_fixed_size(self.at(None, epoch).ops) for epoch in self.phases]
+        sizes = [self.at(None, epoch)._output_size for epoch in self.phases]
         fixed = [size for size in sizes if size is not None]
         return max(fixed, key=lambda size: size[0] * size[1]) if len(fixed) == len(sizes) else None
+
+    @property
+    def _output_size(self) -> tuple[int, int] | None:
+        output = self.tail_output
+        return output.size if output is not None and output.size is not None else _fixed_size(self.ops)
+
+    @property
+    def tail(self) -> Lambda | None:
+        """The last op, if it is a function that may change an image's shape or dtype."""
+        last = self.ops[-1] if self.ops else None
+        return last if isinstance(last, Lambda) and not last.keeps_shape else None
+
+    @cached_property
+    def head(self) -> Recipe:
+        """The recipe without :attr:`tail`."""
+        return self if self.tail is None else Recipe(self.ops[:-1])
+
+    @cached_property
+    def tail_output(self) -> Output | None:
+        """The images that :attr:`tail` makes, found by a call on made ones; None without it.
+
+        Raises:
+            ArgumentError: if it fails on them, or makes no images of one shape.
+        """
+        if self.tail is None:
+            return None
+        dtype = "uint8" if self.head.output_dtype == "uint8" else "float32"
+        return self.tail.probe(dtype, self.channels, None if self._variable else self.head.output_size)
+
+    @property
+    def leading_shape(self) -> tuple[int, ...]:
+        """The output's dimensions before height and width: (3,), unless :attr:`tail` makes others."""
+        return (self.channels,) if self.tail_output is None else self.tail_output.leading
+
+    @property
+    def channels(self) -> int:
+        """Number of channels before :attr:`tail`: 1 after ``Grayscale(1)``, else 3.
+
+        Backends make three, of which the first is the output.
+        """
+        return 1 if any(isinstance(op, Grayscale) and op.num_output_channels == 1 for op in self.ops) else 3
 
     @cached_property
     def draws_from_boxes(self) -> bool:
@@ -295,7 +357,9 @@ class Recipe:
 
     @cached_property
     def output_dtype(self) -> str:
-        """Name of the output's dtype: "uint8", "float16", "bfloat16" or "float32"."""
+        """Name of the output's dtype: "uint8", "float16", "bfloat16" or "float32"; or what :attr:`tail` makes."""
+        if self.tail_output is not None:
+            return self.tail_output.dtype
         dtype = "uint8"
         for op in self.ops:
             if isinstance(op, ToDtype):
@@ -354,6 +418,8 @@ class Recipe:
             if stream < self.base_length:
                 base.apply(params)
 
+        if self.tail_output is not None and self.tail_output.size is not None:
+            current = np.broadcast_to(np.array(self.tail_output.size, np.int64), current.shape)
         return Draws(
             image_size=image_size.astype(np.int32),
             source_box=base.source,
@@ -447,8 +513,15 @@ def _flatten(transform: object) -> list[Op]:
     found = " ".join(repr(transform).split())  # torchvision's Compose has a line for each op
     raise ArgumentError(
         f"expected an op of feeder.transforms, got {found}; its ops have torchvision v2's names and arguments, "
-        "and Lambda takes any function of an array [3, H, W]"
+        "and Lambda takes any function of an image"
     )
+
+
+def _takes_gray(op: Op) -> bool:
+    """Returns whether an op does the same to one channel as to three equal ones."""
+    if isinstance(op, Normalize):
+        return len({*op.mean}) == len({*op.std}) == 1
+    return not (isinstance(op, Lambda) and op.keeps_shape)
 
 
 def _fixed_size(ops: tuple[Op, ...]) -> tuple[int, int] | None:

@@ -163,9 +163,11 @@ def _encoded(value: Any, name_of: NameOf | None = None) -> Any:
         if name_of is None:
             raise ArgumentError("the recipe has a Lambda, whose function can't be written down")
         try:
-            return {_LAMBDA: name_of(value.lambd)}
+            name = name_of(value.lambd)
         except ArgumentError as error:
             raise ArgumentError(f"the recipe has a Lambda: {error}") from None
+        is_plain = value == Lambda(value.lambd)
+        return {_LAMBDA: name if is_plain else [name, value.on, value.keeps_shape]}
     if value is BUCKET:
         return _BUCKET
     if isinstance(value, ByEpoch):
@@ -177,7 +179,11 @@ def _encoded(value: Any, name_of: NameOf | None = None) -> Any:
 
 def _op(value: Any, function_of: FunctionOf | None) -> Op:
     if isinstance(value, Mapping) and set(value) == {_LAMBDA} and function_of is not None:
-        return Lambda(function_of(value[_LAMBDA]))
+        written = value[_LAMBDA]
+        if isinstance(written, list) and len(written) == 3:
+            name, on, keeps_shape = written
+            return Lambda(function_of(name), on=on, keeps_shape=keeps_shape)
+        return Lambda(function_of(written))
     return _made(value, Op, function_of)
 
 

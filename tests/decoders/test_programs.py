@@ -183,7 +183,7 @@ def test_images_that_a_recipe_makes_too_large_are_bad(ops: list[Op]) -> None:
 def test_what_has_no_native_form_is_left_to_the_reference() -> None:
     others: list[list[Op]] = [
         [Pad(3)],
-        [Lambda(np.negative)],
+        [Lambda(np.negative), RandomInvert()],
         [RandomRotation(9, expand=True)],
         [GaussianBlur(65)],
         [NORMALIZE, RandomErasing(value="random"), ToDtype("float16")],

@@ -43,6 +43,7 @@ ROOMS = (
     ("loader.trial",),
     ("loader.auto_workers",),
     ("loader.dataloader",),
+    ("loader.from_torch",),
     ("service",),
     ("tools",),
 )

@@ -52,6 +52,8 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
     """Returns why an op can't run on images of this extent; None if it can."""
     if isinstance(op, T.Lambda):
         return "it is a function of one image, for a worker to call"
+    if isinstance(op, T.Grayscale) and op.num_output_channels == 1:
+        return "its images have one channel"
     if isinstance(op, (T.RandomIoUCrop, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
         return "its images are of different sizes"
     if type(op) not in (*DEVICE_OPS, T.Normalize):
@@ -267,6 +269,7 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.ClampKeyPoints: _nothing,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
+    T.Grayscale: _if_drawn(lambda some, _: color.grayscale(some)),
     T.Pad: _pad,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_sharpen),

@@ -119,7 +119,7 @@ def split_for_device(recipe: Recipe) -> DeviceSplit | None:
     uint8 is a quarter of float32 to copy, and the work after the copy is one pass.
     """
     values = [isinstance(op, (ToDtype, Normalize)) for op in recipe.ops]
-    if recipe.output_dtype == "uint8" and not recipe.rest:
+    if (recipe.output_dtype == "uint8" and not recipe.rest) or recipe.channels == 1:
         return None
     if _is_one_pass(recipe.rest):
         kept = [number for number in range(recipe.base_length) if not values[number]]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import transforms as T
 from feeder.decoders.op_math import augmentation_affine, blur_weights
-from feeder.errors import ArgumentError, DecodeError
+from feeder.errors import DecodeError
 from feeder.order.random import uniform
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
@@ -180,39 +177,9 @@ def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.
     return changed
 
 
-@contextlib.contextmanager
-def _seeded(key: int) -> Iterator[None]:
-    """Seeds the global generators with a key of 64 bits, and restores them afterwards."""
-    torch = sys.modules.get("torch")  # code that has not imported it does not draw from it
-    numbers, arrays = random.getstate(), np.random.get_state()
-    tensors = None if torch is None else torch.default_generator.get_state()
-    random.seed(key)
-    np.random.seed([key & 0xFFFFFFFF, key >> 32])
-    if torch is not None:
-        torch.default_generator.manual_seed(key)
-    try:
-        yield
-    finally:
-        random.setstate(numbers)
-        np.random.set_state(arrays)
-        if torch is not None:
-            torch.default_generator.set_state(tensors)
-
-
-def _call_array(array: npt.NDArray[Any], op: T.Lambda, row: Row) -> npt.NDArray[Any]:
-    had_torch = "torch" in sys.modules
-    with _seeded(int(row["key"])):
-        result: Any = op.lambd(np.array(array, order="C"))
-    if not had_torch and "torch" in sys.modules:  # imported inside: its numbers were not keyed yet
-        with _seeded(int(row["key"])):
-            result = op.lambd(np.array(array, order="C"))
-    if not isinstance(result, np.ndarray) or result.shape != array.shape or result.dtype != array.dtype:
-        got = f"{result.dtype} {list(result.shape)}" if isinstance(result, np.ndarray) else repr(type(result))
-        raise ArgumentError(
-            f"the function of Lambda must return an array of {array.dtype} {list(array.shape)}, as it got, got {got}"
-        )
-    checked: npt.NDArray[Any] = result
-    return checked
+def _call(image: Image.Image, op: T.Lambda, row: Row) -> Image.Image:
+    changed = op.call(image, int(row["key"]))
+    return Image.fromarray(np.ascontiguousarray(changed.transpose(1, 2, 0)))
 
 
 def _as_array(change: Callable[[npt.NDArray[Any], Any, Row], npt.NDArray[Any]]) -> Callable[..., Image.Image]:
@@ -298,7 +265,8 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.ClampKeyPoints: _nothing,
     T.ColorJitter: _color_jitter,
     T.GaussianBlur: _blur,
-    T.Lambda: _as_array(_call_array),
+    T.Grayscale: _if_drawn(lambda image, _: _grayscale(image)),
+    T.Lambda: _call,
     T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(lambda image, op: _ADJUSTMENTS["sharpness"](image, op.sharpness_factor)),
@@ -331,7 +299,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
 ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
     T.ClampBoundingBoxes: _nothing,
     T.ClampKeyPoints: _nothing,
-    T.Lambda: _call_array,
+    T.Lambda: lambda array, op, row: op.call(array, int(row["key"])),
     T.RandomErasing: _erase_array,
     T.RandomHorizontalFlip: lambda array, _, row: array[:, :, ::-1] if row["flip"] else array,
     T.SanitizeBoundingBoxes: _nothing,

@@ -22,6 +22,7 @@ from feeder.decoders.raw import is_raw, raw_pixels
 from feeder.errors import ArgumentError, BackendError, DecodeError
 from feeder.transforms import Draws, Normalize, Op, Recipe, ToDtype
 from feeder.transforms.choice import Branches
+from feeder.transforms.function import kept_generators
 from feeder.transforms.values import compose_affine
 
 __all__ = ["PillowDecoder"]
@@ -87,7 +88,7 @@ class PillowDecoder(Decoder):
         spent_ns = np.zeros((len(buffers), 3), np.int64)
         errors: list[DecodeError | None] = [None] * len(buffers)
         clipped = 0
-        with quiet_pillow():
+        with quiet_pillow(), kept_generators():
             for row, buffer in enumerate(buffers):
                 try:
                     is_clipped, spent_ns[row] = self._decode_one(row, buffer, int(orientations[row]), views)
@@ -109,7 +110,7 @@ class PillowDecoder(Decoder):
             decoded = clock()
             result = self._run(image, recipe, draws, row, 0)
             transformed = clock()
-            self._store(result, recipe, out[row])
+            self._store(result, recipe, draws, row, out[row])
             transform_ns += transformed - decoded
             write_ns += clock() - transformed
         return clipped, (decode_ns, transform_ns, write_ns)
@@ -134,7 +135,8 @@ class PillowDecoder(Decoder):
         Raises:
             DecodeError: if an op can't be done on this image.
         """
-        self._store(self._run(Image.fromarray(base), recipe, draws, row, recipe.base_length), recipe, out)
+        result = self._run(Image.fromarray(base), recipe, draws, row, recipe.base_length)
+        self._store(result, recipe, draws, row, out)
 
     def _upright(self, buffer: Buffer, orientation: int, draws: Draws, row: int) -> tuple[Image.Image, bool]:
         """Returns the whole image as RGB (like torchvision's ``pil_loader``) and upright, and True if it is clipped."""
@@ -179,9 +181,13 @@ class PillowDecoder(Decoder):
             raise DecodeError(f"{what} has {width}x{height} pixels, more than {most}; make it smaller")
 
     def _run(self, image: Image.Image, recipe: Recipe, draws: Draws, row: int, start: int) -> Image.Image | FloatImage:
-        """Runs the ops from number ``start`` on, and returns an RGB image, or float32 [3, H, W] after ToDtype."""
+        """Runs the ops from number ``start`` on, but for the tail.
+
+        Returns:
+            An RGB image, or float32 [3, H, W] after ToDtype.
+        """
         current: Image.Image | FloatImage = image
-        steps = zip(recipe.ops[start:], draws.ops[start:], strict=True)
+        steps = zip(recipe.head.ops[start:], draws.ops[start:], strict=False)
         for is_values, group in itertools.groupby(steps, key=lambda step: isinstance(step[0], _VALUE_OPS)):
             if is_values:
                 values = tuple(op for op, _ in group if not _keeps_uint8(op))
@@ -211,8 +217,18 @@ class PillowDecoder(Decoder):
                     current = IMAGE_OPS[type(op)](current, op, sample)
         return current
 
-    def _store(self, result: Image.Image | FloatImage, recipe: Recipe, out: npt.NDArray[np.generic]) -> None:
+    def _store(
+        self, result: Image.Image | FloatImage, recipe: Recipe, draws: Draws, row: int, out: npt.NDArray[np.generic]
+    ) -> None:
+        is_gray = recipe.channels == 1
+        if recipe.tail is not None:
+            if is_gray:
+                result = result[:1] if isinstance(result, np.ndarray) else result.getchannel(0)
+            recipe.tail.write(result, int(draws.ops[-1]["key"][row]), out)
+            return
+
         array = result if isinstance(result, np.ndarray) else np.asarray(result).transpose(2, 0, 1)
+        array = array[: len(out)] if is_gray else array
         if array.shape != out.shape:
             raise ArgumentError(
                 f"out must be {list(array.shape)} (channels, height, width) for this image, got {list(out.shape)}; "

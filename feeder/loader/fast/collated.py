@@ -10,6 +10,7 @@ Note [Batches of a collate_fn]
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from feeder.dataset.extras import Column, sample_entries
+from feeder.dataset.extras import Column, arranged, sample_entries
 from feeder.dataset.further_images import by_image, further_recipes, in_order
 from feeder.decoders.device.fused import DeviceSplit
 from feeder.decoders.tensors import as_samples, as_tensor
@@ -100,18 +101,23 @@ class CollatedWork(Work):
             further.append([list(views) for views in zip(*found, strict=True)] if is_list else found)
         values = sample_entries(self.values, made.further, report.extras)
         first = zip(*own, strict=True) if isinstance(self.recipe, Views) else own[0]
-        return as_samples(first, made.labels, in_order(self.extras, further, values), self.recipe.output_dtype)
+        samples = as_samples(first, made.labels, in_order(self.extras, further, values), self.recipe.output_dtype)
+        return [arranged(self.extras, sample) for sample in samples]
 
     def _samples(self, epoch: int, view: SlotView, rows: slice) -> SlotView:
         """Returns arrays for some of the samples in ordinary memory; images of different sizes are objects."""
         count, samples = rows.stop - rows.start, view.samples.part(rows)
-        sized = [(recipe.output_size, recipe.storage_dtype.name) for recipe in self.recipes_at(None, epoch)]
-        columns = tuple(Column((3, *size), dtype) for size, dtype in sized if size is not None)
-        sizes = [size for size, _ in sized]
+        recipes = self.recipes_at(None, epoch)
+        sizes = [recipe.output_size for recipe in recipes]
+        columns = tuple(
+            Column((*recipe.leading_shape, *size), recipe.storage_dtype.name)
+            for recipe, size in zip(recipes, sizes, strict=True)
+            if size is not None
+        )
         further = tuple(column.at(sizes) for extra in self.values for column in extra.columns)
         made = SlotView.new(Layout(count, columns, self.reader.label_dtype, further), samples)
         arrays = iter(made.images)
-        images = tuple(np.empty(count, object) if size is None else next(arrays) for size, _ in sized)
+        images = tuple(np.empty(count, object) if size is None else next(arrays) for size in sizes)
         return dataclasses.replace(made, images=images)
 
     def _sink(
@@ -144,5 +150,6 @@ def slot_bytes_per_sample(work: Work) -> int:
     for recipe in work.recipes:
         if recipe.output_size is None:
             return _ALIGN
-        sizes_bytes.append(3 * int(np.prod(recipe.output_size)) * recipe.storage_dtype.itemsize)
+        shape = *recipe.leading_shape, *recipe.output_size
+        sizes_bytes.append(math.prod(shape) * recipe.storage_dtype.itemsize)
     return sum(-(-size // _ALIGN) * _ALIGN for size in sizes_bytes)

@@ -38,7 +38,7 @@ from feeder.loader.left_out import EpochGaps, check_skip, skipped_ids
 from feeder.loader.observe.meter import part_sums
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.loader.options import EpochOptions, FixedOptions
-from feeder.loader.path_choice import refuse_full_shuffle
+from feeder.loader.path_choice import refuse_full_shuffle, sizeless
 from feeder.loader.rank_agreement import Agreement, check_identity, epoch_values, order_identity, resumed_order
 from feeder.loader.ranks import current_ranks, is_in_group
 from feeder.loader.run_seed import RunSeed
@@ -86,21 +86,9 @@ class FastPath:
             self._worker_init = WorkerInit(fixed.worker_init_fn, options.num_workers, dataset)
 
         self.unseeded = self._order_by(in_blocks(fixed.shuffle, options.batch_size))
-        further = tuple(further_recipes(images_in(source.extras)))
-        rows = key_rows(source.recipe, source.extras)
-        self._sizes = BatchSizes(source.reader, source.recipe, seed.known or 0, fixed.buckets, fixed.pad, further, rows)
-
-        self.work, decoder = make_work(fixed, options, source, self._sizes)
-        self._service = make_service(fixed, options, self.work)
+        self._take(source)
         if self.work.table is not None:
             self.unseeded = BucketOrder(self.work.table, seed.known or 0, bool(fixed.shuffle))
-        self.backend = decoder.name
-        self._fused = decoder.fused
-        self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
-
-        self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
-        mix = check_mix(fixed.mix)
-        self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
         self._ledger = Ledger()
 
         self._progress: EpochProgress | None = None
@@ -117,6 +105,25 @@ class FastPath:
         self._left_after: int | None = None
         self._gaps = EpochGaps()
         self.skip = options.skip
+
+    def _take(self, source: FeederDataset) -> None:
+        """Has later epochs made of a dataset, by its recipe."""
+        fixed, options = self._fixed, self._options
+        self.dataset = source
+        further = tuple(further_recipes(images_in(source.extras)))
+        rows = key_rows(source.recipe, source.extras)
+        seed = self._seed.known or 0
+        self._sizes = BatchSizes(source.reader, source.recipe, seed, fixed.buckets, fixed.pad, further, rows)
+
+        self.work, decoder = make_work(fixed, options, source, self._sizes)
+        self._service = make_service(fixed, options, self.work)
+        self.backend = decoder.name
+        self._fused = decoder.fused
+        self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
+
+        self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
+        mix = check_mix(fixed.mix)
+        self._finishing = Finishing(self.work, options.device.target, fixed.channels_last, mix)
 
     @property
     def order(self) -> Order:
@@ -187,7 +194,7 @@ class FastPath:
             owner: The loader, which the iterator keeps alive.
         """
         self._options = options
-        self._refuse_a_changed_subset()
+        self._follow_dataset()
         self._leave_out(options.skip)
         place, progress = self._next, self._progress
         split = self.split(options, place) if self.own_order else None
@@ -265,10 +272,13 @@ class FastPath:
             values["skip"] = skip.summary()
         self._agreement.begin(split.rank, values, self._left_after)
 
-    def _refuse_a_changed_subset(self) -> None:
-        """Raises ArgumentError if a Subset has other indices, or another dataset, than when the loader was made.
+    def _follow_dataset(self) -> None:
+        """Takes up a recipe that was changed since the loader was made.
 
-        Torch's loader would take the new ones; here order and workers rest on the old ones.
+        Torch's loader would take new indices and datasets, too; here order and workers rest on the old ones.
+
+        Raises:
+            ArgumentError: if a Subset has other indices, or another dataset.
         """
         here, kind = self.dataset, type(self._given_dataset).__name__
         now = as_feeder(self._given_dataset, stored_order=goes_by_shard(self.unseeded.shuffle))
@@ -281,8 +291,22 @@ class FastPath:
         if ids is not before and (ids is None or before is None or not np.array_equal(ids, before)):
             raise ArgumentError(f"the indices {changed}")
         is_same = list(map(id, joined_in(now.reader))) == list(map(id, joined_in(here.reader)))
-        if not is_same or now.recipe != here.recipe or now.extras != here.extras:
+        if not is_same:
             raise ArgumentError(f"the datasets {changed}")
+        if now.recipe != here.recipe or now.extras != here.extras:
+            self._retake(now)
+
+    def _retake(self, source: FeederDataset) -> None:
+        """Takes up another recipe of the dataset; an iterator that runs keeps the old one.
+
+        Raises:
+            ArgumentError: if the loader's options do not go together with it.
+        """
+        sizes = self._fixed.sizes is not None
+        if self._fixed.collate_fn is None and (reason := sizeless(source, sizes)) is not None:
+            raise ArgumentError(f"the dataset's transform was changed, and {reason}; or make another loader")
+        self._take(source)
+        self._retire()
 
     def set_epoch(self, epoch: int) -> None:
         """See :meth:`feeder.DataLoader.set_epoch`."""

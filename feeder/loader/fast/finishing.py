@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from feeder.dataset.extras import arranged
 from feeder.dataset.further_images import FurtherImage, by_image, in_order
 from feeder.dataset.target_values import targets_in
 from feeder.decoders.device.finisher import Finisher, mixing_partner
@@ -110,8 +111,12 @@ class Finishing:
 
     def complete(self, finished: Finished | BaseException, batch: Any) -> Any:
         """Does the last steps on a batch where it is wanted; an error, or what a collate_fn made, stays as it is."""
-        if isinstance(finished, BaseException) or not self._has_steps:
+        if isinstance(finished, BaseException) or self._work.makes_batches:
             return batch
+        batch = self._stepped(finished, batch) if self._has_steps else batch
+        return arranged(self._work.extras, batch, is_batch=True)
+
+    def _stepped(self, finished: Finished, batch: Any) -> tuple[Any, ...]:
         images, labels, *extras = batch
         views = images if self._has_views else [images]
         mixings = self.mixing(finished, [(view.shape[2], view.shape[3]) for view in views]) if self._mix else None

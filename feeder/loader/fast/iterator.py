@@ -120,7 +120,7 @@ class FastIterator:
         if self.view is not None:
             self.view.step()
         self._given_ns = time.monotonic_ns()
-        return batch if epoch.work.makes_batches else tuple(batch)
+        return tuple(batch) if isinstance(batch, list) and not epoch.work.makes_batches else batch
 
     def _next_here(self) -> tuple[Finished | BaseException, Any]:
         finished, batch = self._host.next()

@@ -132,7 +132,7 @@ class SampleSink:
 
     def _image(self, row: int, height: int, width: int) -> npt.NDArray[Any]:
         """Returns the array [C, H, W] of a row's image."""
-        self._images[row] = np.empty((3, height, width), self._recipe.storage_dtype)
+        self._images[row] = np.empty((*self._recipe.leading_shape, height, width), self._recipe.storage_dtype)
         image: npt.NDArray[Any] = self._images[row]
         return image
 

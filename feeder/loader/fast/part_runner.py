@@ -103,6 +103,8 @@ class PartRunner:
         made = recipe if split is None else split.cpu
         if type(decoder) is not CpuDecoder or not has_programs(made) or recipe.base_size != made.base_size:
             return None
+        if made.tail is not None or made.channels == 1:
+            return None
 
         scale, bias = made.affine or (None, None)
         kept = range(len(recipe.ops)) if split is None else split.kept

@@ -182,7 +182,8 @@ class Work:
         columns: list[Column] = []
         for recipe, split, size in zip(self.recipes, self._splits, self._largest_sizes, strict=True):
             assert size is not None
-            columns.append(Column((3, *size), "uint8" if split is not None else recipe.storage_dtype.name))
+            shape = *recipe.leading_shape, *size
+            columns.append(Column(shape, "uint8" if split is not None else recipe.storage_dtype.name))
         return tuple(columns)
 
     @property

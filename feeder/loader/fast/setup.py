@@ -24,6 +24,7 @@ from feeder.loader.fast.engine import Engine, EngineOptions
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
+from feeder.loader.fast.set_json import leaves
 from feeder.loader.options import SAMPLER_OF_A_FRAMEWORK, EpochOptions, FixedOptions
 from feeder.loader.service_options import DEFAULT_TIMEOUT_S, ServiceOptions, job_name
 from feeder.loader.slots.image_slots import HELD_BATCHES
@@ -249,6 +250,7 @@ def _torchs_context(work: Work) -> Any:
 def _travels(work: Work) -> bool:
     """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
-        return b"__main__" not in pickle.dumps((work.recipe, work.extras))
+        kinds = [getattr(reader, "kind", None) for reader in leaves(work.reader)]
+        return b"__main__" not in pickle.dumps((work.recipe, work.extras, kinds))
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
         return False

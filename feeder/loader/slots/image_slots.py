@@ -65,7 +65,7 @@ class Layout:
         for the arrays that have its size."""
         shape = self.images[0].shape
         pixels = [math.prod(column.shape) for column in self.further if column.image == 0]
-        return math.prod(size) <= min(pixels if len(shape) == 1 else [math.prod(shape[1:]), *pixels], default=math.inf)
+        return math.prod(size) <= min(pixels if len(shape) == 1 else [math.prod(shape[-2:]), *pixels], default=math.inf)
 
     @functools.cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -76,7 +76,9 @@ class Layout:
         """Returns the layout of a batch of other sizes, which fit in a slot. Staged images have no sizes there."""
         images = self.images
         if len(images[0].shape) > 1:
-            images = tuple(Column((3, *size), each.dtype) for size, each in zip(sizes, images, strict=True))
+            images = tuple(
+                Column((*each.shape[:-2], *size), each.dtype) for size, each in zip(sizes, images, strict=True)
+            )
         return dataclasses.replace(self, images=images, further=tuple(column.at(sizes) for column in self.further))
 
 

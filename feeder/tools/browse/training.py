@@ -138,7 +138,7 @@ class Training:
             recipe = self._recipe_of(i, epoch, view)
             key = i + view * len(self.dataset)  # as the loader draws
             draws = recipe.draw(seed, epoch, np.array([key]), found.sizes)
-            out = np.empty((1, 3, *draws.output_size[0].tolist()), recipe.storage_dtype)
+            out = np.empty((1, *recipe.leading_shape, *draws.output_size[0].tolist()), recipe.storage_dtype)
             error = found.errors[0]
             if error is None:
                 own, fidelity = self.backends[0], "fast"

@@ -226,7 +226,7 @@ class _Comparison:
         self, decoder: Decoder, image: Encoded, draws: Sequence[Draws]
     ) -> tuple[list[View], DecodeError | None]:
         views = [
-            View(recipe, drawn, np.zeros((1, 3, *drawn.output_size[0].tolist()), np.uint8))
+            View(recipe, drawn, np.zeros((1, *recipe.leading_shape, *drawn.output_size[0].tolist()), np.uint8))
             for recipe, drawn in zip(self._recipes, draws, strict=True)
         ]
         (error,) = decoder.decode([bytes(image.buffers[0])], image.orientations, views).errors

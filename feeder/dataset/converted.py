@@ -1,0 +1,159 @@
+"""Other libraries' datasets as feeder's: the samples are read natively, all else stays theirs."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import ConcatDataset, Subset
+
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.foreign import ForeignReader, read_foreign, refuse_overridden
+from feeder.dataset.foreign_sample import ForeignSample
+from feeder.errors import ArgumentError
+from feeder.transforms import Op, Recipe, Views, recipe_or_views
+from feeder.transforms.torchvision_recipes import convert
+
+__all__ = ["ConvertedDataset", "converted"]
+
+
+_NOTHING = object()  # no transform was converted yet
+
+
+class ConvertedDataset(FeederDataset):
+    """The samples of another library's dataset, as it has them when this is made.
+
+    Attributes that feeder's datasets lack are theirs, and so are ``classes``, ``class_to_idx``, ``targets`` and
+    ``transform``. Whoever sets ``transform``, here or there, changes the recipe of both: from the next sample on, and
+    from a loader's next epoch.
+
+    Args:
+        theirs: Their dataset.
+        transform: A recipe in place of theirs, feeder's or torchvision's; None: theirs.
+        strict: True to refuse a recipe of which a part would run in Python.
+
+    Raises:
+        TypeError: if its samples would have to be guessed.
+        ArgumentError: for a recipe that can't be converted.
+    """
+
+    reader: ForeignReader
+    _source: Any = _NOTHING
+    _recipe: Recipe | Views = Recipe()
+
+    def __init__(self, theirs: Any, transform: Any = None, *, strict: bool = False) -> None:
+        self._given = transform
+        self._strict = strict
+        super().__init__(read_foreign(theirs), None, ())
+        self.theirs = theirs
+        self.recipe  # noqa: B018 - which refuses what it can't convert
+
+    @property
+    def recipe(self) -> Recipe | Views:
+        """The recipe, of the transform that the dataset has now."""
+        self._convert()
+        return self._recipe
+
+    @recipe.setter
+    def recipe(self, value: Any) -> None:
+        self._recipe = value
+
+    def _convert(self) -> None:
+        """Converts the transform and the form of samples, unless that has been done."""
+        source = self.transform
+        if source is self._source:
+            return
+        gives_pillow = False
+        if isinstance(source, (Op, Recipe, Views)):
+            self._recipe = recipe_or_views(source)
+        else:
+            conversion = convert(source)
+            conversion.check(strict=self._strict)
+            gives_pillow = conversion.gives_pillow
+            self._recipe = Recipe.of(conversion.ops)
+        change = getattr(self.theirs, "target_transform", None)
+        reader = self.reader
+        form = ForeignSample(
+            reader.targets is not None or change is not None,
+            change,
+            gives_pillow,
+            reader.row_names,
+            reader.image_column,
+            reader.change_rows,
+        )
+        self.extras = () if form.is_plain else (form,)
+        self._source = source
+        self._decoder = None
+
+    @property
+    def transform(self) -> Any:
+        """Their transform, or the one that was given in its place. One that is set is converted again."""
+        theirs = vars(self).get("theirs")
+        return getattr(theirs, "transform", None) if self._given is None else self._given
+
+    @transform.setter
+    def transform(self, value: Any) -> None:
+        if self._given is None:
+            self.theirs.transform = value
+        else:
+            self._given = value
+
+    @property
+    def classes(self) -> Any:
+        return getattr(self.theirs, "classes", None)
+
+    @property
+    def class_to_idx(self) -> Any:
+        return getattr(self.theirs, "class_to_idx", None)
+
+    @property
+    def targets(self) -> Any:
+        """Their targets; of a dataset that has no such attribute an AttributeError."""
+        return self.theirs.targets
+
+    @targets.setter
+    def targets(self, value: Any) -> None:
+        raise self._unchanged("targets")
+
+    if not TYPE_CHECKING:  # a type checker would take it for every name
+
+        def __getattr__(self, name: str) -> Any:
+            if "theirs" not in vars(self):  # of a pickle
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self.theirs, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not hasattr(type(self), name) and name not in vars(self) and hasattr(vars(self).get("theirs"), name):
+            raise self._unchanged(name)
+        super().__setattr__(name, value)
+
+    def _unchanged(self, name: str) -> AttributeError:
+        return AttributeError(
+            f"{name} can't be changed here, as the samples are those of the conversion: change it in the "
+            f"{type(self.theirs).__name__}, and convert that again"
+        )
+
+    def snapshot(self) -> FeederDataset:
+        return FeederDataset(self.reader, self.recipe, self.extras)
+
+
+def converted(dataset: Any, transform: Any = None, *, strict: bool = False) -> Any:
+    """Returns a dataset whose samples are feeder's: a :class:`ConvertedDataset`, or torch's ``Subset`` or
+    ``ConcatDataset`` of these. One that is feeder's already is returned as it is.
+
+    Args and errors are those of :class:`ConvertedDataset`.
+    """
+    if isinstance(dataset, FeederDataset):
+        if transform is not None:
+            raise ArgumentError(f"transform= is for datasets to convert; give it to the {type(dataset).__name__}")
+        return dataset
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return ConvertedDataset(dataset, transform, strict=strict)
+
+    refuse_overridden(dataset, "torch")
+    made: Any = copy.copy(dataset)
+    if isinstance(dataset, Subset):
+        made.dataset = converted(dataset.dataset, transform, strict=strict)
+        return dataset if made.dataset is dataset.dataset else made
+    made.datasets = [converted(each, transform, strict=strict) for each in dataset.datasets]
+    return dataset if list(map(id, made.datasets)) == list(map(id, dataset.datasets)) else made

@@ -1,0 +1,283 @@
+"""The samples of other libraries' datasets: their files and targets, as the object has them. Imports none of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.folder_reader import FolderReader
+from feeder.decoders.image_header import ImageInfo, image_info
+from feeder.decoders.raw import is_raw, raw_pixels
+from feeder.shard.source.image_file import read_image
+from feeder.system.text import count
+
+__all__ = ["ForeignReader", "check_foreign", "read_foreign", "refuse_overridden"]
+
+
+@dataclass(frozen=True)
+class Loaded(Sequence[Any]):
+    """Values that a function makes of others when they are read."""
+
+    load: Callable[[Any], Any]
+    keys: Any
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.load(self.keys[i])
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+Files = Loaded | Iterable[str | os.PathLike[str]]
+
+
+class ForeignReader(FolderReader):
+    """Reads images in a given order, each with a target of any kind.
+
+    Args:
+        root: The folder that most of the files are in.
+        files: N paths, of files that may lie anywhere; or encoded images, or ``.npy`` files of pixels.
+        targets: N values. Integers are labels; any others are the field "target", and labels are -1.
+        classes: Class names by label; None if they are not known.
+        exif: Whether to apply EXIF orientation.
+
+    Attributes:
+        kind: The dataset's class, if its methods make the targets.
+        row_names: Names of a row's values, if samples are rows.
+        image_column: The one of these that is the image.
+        change_rows: Changes a dict of lists of these values; None: they stay as they are.
+    """
+
+    kind: type | None = None
+    row_names: tuple[str, ...] = ()
+    image_column: str | None = None
+    change_rows: Callable[[Any], Any] | None = None
+
+    def __init__(
+        self, root: str, files: Files, targets: Sequence[Any], classes: list[str] | None = None, *, exif: bool = False
+    ) -> None:
+        self._loaded = files if isinstance(files, Loaded) else None
+        prefix = os.path.join(root, "")
+        names = map(str, range(len(targets))) if isinstance(files, Loaded) else (_below(prefix, file) for file in files)
+        paths = [os.fsencode(name) for name in names]
+        starts = np.cumsum([0, *map(len, paths)], dtype=np.uint64)
+
+        labels = _labels(targets)
+        self.targets = targets if labels is None else None
+        super().__init__(
+            os.path.abspath(root),
+            np.frombuffer(b"".join(paths), np.uint8),
+            starts,
+            np.full(len(paths), -1, np.int64) if labels is None else labels,
+            exif=exif,
+            classes=classes,
+        )
+
+    def field(self, i: int, name: str) -> Any:
+        """See :meth:`Reader.field`; "target" is the target."""
+        if name != "target":
+            return super().field(i, name)
+        return int(self.labels()[i]) if self.targets is None else self.targets[i]
+
+    def _read_image(self, i: int) -> tuple[bytes, ImageInfo]:
+        if self._loaded is None:
+            return super()._read_image(i)
+        data = self._loaded[i]
+        if not is_raw(data):
+            return data, image_info(data)
+        height, width = raw_pixels(data).shape[:2]
+        return data, ImageInfo("npy", width, height, 1)
+
+
+def _below(prefix: str, file: str | os.PathLike[str]) -> str:
+    """Returns a file's path relative to a folder, or its absolute one if it lies elsewhere."""
+    path = os.fspath(file)
+    return path[len(prefix) :] if path.startswith(prefix) else os.path.abspath(path)
+
+
+def _labels(targets: Sequence[Any]) -> npt.NDArray[np.int64] | None:
+    """Returns the targets as labels, int64 [N]; None if they are no integers."""
+    if not isinstance(targets, (list, np.ndarray)) or not all(type(each) in (int, np.int64) for each in targets):
+        return None
+    return np.array(targets, np.int64)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Takes files and targets from attributes: one of pairs, or two."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, dataset: Any) -> ForeignReader:
+        columns = [getattr(dataset, name) for name in self.names]
+        if len(columns) == 1:
+            columns = [[pair[k] for pair in columns[0]] for k in (0, 1)]
+        return _reader(dataset, *columns)
+
+
+def _reader(dataset: Any, files: Files, targets: Sequence[Any], kind: type | None = None) -> ForeignReader:
+    names = getattr(dataset, "classes", None)
+    classes = list(names) if names and all(isinstance(name, str) for name in names) else None
+    reader = ForeignReader(os.fspath(dataset.root), files, targets, classes)
+    reader.kind = kind
+    return reader
+
+
+def _cifar(dataset: Any) -> ForeignReader:
+    return _reader(dataset, Loaded(_npy, dataset.data), dataset.targets)
+
+
+def _npy(pixels: npt.NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.ascontiguousarray(pixels))
+    return file.getvalue()
+
+
+def _coco(dataset: Any) -> ForeignReader:
+    files = [os.path.join(dataset.root, each["file_name"]) for each in dataset.coco.loadImgs(dataset.ids)]
+    return _reader(dataset, files, Loaded(dataset._load_target, dataset.ids), type(dataset))
+
+
+def _voc_boxes(dataset: Any) -> ForeignReader:
+    return _reader(dataset, dataset.images, Loaded(_VocXml(dataset.parse_voc_xml), dataset.annotations), type(dataset))
+
+
+@dataclass(frozen=True)
+class _VocXml:
+    parse: Callable[[Any], Any]
+
+    def __call__(self, path: str) -> Any:
+        from xml.etree.ElementTree import parse
+
+        return self.parse(parse(path).getroot())
+
+
+def _voc_masks(dataset: Any) -> ForeignReader:
+    return _reader(dataset, dataset.images, Loaded(_opened, dataset.masks))
+
+
+def _opened(path: str) -> Any:
+    from PIL import Image
+
+    return Image.open(path)
+
+
+def _huggingface(dataset: Any) -> ForeignReader:
+    columns, form = tuple(dataset.format["columns"]), dataset.format["type"]
+    names = [name for name in columns if type(dataset.features[name]).__name__ == "Image"]
+    if len(names) != 1 or not dataset.features[names[0]].decode:
+        raise _refusal(f"this dataset has {count(len(names), 'Image column')}, and one that decodes is read")
+    (name,) = names
+
+    stored = dataclasses.replace(dataset.features[name], decode=False)
+    images = dataset.with_format(None).select_columns(name).cast_column(name, stored)
+    others = [each for each in columns if each != name]
+    rest: Any = dataset.with_format(None if form == "custom" else form).select_columns(others)
+    reader = ForeignReader(
+        "", Loaded(_Cell(name), images), rest if others else Loaded(dict, [()] * len(images)), exif=True
+    )
+
+    reader.row_names = columns
+    reader.image_column = name
+    reader.change_rows = dataset.format["format_kwargs"]["transform"] if form == "custom" else None
+    return reader
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The file in an Image column's value."""
+
+    name: str
+
+    def __call__(self, row: Any) -> bytes:
+        value = row[self.name]
+        data: bytes = read_image(value["path"]) if value["bytes"] is None else value["bytes"]
+        return data
+
+
+_PAIRS, _FILES = _Columns(("samples",)), _Columns(("_image_files", "_labels"))
+_OWN_PAIRS = _Columns(("_samples",))
+# By the class whose dataset[i] reads the samples.
+_KINDS: dict[str, Callable[[Any], ForeignReader]] = {
+    "torchvision.datasets.folder.DatasetFolder": _PAIRS,
+    "torchvision.datasets.gtsrb.GTSRB": _OWN_PAIRS,
+    "torchvision.datasets.imagenette.Imagenette": _OWN_PAIRS,
+    "torchvision.datasets.rendered_sst2.RenderedSST2": _OWN_PAIRS,
+    "torchvision.datasets.stanford_cars.StanfordCars": _OWN_PAIRS,
+    "torchvision.datasets.clevr.CLEVRClassification": _FILES,
+    "torchvision.datasets.dtd.DTD": _FILES,
+    "torchvision.datasets.fgvc_aircraft.FGVCAircraft": _FILES,
+    "torchvision.datasets.flowers102.Flowers102": _FILES,
+    "torchvision.datasets.food101.Food101": _FILES,
+    "torchvision.datasets.sun397.SUN397": _FILES,
+    "torchvision.datasets.cifar.CIFAR10": _cifar,
+    "torchvision.datasets.coco.CocoDetection": _coco,
+    "torchvision.datasets.voc.VOCDetection": _voc_boxes,
+    "torchvision.datasets.voc.VOCSegmentation": _voc_masks,
+    "datasets.arrow_dataset.Dataset": _huggingface,
+}
+_LOADERS = ("torchvision.datasets.folder.default_loader", "torchvision.datasets.folder.pil_loader")
+
+
+def read_foreign(dataset: Any) -> ForeignReader:
+    """Returns a reader of the samples that a dataset has now.
+
+    Raises:
+        TypeError: see :func:`check_foreign`.
+    """
+    return check_foreign(dataset)(dataset)
+
+
+def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
+    """Returns the function that makes a reader of a dataset's samples.
+
+    Raises:
+        TypeError: for a dataset of a kind that is not taken, and for one that reads or counts samples in its own way.
+    """
+    kind, owner = type(dataset).__name__, _owner(dataset, "__getitem__")
+    library = owner.partition(".")[0]
+    if owner not in _KINDS:
+        own = library not in ("datasets", "timm", "torchvision", "")
+        raise _refusal(f"{kind} has a __getitem__ of its own" if own else f"{kind} is not taken yet")
+    refuse_overridden(dataset, library)
+
+    loader = getattr(dataset, "loader", None)
+    if loader is not None and f"{loader.__module__}.{getattr(loader, '__qualname__', '')}" not in _LOADERS:
+        raise _refusal(f"{kind} has a loader of its own, {getattr(loader, '__qualname__', loader)}")
+
+    both = getattr(dataset, "transforms", None)
+    if both is not None and type(both).__name__ != "StandardTransform" and _KINDS[owner] is not _PAIRS:
+        raise _refusal(f"the transforms of this {kind} change image and target together")
+    return _KINDS[owner]
+
+
+def refuse_overridden(dataset: Any, library: str) -> None:
+    """Raises TypeError for a dataset with a method that reads or counts samples, of another package than this one."""
+    for method in ("__getitem__", "__getitems__", "__len__", "_load_image"):
+        if _owner(dataset, method).partition(".")[0] not in ("", library):
+            raise _refusal(f"{type(dataset).__name__} has a {method} of its own")
+
+
+def _owner(dataset: Any, method: str) -> str:
+    """Returns the full name of the class that a method of a dataset is defined by; "" if there is no such method."""
+    owner = next((each for each in type(dataset).__mro__ if method in vars(each)), None)
+    return "" if owner is None else f"{owner.__module__}.{owner.__qualname__}"
+
+
+def _refusal(what: str) -> TypeError:
+    """Returns the error for a dataset whose samples would have to be guessed.
+
+    Args:
+        what: The obstacle, in words.
+    """
+    return TypeError(
+        f"{what}, and feeder.from_torch does not guess what it reads: let a __getitem__ `return feeder.Encoded(path), "
+        "label` where it opened the image, and give that dataset to feeder.DataLoader"
+    )

@@ -1,0 +1,79 @@
+"""The form of other libraries' samples. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from feeder.dataset.extras import Extra
+from feeder.transforms.function import keyed_generators
+
+if TYPE_CHECKING:
+    import torch
+
+    from feeder.dataset.reader import Reader
+    from feeder.transforms import Draws
+
+__all__ = ["ForeignSample"]
+
+
+@dataclass(frozen=True)
+class ForeignSample(Extra):
+    """The target of another library's sample, and the form of the sample.
+
+    Args:
+        has_target: True if the target is none of feeder's labels.
+        change: Their ``target_transform``; None: the target stays as it is.
+        gives_pillow: True if their samples have Pillow images; batches have tensors.
+        row_names: Names of a row's values, if samples are rows; the target is the others than the image.
+        image_column: Name of the image in a row.
+        change_rows: Their function of a dict of lists of values; None for none.
+    """
+
+    has_target: bool
+    change: Callable[[Any], Any] | None = None
+    gives_pillow: bool = False
+    row_names: tuple[str, ...] = ()
+    image_column: str | None = None
+    change_rows: Callable[[Any], Any] | None = None
+    name: str = "target"
+
+    @property
+    def is_plain(self) -> bool:
+        """True if samples have the form of feeder's."""
+        return not (self.has_target or self.gives_pillow)
+
+    def read(self, reader: Reader, i: int) -> Any:
+        return reader.field(i, self.name) if self.has_target else None
+
+    def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
+        if self.change is None:
+            return value
+        with keyed_generators(draws[0], row):
+            return self.change(value)
+
+    def collate(self, values: list[Any]) -> Any:
+        from torch.utils.data import default_collate
+
+        same: Any = tuple(values)  # in a list, texts would become lists of lists
+        return default_collate(same) if self.has_target else None
+
+    def arrange(self, entries: tuple[Any, ...], *, is_batch: bool) -> Any:
+        image, label, target = entries
+        if self.gives_pillow and not is_batch:
+            image = _pillow(image)
+        if self.image_column is None:
+            return image, target if self.has_target else label
+        row = {name: image if name == self.image_column else target[name] for name in self.row_names}
+        if self.change_rows is None or is_batch:
+            return row
+        return {name: value[0] for name, value in self.change_rows({k: [v] for k, v in row.items()}).items()}
+
+
+def _pillow(image: torch.Tensor) -> Any:
+    """Returns the Pillow image of a tensor, uint8 [1 or 3, H, W]."""
+    from PIL import Image
+
+    pixels = image.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

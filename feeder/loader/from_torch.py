@@ -1,0 +1,157 @@
+"""Torch's datasets and loaders as feeder's, in one call."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils.data
+from torch.utils.data import ConcatDataset, Dataset, RandomSampler, SequentialSampler, Subset
+
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.converted import converted
+from feeder.dataset.foreign import check_foreign, refuse_overridden
+from feeder.loader.dataloader import DataLoader
+from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
+from feeder.transforms.torchvision_recipes import Line, convert
+
+__all__ = ["Explanation", "explain", "from_torch"]
+
+_SAME = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+
+
+def from_torch(obj: Any, *, strict: bool = False, transform: Any = None) -> Any:
+    """Returns a dataset of another library as feeder's, or torch's loader as feeder's with the same arguments.
+
+    Images are read, decoded and augmented natively; samples, labels, classes and transforms are the object's own. It
+    takes torchvision's ``ImageFolder``, ``DatasetFolder`` with torchvision's image loader, and what derives from them,
+    such as ``ImageNet``; ``Flowers102`` and other classes of image files; ``CIFAR10`` and ``CIFAR100``;
+    ``CocoDetection``, ``VOCDetection`` and ``VOCSegmentation``, without ``transforms`` of image and target together;
+    Hugging Face datasets with one ``Image`` column; and ``Subset``, ``ConcatDataset`` and ``random_split`` of these.
+
+    The result is a torch Dataset with their length, samples, labels and order; its images differ from theirs by the
+    draws alone. EXIF orientation is theirs: ignored by torchvision. Samples are those of the moment of conversion.
+    Attributes that feeder's datasets lack are read from theirs. A ``transform`` that is set, on either object, holds
+    from the next sample on, and from the next epoch of a loader. Ops without a counterpart run in Python, with all that
+    follow them, and a line of the log names them.
+
+    Args:
+        obj: The dataset or loader. One that is feeder's already is returned as it is.
+        strict: True to refuse a transform of which a part would run in Python.
+        transform: A transform in place of the dataset's, torchvision's or feeder's.
+
+    Raises:
+        TypeError: if samples would have to be guessed: ``__getitem__``, ``__len__`` or the loader of images is the
+            user's own, or the kind of dataset is not taken. ``return feeder.Encoded(path), label`` is then the way.
+        ArgumentError: for an op that torchvision itself refuses in its place; with ``strict``, for one that would run
+            in Python, with a line for each op.
+    """
+    if isinstance(obj, torch.utils.data.DataLoader):
+        return _converted_loader(obj, transform, strict)
+    return converted(obj, transform, strict=strict)
+
+
+def _converted_loader(loader: Any, transform: Any, strict: bool) -> Any:
+    dataset = converted(loader.dataset, transform, strict=strict)
+    if isinstance(loader, DataLoader):
+        return loader if dataset is loader.dataset else type(loader)(**(loader.options() | {"dataset": dataset}))
+    for method in ("__iter__", "_get_iterator", "__len__"):
+        if getattr(type(loader), method) is not getattr(torch.utils.data.DataLoader, method):
+            name = type(loader).__name__
+            raise TypeError(
+                f"{name} has a {method} of its own, which feeder does not guess: give feeder.from_torch its dataset, "
+                "and the result to feeder.DataLoader"
+            )
+
+    options = {name: getattr(loader, name) for name in _SAME}
+    if loader.collate_fn not in (*DEFAULT_COLLATES, torch.utils.data.default_convert):
+        options["collate_fn"] = loader.collate_fn
+    if loader.prefetch_factor != DEFAULT_PREFETCH:
+        options["prefetch_factor"] = loader.prefetch_factor
+    return DataLoader(dataset, **options, **_order(loader))
+
+
+def _order(loader: Any) -> dict[str, Any]:
+    """Returns the arguments by which the order and the batches of a loader of torch's were chosen."""
+    sampler, batches = loader.sampler, loader.batch_sampler
+    if loader.batch_size is None and batches is not None:
+        return {"batch_sampler": batches}
+
+    own: dict[str, Any] = {"sampler": sampler}
+    if type(sampler) is SequentialSampler:
+        own = {}
+    elif type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source):
+        own = {"shuffle": True} if sampler.generator is loader.generator else own
+    return own | {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The parts of an object, and the way in which each would run; ``print`` shows them in 80 columns.
+
+    Attributes:
+        lines: A line for each dataset, target transform and op, in order, with ``name``, ``how`` ("native", "python" or
+            "refused"), ``reason`` and ``way_out``.
+    """
+
+    lines: tuple[Line, ...]
+
+    @property
+    def is_native(self) -> bool:
+        """True if nothing runs in Python, and nothing is refused."""
+        return all(line.how == "native" for line in self.lines)
+
+    def __str__(self) -> str:
+        width = max((len(line.name) for line in self.lines), default=0)
+        found = []
+        for line in self.lines:
+            found.append(f"{line.name:{width}}  {line.how}")
+            text = "; ".join(part for part in (line.reason, line.way_out) if part)
+            found += textwrap.wrap(text, 80, initial_indent="    ", subsequent_indent="    ")
+        return "\n".join(found)
+
+
+def explain(obj: Any) -> Explanation:
+    """Says what :func:`from_torch` would make of an object, and converts nothing.
+
+    Args:
+        obj: A dataset, a loader, or a transform alone.
+    """
+    return Explanation(tuple(_lines(obj)))
+
+
+def _lines(obj: Any) -> Iterator[Line]:
+    name = type(obj).__name__
+    if isinstance(obj, torch.utils.data.DataLoader):
+        yield from _lines(obj.dataset)
+    elif isinstance(obj, FeederDataset):
+        yield Line(name, "native")
+    elif not (isinstance(obj, Dataset) or hasattr(obj, "__getitem__")) or isinstance(obj, (list, torch.nn.Module)):
+        yield from convert(obj).lines
+    else:
+        try:
+            if isinstance(obj, (Subset, ConcatDataset)):
+                refuse_overridden(obj, "torch")
+                parts = obj.datasets if isinstance(obj, ConcatDataset) else [obj.dataset]
+                yield from (line for part in parts for line in _lines(part))
+                return
+            check_foreign(obj)
+        except TypeError as refusal:
+            yield Line(name, "refused", str(refusal))
+            return
+        yield Line(name, "native")
+        yield from convert(getattr(obj, "transform", None)).lines
+        if getattr(obj, "target_transform", None) is not None:
+            yield Line("target_transform", "python", "it is a function of each label")

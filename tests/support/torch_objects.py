@@ -1,0 +1,536 @@
+"""Checks of ``feeder.from_torch`` beside torchvision's own objects: ``... with_torchvision torch_objects.py FOLDER``.
+
+All run in one process, as the import of torchvision takes seconds. Each gets an empty folder; FOLDER/results.json has
+the traceback of each, or None.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+import feeder
+from tests.support.images import encode, pixels
+
+CHECKS: dict[str, Callable[[Path], None]] = {}
+
+
+def check(function: Callable[[Path], None]) -> Callable[[Path], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def tree(root: Path, samples: int = 6, classes: tuple[str, ...] = ("ant", "bee")) -> Path:
+    """Class folders of images in all modes that torchvision's loader turns into RGB."""
+    kinds = ("RGB", "L", "RGBA", "P", "CMYK", "RGB")
+    for number in range(samples):
+        mode = kinds[number % len(kinds)]
+        path = root / classes[number % len(classes)] / f"{number}.{'jpg' if mode == 'CMYK' else 'png'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image = pixels(number, 40, 30)
+        if mode == "RGBA":
+            image.putalpha(pixels(number + 100, 40, 30).convert("L"))
+        path.write_bytes(encode(image.convert(mode), "JPEG" if mode == "CMYK" else "PNG"))
+    (root / classes[0] / "turned.jpg").write_bytes(encode(pixels(9, 40, 30), orientation=6, quality=95))
+    return root
+
+
+def tensors() -> Any:
+    from torchvision.transforms import v2
+
+    return v2.Compose([v2.ToImage(), v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)])
+
+
+def assert_like(ours: Any, theirs: Any) -> None:
+    """The same samples, up to two levels of a decoder's rounding."""
+    assert len(ours) == len(theirs)
+    for i in range(len(theirs)):
+        (image, target), (expected, label) = ours[i], theirs[i]
+        assert (image.dtype, image.shape) == (expected.dtype, expected.shape), i
+        assert (image.float() - expected.float()).abs().max() <= 2.01 / (255 if image.is_floating_point() else 1), i
+        assert type(target) is type(label), i
+        assert np.array_equal(target, label), i
+
+
+def refused(make: Callable[[], object], *words: str) -> None:
+    with pytest.raises(TypeError) as error:
+        make()
+    assert all(word in str(error.value) for word in (*words, "return feeder.Encoded(path), label")), error.value
+
+
+def opened(path: str) -> Image.Image:
+    return Image.open(path).convert("RGB")
+
+
+@check
+def image_folder(folder: Path) -> None:
+    """EXIF is ignored, and modes become RGB, as in theirs."""
+    from torchvision.datasets import ImageFolder
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors())
+    ours = feeder.from_torch(theirs)
+    assert_like(ours, theirs)
+    assert ours.samples is theirs.samples
+    assert ours.imgs is theirs.imgs
+    assert ours.loader is theirs.loader
+    assert (ours.classes, ours.class_to_idx, ours.targets) == (theirs.classes, theirs.class_to_idx, theirs.targets)
+    assert ours.transform is theirs.transform
+    assert ours.target_transform is None
+    assert feeder.from_torch(ours) is ours
+    loader = feeder.DataLoader(ours, batch_size=3, num_workers=1)
+    assert loader.path == "fast"
+    assert [label for _, labels in loader for label in labels.tolist()] == theirs.targets
+    for workers in (0, 1):
+        batches = list(torch.utils.data.DataLoader(ours, 3, num_workers=workers))
+        assert [label for _, labels in batches for label in labels.tolist()] == theirs.targets
+
+
+@check
+def order_and_resume(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    ours = feeder.from_torch(ImageFolder(str(tree(folder, 20)), transform=tensors()))
+    whole = [batch[0].clone() for batch in feeder.DataLoader(ours, 4, shuffle=True, seed=3)]
+    begun, resumed = (feeder.DataLoader(ours, 4, shuffle=True, seed=3, num_workers=w) for w in (0, 1))
+    iterator = iter(begun)
+    next(iterator)
+    resumed.load_state_dict(json.loads(json.dumps(begun.state_dict())))
+    rest = [batch[0].clone() for batch in resumed]
+    assert len(rest) == len(whole) - 1
+    assert all(map(torch.equal, rest, whole[1:]))
+
+
+@check
+def bad_files(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    (tree(folder) / "ant" / "bad.png").write_bytes(b"no image")
+    ours = feeder.from_torch(ImageFolder(str(folder), transform=tensors()))
+    loader = feeder.DataLoader(ours, 4, on_error="skip")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert sum(len(images) for images, _ in loader) == len(ours)
+    assert "ant/bad.png" in str(caught[0].message)
+    assert loader.stats()["skipped"] == 1
+    with pytest.raises(feeder.DecodeError, match=r"ant/bad\.png"):
+        list(feeder.DataLoader(ours, 4))
+
+
+@check
+def transform_that_is_set(folder: Path) -> None:
+    """On either object, and for both parts of a split: from the next epoch on."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors())
+    kinds: Any = torch.utils.data
+    train, valid = kinds.random_split(theirs, [4, 3])
+    ours = feeder.from_torch(theirs)
+    parts = [feeder.from_torch(each) for each in (train, valid)]
+    assert [len(each) for each in parts] == [4, 3]
+    assert parts[0].indices == train.indices
+    loaders = [feeder.DataLoader(each, 2, num_workers=1) for each in (ours, *parts)]
+    assert [loader.path for loader in loaders] == 3 * ["fast"]
+
+    running = iter(loaders[0])
+    assert next(running)[0].shape[-1] == 24
+    smaller = v2.Compose([v2.PILToTensor(), v2.CenterCrop(16)])
+    parts[1].dataset.transform = smaller
+    assert theirs.transform is smaller
+    assert ours.transform is smaller
+    assert {images.shape[-1] for images, _ in running} == {24}
+    for loader in loaders:
+        assert {(images.shape[-1], images.dtype) for images, _ in loader} == {(16, torch.uint8)}
+    assert_like(ours, theirs)
+    assert_like(parts[0], train)
+    ours.transform = tensors()
+    assert_like(parts[1], valid)
+    assert loaders[0].stats()["respawns"] == 0
+
+
+@check
+def target_transforms(folder: Path) -> None:
+    """Of any type, as default_collate has them."""
+    from torchvision.datasets import ImageFolder
+
+    tree(folder)
+    for change in (str, float, lambda y: y + 1, lambda y: {"a": torch.tensor([y, 1.5])}, lambda y: (y, np.float32(y))):
+        theirs = ImageFolder(str(folder), transform=tensors(), target_transform=change)
+        ours = feeder.from_torch(theirs)
+        expected = [targets for _, targets in torch.utils.data.DataLoader(theirs, 4)]
+        for workers in (0, 1):
+            found = [targets for _, targets in feeder.DataLoader(ours, 4, num_workers=workers)]
+            assert repr(found) == repr(expected), (found, expected)
+        collated = feeder.DataLoader(ours, 7, collate_fn=list, num_workers=1)
+        assert repr([target for _, target in next(iter(collated))]) == repr([theirs[i][1] for i in range(7)])
+
+
+@check
+def overridden_methods(folder: Path) -> None:
+    from torchvision.datasets import DatasetFolder, ImageFolder
+
+    class Indexed(ImageFolder):  # type: ignore[misc]
+        def __getitem__(self, i: int) -> Any:
+            return (*super().__getitem__(i), i)
+
+    class Short(ImageFolder):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 2
+
+    class Even(ImageFolder):  # type: ignore[misc]
+        def find_classes(self, directory: Any) -> Any:
+            return ["bee"], {"bee": 5}
+
+    class Listed(ImageFolder):  # type: ignore[misc]
+        @staticmethod
+        def make_dataset(directory: Any, *arguments: Any, **options: Any) -> Any:
+            return [(str(folder / "bee" / "1.png"), 7)]
+
+    class Own(Dataset[Any]):
+        def __getitem__(self, i: int) -> Any: ...
+
+    class Half(Subset[Any]):
+        def __len__(self) -> int:
+            return 1
+
+    tree(folder)
+    refused(lambda: feeder.from_torch(Indexed(str(folder))), "Indexed", "__getitem__")
+    refused(lambda: feeder.from_torch(Short(str(folder))), "Short", "__len__")
+    refused(lambda: feeder.from_torch(Own()), "Own", "__getitem__")
+    refused(lambda: feeder.from_torch(Subset(Own(), [0])), "Own", "__getitem__")
+    refused(lambda: feeder.from_torch(Half(ImageFolder(str(folder)), [0])), "Half", "__len__")
+    refused(lambda: feeder.from_torch(ImageFolder(str(folder), loader=opened)), "loader", "opened")
+    changed = ImageFolder(str(folder))
+    changed.loader = opened
+    refused(lambda: feeder.from_torch(changed), "loader")
+    for theirs in (Even(str(folder), transform=tensors()), Listed(str(folder), transform=tensors(), allow_empty=True)):
+        assert_like(feeder.from_torch(theirs), theirs)
+    loader = ImageFolder(str(folder)).loader
+    theirs = DatasetFolder(str(folder), loader, extensions=(".jpg",), transform=tensors(), allow_empty=True)
+    assert_like(feeder.from_torch(theirs), theirs)
+
+
+@check
+def other_folder_classes(folder: Path) -> None:
+    """Files in an order of their own, which may lie anywhere."""
+    from torchvision.datasets import DTD, Flowers102
+
+    files = sorted(tree(folder / "elsewhere").rglob("*.*"), reverse=True)
+    for kind in (DTD, Flowers102):
+        theirs: Any = kind.__new__(kind)
+        theirs.root, theirs._image_files, theirs._labels = folder / "root", files, list(range(len(files)))
+        theirs.loader = theirs.__init__.__func__.__defaults__[-1]
+        theirs.transform, theirs.target_transform = tensors(), None
+        assert_like(feeder.from_torch(theirs), theirs)
+
+
+@check
+def arrays_in_memory(folder: Path) -> None:
+    from torchvision.datasets import CIFAR10, CIFAR100
+
+    for kind in (CIFAR10, CIFAR100):
+        theirs: Any = kind.__new__(kind)
+        theirs.data = np.stack([np.asarray(pixels(i, 32, 32)) for i in range(9)])
+        theirs.root, theirs.targets = str(folder), [*range(9)]
+        theirs.transform, theirs.target_transform = tensors(), None
+        ours = feeder.from_torch(theirs)
+        assert_like(ours, theirs)
+        loader = feeder.DataLoader(ours, 4, num_workers=1)
+        assert loader.path == "fast"
+        assert all(torch.equal(images[0], theirs[int(labels[0])][0]) for images, labels in loader)
+
+
+@check
+def coco(folder: Path) -> None:
+    """Annotations as theirs, read in the worker."""
+    from torchvision.datasets import CocoCaptions, CocoDetection
+
+    tree(folder / "images", 3)
+    files = sorted(path.relative_to(folder / "images").as_posix() for path in (folder / "images").rglob("*.*"))
+    images = [{"id": 10 - i, "file_name": name, "height": 30, "width": 40} for i, name in enumerate(files)]
+    common = {"category_id": 1, "bbox": [1, 2, 3, 4]}
+    boxes = [{"id": i, "image_id": 10 - i % 3, "caption": str(i)} | common for i in range(5)]
+    listed = {"images": images, "annotations": boxes, "categories": [{"id": i, "name": str(i)} for i in range(2)]}
+    (folder / "instances.json").write_text(json.dumps(listed))
+    for kind, change in ((CocoDetection, None), (CocoCaptions, None), (CocoDetection, len)):
+        theirs = kind(str(folder / "images"), str(folder / "instances.json"), tensors(), change)
+        ours = feeder.from_torch(theirs)
+        assert len(ours) == len(theirs) == 4
+        assert [ours[i][1] for i in range(4)] == [theirs[i][1] for i in range(4)]
+        assert all((ours[i][0] - theirs[i][0]).abs().max() < 0.01 for i in range(4))
+        loader = feeder.DataLoader(ours, 4, num_workers=1, collate_fn=list)
+        assert [target for _, target in next(iter(loader))] == [theirs[i][1] for i in range(4)]
+    theirs = CocoDetection(str(folder / "images"), str(folder / "instances.json"), transforms=lambda *both: both)
+    refused(lambda: feeder.from_torch(theirs), "transforms", "CocoDetection")
+
+
+@check
+def pascal_voc(folder: Path) -> None:
+    from torchvision.datasets import VOCDetection, VOCSegmentation
+
+    root = folder / "VOCdevkit" / "VOC2012"
+    for name in ("JPEGImages", "SegmentationClass", "Annotations", "ImageSets/Segmentation", "ImageSets/Main"):
+        (root / name).mkdir(parents=True)
+    for i in range(3):
+        (root / "JPEGImages" / f"{i}.jpg").write_bytes(encode(pixels(i, 40, 30)))
+        pixels(i + 50, 40, 30).convert("P").save(root / "SegmentationClass" / f"{i}.png")
+        box = f"<bndbox><xmin>{i}</xmin></bndbox>"
+        xml = f"<annotation><object><name>a</name>{box}</object><object><name>b</name></object></annotation>"
+        (root / "Annotations" / f"{i}.xml").write_text(xml)
+    for name in ("Segmentation", "Main"):
+        (root / "ImageSets" / name / "train.txt").write_text("0\n1\n2\n")
+    theirs = VOCSegmentation(str(folder), transform=tensors(), target_transform=np.array)
+    assert_like(feeder.from_torch(theirs), theirs)
+    found = [masks for _, masks in feeder.DataLoader(feeder.from_torch(theirs), 2, num_workers=1)]
+    assert all(map(torch.equal, found, [masks for _, masks in torch.utils.data.DataLoader(theirs, 2)]))
+    boxes = VOCDetection(str(folder), transform=tensors())
+    ours = feeder.from_torch(boxes)
+    assert [ours[i][1] for i in range(3)] == [boxes[i][1] for i in range(3)]
+    assert "xmin" in str(ours[0][1])
+
+
+@check
+def subsets_and_concatenations(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    transform = tensors()
+    first, second = (ImageFolder(str(tree(folder / name, n)), transform=transform) for name, n in (("a", 4), ("b", 6)))
+    theirs: Any = ConcatDataset([Subset(first, [3, 1, 1]), second])
+    ours = feeder.from_torch(theirs)
+    assert_like(ours, theirs)
+    assert feeder.from_torch(ours) is ours
+    loader = feeder.DataLoader(ours, 4, num_workers=1)
+    assert loader.path == "fast"
+    assert torch.cat([labels for _, labels in loader]).tolist() == [label for _, label in theirs]
+
+
+@check
+def pickles(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors())
+    ours = feeder.from_torch(theirs)
+    ours[0]
+    again = pickle.loads(pickle.dumps(ours))
+    assert_like(again, theirs)
+    assert again.samples == theirs.samples
+    for name in ("samples", "loader", "targets"):
+        with pytest.raises(AttributeError, match=name):
+            setattr(again, name, None)
+    again.notes = "ours"
+    assert again.notes == "ours"
+    assert not hasattr(again, "missing")
+
+
+@check
+def relative_root(folder: Path) -> None:
+    """Workers that have another current folder find the files."""
+    import os
+
+    from torchvision.datasets import ImageFolder
+
+    tree(folder / "root")
+    os.chdir(folder)
+    theirs = ImageFolder("root", transform=tensors())
+    ours = feeder.from_torch(theirs)
+    os.chdir("/")
+    assert ours.column("path")[0] == str(folder / theirs.samples[0][0])
+    assert ours.column("key")[0] == "ant/0.png"
+    assert len(list(feeder.DataLoader(ours, 7, num_workers=1))) == 1
+
+
+@check
+def another_transform(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors())
+    ours = feeder.from_torch(theirs, transform=feeder.transforms.CenterCrop(8))
+    assert ours[0][0].shape == (3, 8, 8)
+    assert theirs[0][0].shape == (3, 24, 24)
+    ours.transform = feeder.transforms.CenterCrop(4)
+    assert ours[0][0].shape == (3, 4, 4)
+    assert theirs[0][0].shape == (3, 24, 24)
+
+
+@check
+def loaders(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors())
+    kinds: Any = torch.utils.data
+    generator = torch.Generator().manual_seed(3)
+    options = {"num_workers": 1, "drop_last": True, "generator": generator, "prefetch_factor": 3, "pin_memory": False}
+    ours = feeder.from_torch(kinds.DataLoader(theirs, 2, shuffle=True, **options))
+    given = ours.options()
+    assert type(ours) is feeder.DataLoader
+    assert ours.path == "fast"
+    assert {name: given[name] for name in ("batch_size", "shuffle", *options) if name in given} == {
+        name: value for name, value in ({"batch_size": 2, "shuffle": True} | options).items() if name != "pin_memory"
+    }
+    assert len(list(ours)) == 3
+    assert feeder.from_torch(ours) is ours
+
+    plain = feeder.from_torch(kinds.DataLoader(theirs, 3))
+    assert torch.cat([labels for _, labels in plain]).tolist() == theirs.targets
+    assert plain.options().keys() == {"dataset", "batch_size", "seed"}
+    weighted = kinds.WeightedRandomSampler([1.0, *6 * [0.0]], 4)
+    sampled = feeder.from_torch(kinds.DataLoader(theirs, 2, sampler=weighted, collate_fn=len))
+    assert list(sampled) == [2, 2]
+    assert sampled.sampler is weighted
+    batches = kinds.BatchSampler(kinds.SequentialSampler(theirs), 3, True)
+    assert len(list(feeder.from_torch(kinds.DataLoader(theirs, batch_sampler=batches)))) == 2
+    kept = feeder.from_torch(feeder.DataLoader(theirs, 3, drop_last=True))
+    assert kept.path == "fast"
+    assert kept.drop_last
+    assert kept.batch_size == 3
+
+
+@check
+def explanation(folder: Path) -> None:
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    def blurred(image: Image.Image) -> Image.Image:
+        return image
+
+    class Own(ImageFolder):  # type: ignore[misc]
+        def __getitem__(self, i: int) -> Any: ...
+
+    ops = v2.Compose([v2.RandomResizedCrop(24), v2.Lambda(blurred), v2.ToImage()])
+    theirs = ImageFolder(str(tree(folder)), transform=ops, target_transform=str)
+    (folder / "ant" / "0.png").unlink()
+    for obj in (theirs, Subset(theirs, [1]), torch.utils.data.DataLoader(theirs)):
+        found = feeder.explain(obj)
+        assert [line.how for line in found.lines] == ["native", "native", "python", "python", "python"]
+        assert [line.name for line in found.lines][::4] == ["ImageFolder", "target_transform"]
+        assert not found.is_native
+        assert max(map(len, str(found).splitlines())) <= 80
+    assert [line.how for line in feeder.explain(ops).lines] == ["native", "python", "python"]
+    assert feeder.explain(ImageFolder(str(folder), transform=tensors())).is_native
+    (line,) = feeder.explain(Own(str(folder))).lines
+    assert (line.name, line.how) == ("Own", "refused")
+    assert "return feeder.Encoded(path), label" in line.reason
+    ours = feeder.from_torch(theirs)
+    with pytest.raises(feeder.ArgumentError, match="Lambda"):
+        feeder.from_torch(theirs, strict=True)
+    assert ours[1][0].shape == (3, 24, 24)
+
+
+@check
+def pillow_images(folder: Path) -> None:
+    """Of transforms that end with them; batches of feeder's loader have tensors."""
+    from torchvision.datasets import ImageFolder
+    from torchvision.transforms import v2
+
+    for transform in (None, v2.CenterCrop(20)):
+        theirs = ImageFolder(str(tree(folder)), transform=transform)
+        ours = feeder.from_torch(theirs)
+        for i in range(len(theirs)):
+            (image, label), (expected, target) = ours[i], theirs[i]
+            assert (image.mode, image.size, label) == (expected.mode, expected.size, target)
+            assert np.abs(np.array(image, int) - np.array(expected, int)).max() <= 2
+    collated = feeder.DataLoader(ours, 4, collate_fn=list, num_workers=1)
+    assert {image.size for samples in collated for image, _ in samples} == {(20, 20)}
+    assert next(iter(feeder.DataLoader(ours, 4)))[0].shape == (4, 3, 20, 20)
+
+
+@check
+def hugging_face(folder: Path) -> None:
+    """Rows and columns stay; EXIF is applied, as theirs; files in bytes and by path."""
+    import datasets
+    from torchvision.transforms import v2
+
+    turned = encode(pixels(2, 40, 30), orientation=6, quality=95)
+    (folder / "1.png").write_bytes(encode(pixels(1, 40, 30), "PNG"))
+    images = [{"bytes": turned, "path": None}, {"bytes": None, "path": str(folder / "1.png")}]
+    names = datasets.ClassLabel(names=["a", "b"])
+    features = {"text": datasets.Value("string"), "photo": datasets.Image(), "label": names}
+    rows = {"text": ["x", "y", "z"], "photo": [*images, images[0]], "label": [0, 1, 1]}
+    theirs = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+
+    ours = feeder.from_torch(theirs)
+    for i in range(3):
+        row, expected = ours[i], theirs[i]
+        assert list(row) == list(expected)
+        assert [row["text"], row["label"]] == [expected["text"], expected["label"]]
+        assert np.abs(np.array(row["photo"], int) - np.array(expected["photo"], int)).max() <= 2
+    assert ours.features is theirs.features
+    assert ours.column_names == ["text", "photo", "label"]
+
+    cut = feeder.from_torch(theirs, transform=tensors())
+    for workers in (0, 1):
+        loader = feeder.DataLoader(cut, 2, num_workers=workers)
+        assert loader.path == "fast"
+        batches = list(loader)
+        assert [batch["text"] for batch in batches] == [["x", "y"], ["z"]]
+        assert torch.cat([batch["label"] for batch in batches]).tolist() == [0, 1, 1]
+        assert batches[0]["photo"].shape == (2, 3, 24, 24)
+    assert torch.equal(cut[0]["photo"], cut[2]["photo"])
+
+    def changed(batch: Any) -> Any:
+        batch["pixels"] = [v2.functional.pil_to_tensor(image)[:, :8, :8] for image in batch.pop("photo")]
+        return batch
+
+    theirs.set_transform(changed)
+    ours = feeder.from_torch(theirs)
+    for i in range(3):
+        assert list(ours[i]) == list(theirs[i])
+        assert (ours[i]["pixels"].int() - theirs[i]["pixels"].int()).abs().max() <= 2
+    (samples,) = feeder.DataLoader(ours, 3, num_workers=1, collate_fn=list)
+    assert [list(row) for row in samples] == 3 * [["text", "label", "pixels"]]
+    refused(lambda: feeder.from_torch(theirs.with_format(None).remove_columns("photo")), "0 Image columns")
+
+
+@check
+def word_on_conversion(folder: Path) -> None:
+    """Once for each kind, and for what can be converted only."""
+    from torchvision.datasets import ImageFolder
+
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("feeder.loader.path_choice")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+    class Mine(ImageFolder):  # type: ignore[misc]
+        pass
+
+    theirs = Mine(str(tree(folder)), transform=tensors())
+    datasets: list[Any] = [theirs, Subset(theirs, [0]), ImageFolder(str(folder), loader=opened)]
+    for dataset in datasets:
+        assert feeder.DataLoader(dataset).path == "generic"
+    assert len(said) == 1
+    assert "feeder.from_torch(dataset)" in said[0]
+    assert "Mine" in said[0]
+
+
+def main(folder: Path) -> None:
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", module="torchvision")
+    results: dict[str, str | None] = {}
+    for name, function in CHECKS.items():
+        (folder / name).mkdir()
+        try:
+            function(folder / name)
+            results[name] = None
+        except Exception:
+            results[name] = traceback.format_exc()
+    (folder / "results.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
