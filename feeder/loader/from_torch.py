@@ -15,7 +15,7 @@ from feeder.dataset.converted import converted
 from feeder.dataset.foreign import check_foreign, refuse_overridden
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
-from feeder.transforms.torchvision_recipes import Line, convert
+from feeder.transforms.torchvision_recipes import OpReport, convert
 
 __all__ = ["Explanation", "explain", "from_torch"]
 
@@ -106,7 +106,7 @@ class Explanation:
             "refused"), ``reason`` and ``way_out``.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[OpReport, ...]
 
     @property
     def is_native(self) -> bool:
@@ -132,12 +132,12 @@ def explain(obj: Any) -> Explanation:
     return Explanation(tuple(_lines(obj)))
 
 
-def _lines(obj: Any) -> Iterator[Line]:
+def _lines(obj: Any) -> Iterator[OpReport]:
     name = type(obj).__name__
     if isinstance(obj, torch.utils.data.DataLoader):
         yield from _lines(obj.dataset)
     elif isinstance(obj, FeederDataset):
-        yield Line(name, "native")
+        yield OpReport(name, "native")
     elif not (isinstance(obj, Dataset) or hasattr(obj, "__getitem__")) or isinstance(obj, (list, torch.nn.Module)):
         yield from convert(obj).lines
     else:
@@ -149,9 +149,9 @@ def _lines(obj: Any) -> Iterator[Line]:
                 return
             check_foreign(obj)
         except TypeError as refusal:
-            yield Line(name, "refused", str(refusal))
+            yield OpReport(name, "refused", str(refusal))
             return
-        yield Line(name, "native")
+        yield OpReport(name, "native")
         yield from convert(getattr(obj, "transform", None)).lines
         if getattr(obj, "target_transform", None) is not None:
-            yield Line("target_transform", "python", "it is a function of each label")
+            yield OpReport("target_transform", "python", "it is a function of each label")

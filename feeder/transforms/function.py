@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
-__all__ = ["Lambda", "Output", "kept_generators"]
+__all__ = ["Lambda", "Output", "kept_generators", "keyed_generators"]
 
 _PLACES = ("array", "pil", "tensor")
 # (height, width) of made images, for a function whose input has no fixed size: a second pair if the first is too small.
@@ -67,6 +67,14 @@ def kept_generators() -> Iterator[None]:
             np.random.set_state(states["numpy"])
         if "torch" in states:
             sys.modules["torch"].default_generator.set_state(states["torch"])
+
+
+@contextlib.contextmanager
+def keyed_generators(key: int) -> Iterator[None]:
+    """Has the global generators draw by a key of 64 bits, and leaves them as they are now."""
+    with kept_generators():
+        _seed_generators(key)
+        yield
 
 
 def _seed_generators(key: int) -> None:

@@ -20,10 +20,10 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 170,
-    "dataset": 2_115,
+    "dataset": 2_370,
     "decoders": 3_580,
     "fields": 360,
-    "loader": 8_610,
+    "loader": 8_720,
     "order": 960,
     "service": 1_645,
     "shard": 8_840,
