@@ -169,6 +169,15 @@ def _opened(path: str) -> Any:
     return Image.open(path)
 
 
+def _timm(dataset: Any) -> ForeignReader:
+    reader = dataset.reader
+    is_usual = (dataset.load_bytes, dataset.input_img_mode, dataset.additional_features) == (False, "RGB", None)
+    if type(reader).__name__ != "ReaderImageFolder" or not is_usual:
+        raise _refusal(f"this {type(dataset).__name__} is none of RGB images in class folders")
+    files, targets = ([pair[k] for pair in reader.samples] for k in (0, 1))
+    return ForeignReader(os.fspath(reader.root), files, targets)
+
+
 def _huggingface(dataset: Any) -> ForeignReader:
     columns, form = tuple(dataset.format["columns"]), dataset.format["type"]
     names = [name for name in columns if type(dataset.features[name]).__name__ == "Image"]
@@ -222,7 +231,9 @@ _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "torchvision.datasets.voc.VOCDetection": _voc_boxes,
     "torchvision.datasets.voc.VOCSegmentation": _voc_masks,
     "datasets.arrow_dataset.Dataset": _huggingface,
+    "timm.data.dataset.ImageDataset": _timm,
 }
+_WITH_BOTH = (_coco, _voc_boxes, _voc_masks)  # read ``transforms``, which torchvision makes of the two others
 _LOADERS = ("torchvision.datasets.folder.default_loader", "torchvision.datasets.folder.pil_loader")
 
 
@@ -253,7 +264,7 @@ def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
         raise _refusal(f"{kind} has a loader of its own, {getattr(loader, '__qualname__', loader)}")
 
     both = getattr(dataset, "transforms", None)
-    if both is not None and type(both).__name__ != "StandardTransform" and _KINDS[owner] is not _PAIRS:
+    if _KINDS[owner] in _WITH_BOTH and both is not None and getattr(both, "transform", both) is not dataset.transform:
         raise _refusal(f"the transforms of this {kind} change image and target together")
     return _KINDS[owner]
 

@@ -46,6 +46,10 @@ class ForeignSample(Extra):
         """True if samples have the form of feeder's."""
         return not (self.has_target or self.gives_pillow)
 
+    @property
+    def replaces_label(self) -> bool:
+        return self.has_target
+
     def read(self, reader: Reader, i: int) -> Any:
         return reader.field(i, self.name) if self.has_target else None
 
@@ -64,11 +68,11 @@ class ForeignSample(Extra):
         return default_collate(same) if self.has_target else None
 
     def arrange(self, entries: tuple[Any, ...], *, is_batch: bool) -> Any:
-        image, label, target = entries
+        image, label, *others, target = entries
         if self.gives_pillow and not is_batch:
             image = _pillow(image)
         if self.image_column is None:
-            return image, target if self.has_target else label
+            return image, target if self.has_target else label, *others
         row = {name: image if name == self.image_column else target[name] for name in self.row_names}
         if self.change_rows is None or is_batch:
             return row

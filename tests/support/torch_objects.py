@@ -6,6 +6,7 @@ the traceback of each, or None.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import pickle
@@ -158,6 +159,9 @@ def transform_that_is_set(folder: Path) -> None:
     assert_like(parts[0], train)
     ours.transform = tensors()
     assert_like(parts[1], valid)
+    ours.transform.transforms.insert(2, v2.CenterCrop(12))
+    assert_like(parts[1], valid)
+    assert next(iter(loaders[0]))[0].shape[-1] == 12
     assert loaders[0].stats()["respawns"] == 0
 
 
@@ -176,6 +180,37 @@ def target_transforms(folder: Path) -> None:
             assert repr(found) == repr(expected), (found, expected)
         collated = feeder.DataLoader(ours, 7, collate_fn=list, num_workers=1)
         assert repr([target for _, target in next(iter(collated))]) == repr([theirs[i][1] for i in range(7)])
+
+
+@check
+def draws_of_target_transforms(folder: Path) -> None:
+    """By (seed, epoch, sample); the caller's generators stay as they are."""
+    from torchvision.datasets import ImageFolder
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors(), target_transform=lambda y: torch.rand(()).item())
+    ours = feeder.from_torch(theirs)
+    loaders = [feeder.DataLoader(ours, size, seed=5, num_workers=workers) for size, workers in ((7, 0), (2, 1))]
+    epochs = [[torch.cat([targets for _, targets in loader]) for _ in range(2)] for loader in loaders]
+    assert torch.equal(epochs[0][0], epochs[1][0])
+    assert len(set(epochs[0][0].tolist() + epochs[0][1].tolist())) == 14
+    with pytest.raises(feeder.ArgumentError, match="mixes images and labels"):
+        feeder.DataLoader(ours, 7, mix=feeder.transforms.MixUp())
+    padded = feeder.DataLoader(ours, 7, sizes=feeder.PadToBatch())
+    assert [len(entry) for entry in next(iter(padded))] == [7, 7, 7]
+
+
+@check
+def timms_dataset(folder: Path) -> None:
+    if importlib.util.find_spec("timm") is None:
+        return
+    from timm.data import ImageDataset
+
+    theirs = ImageDataset(str(tree(folder)), transform=tensors())
+    ours = feeder.from_torch(theirs)
+    assert_like(ours, theirs)
+    assert ours.filename(0) == theirs.filename(0)
+    theirs.input_img_mode = "L"
+    refused(lambda: feeder.from_torch(theirs), "ImageDataset")
 
 
 @check
