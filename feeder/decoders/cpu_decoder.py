@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CpuDecoder"]
 
 _LARGEST_SIDE = (1 << 16) - 1
+_FEW = 8
 
 
 class CpuDecoder(Decoder):
@@ -94,17 +95,17 @@ class CpuDecoder(Decoder):
         check_views(buffers, orientations, views)
         if len(buffers) == 0:
             return DecodeResult([])
-        if all(_is_batched(view.recipe) for view in views):
-            return self._decode_apart(buffers, orientations, views, first_rows)
-
-        # One by one: the images that the kernels make for the other ops differ in size.
+        # A few where the kernels make images apart, which then stay in the caches; one where these differ in size.
+        is_apart = any(view.recipe.tail is not None or view.recipe.channels == 1 for view in views)
+        is_batched = all(_is_batched(view.recipe) for view in views)
+        step = 1 if not is_batched else _FEW if is_apart else len(buffers)
         results = []
-        for row in range(len(buffers)):
-            one = slice(row, row + 1)
-            some = [view.take(one) for view in views]
-            rows = None if first_rows is None else first_rows[one]
-            results.append(self._decode_apart(buffers[one], orientations[one], some, rows))
-        return DecodeResult.join(results)
+        for first in range(0, len(buffers), step):
+            some = slice(first, first + step)
+            rows = None if first_rows is None else first_rows[some]
+            taken = [view.take(some) for view in views]
+            results.append(self._decode_apart(buffers[some], orientations[some], taken, rows))
+        return results[0] if len(results) == 1 else DecodeResult.join(results)
 
     def _decode_apart(
         self,
