@@ -447,7 +447,7 @@ def explanation(folder: Path) -> None:
     ops = v2.Compose([v2.RandomResizedCrop(24), v2.Lambda(blurred), v2.ToImage()])
     theirs = ImageFolder(str(tree(folder)), transform=ops, target_transform=str)
     (folder / "ant" / "0.png").unlink()
-    for obj in (theirs, Subset(theirs, [1]), torch.utils.data.DataLoader(theirs)):
+    for obj in (theirs, Subset(theirs, [1]), torch.utils.data.DataLoader(theirs), feeder.from_torch(theirs)):
         found = feeder.explain(obj)
         assert [line.how for line in found.lines] == ["native", "native", "python", "python", "python"]
         assert [line.name for line in found.lines][::4] == ["ImageFolder", "target_transform"]
@@ -520,6 +520,7 @@ def hugging_face(folder: Path) -> None:
         return batch
 
     theirs.set_transform(changed)
+    assert [line.how for line in feeder.explain(theirs).lines] == ["native", "python"]
     ours = feeder.from_torch(theirs)
     for i in range(3):
         assert list(ours[i]) == list(theirs[i])
@@ -527,6 +528,7 @@ def hugging_face(folder: Path) -> None:
     (samples,) = feeder.DataLoader(ours, 3, num_workers=1, collate_fn=list)
     assert [list(row) for row in samples] == 3 * [["text", "label", "pixels"]]
     refused(lambda: feeder.from_torch(theirs.with_format(None).remove_columns("photo")), "0 Image columns")
+    assert feeder.explain(theirs.with_format(None).remove_columns("photo")).lines[0].how == "refused"
 
 
 @check
