@@ -257,7 +257,7 @@ def _native_view(view: View) -> _native.View:
     scale, bias = recipe.affine or (None, None)
     end = last_native(recipe)
     drawn = programs(recipe.rest[:end], draws.ops[recipe.base_length :][:end], view.out.shape[2:])
-    is_planar = view.out.flags.c_contiguous
+    is_planar = view.out.strides[3] == view.out.itemsize
     out, layout = (view.out, "nchw") if is_planar else (view.out.transpose(0, 2, 3, 1), "nhwc")
     return _native.View(
         *_boxes(draws), out, layout=layout, dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn
