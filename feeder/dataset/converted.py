@@ -44,7 +44,7 @@ class ConvertedDataset(FeederDataset):
         self._strict = strict
         super().__init__(read_foreign(theirs), None, ())
         self.theirs = theirs
-        self.recipe  # noqa: B018 - which refuses what it can't convert
+        self._convert()
 
     @property
     def recipe(self) -> Recipe | Views:
@@ -62,6 +62,7 @@ class ConvertedDataset(FeederDataset):
         parts = _parts(source)
         if len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts)):
             return
+
         gives_pillow = False
         if isinstance(source, (Op, Recipe, Views)):
             self._recipe = recipe_or_views(source)
@@ -70,6 +71,7 @@ class ConvertedDataset(FeederDataset):
             conversion.check(strict=self._strict)
             gives_pillow = conversion.gives_pillow
             self._recipe = Recipe.of(conversion.ops)
+
         change = getattr(self.theirs, "target_transform", None)
         reader = self.reader
         form = ForeignSample(
@@ -96,6 +98,7 @@ class ConvertedDataset(FeederDataset):
             self.theirs.transform = value
         else:
             self._given = value
+        self._convert()
 
     @property
     def classes(self) -> Any:

@@ -159,6 +159,9 @@ def transform_that_is_set(folder: Path) -> None:
     assert_like(parts[0], train)
     ours.transform = tensors()
     assert_like(parts[1], valid)
+    with pytest.raises(feeder.ArgumentError, match="expected a transform"):
+        ours.transform = 3
+    ours.transform = tensors()
     ours.transform.transforms.insert(2, v2.CenterCrop(12))
     assert_like(parts[1], valid)
     assert next(iter(loaders[0]))[0].shape[-1] == 12
