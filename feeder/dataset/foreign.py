@@ -183,7 +183,9 @@ def _timm(dataset: Any) -> ForeignReader:
 
 def _image_column(dataset: Any) -> str:
     features = {name: dataset.features[name] for name in dataset.format["columns"]}
-    names = [name for name, feature in features.items() if type(feature).__name__ == "Image" and feature.decode]
+    names: list[str] = [
+        name for name, feature in features.items() if type(feature).__name__ == "Image" and feature.decode
+    ]
     if len(names) != 1:
         raise _refusal(f"this dataset has {count(len(names), 'Image column')} to decode, in place of one")
     return names[0]
