@@ -14,7 +14,7 @@ _SCRIPT = ROOT / "tests/support/torchvision_recipes.py"
 _NAMES = [
     node.name
     for node in ast.parse(_SCRIPT.read_text()).body
-    if isinstance(node, ast.FunctionDef) and not node.args.args and not node.name.startswith("check")
+    if isinstance(node, ast.FunctionDef) and not node.args.args and not node.name.startswith(("_", "check"))
 ]
 
 

@@ -383,6 +383,65 @@ def recipes_can_be_pickled() -> None:
     assert torch.equal(feeder.decode(data, again), feeder.decode(data, recipe))
 
 
+def _published() -> dict[str, list[list[Any]]]:
+    """The ops of recipes in public repositories, in short, by the address of their file at github.com."""
+    values = [v1.ToTensor(), v1.Normalize(MEAN, STD)]
+    half = [v1.ToTensor(), v1.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))]
+    tensor = [v1.PILToTensor(), v1.ConvertImageDtype(torch.float), v1.Normalize(MEAN, STD)]
+    crop, flip, gray = v1.RandomResizedCrop(64, (0.2, 1.0)), v1.RandomHorizontalFlip(), v1.RandomGrayscale(0.2)
+    bicubic = v1.RandomResizedCrop(64, interpolation=Image.Resampling.BICUBIC)
+    jitter = v1.RandomApply([v1.ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8)
+    square = [v1.Resize(64), v1.CenterCrop(64)]
+    cifar = [v1.RandomCrop(32, padding=4), flip]
+    automatic = v1.RandAugment(), v1.TrivialAugmentWide(), v1.AutoAugment(), v1.AugMix()
+    solarize = v1.RandomApply([v1.Lambda(lambda image: image.point(lambda value: 255 - value))], 0.2)
+    return {
+        "pytorch/examples imagenet/main.py": [[v1.RandomResizedCrop(64), flip, *values], [*square, *values]],
+        "pytorch/examples mnist/main.py": [[v1.Resize((28, 28)), v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,))]],
+        "pytorch/examples dcgan/main.py": [[*square, *half]],
+        "pytorch/examples fast_neural_style/neural_style/neural_style.py": [
+            [*square, v1.ToTensor(), v1.Lambda(lambda image: image.mul(255))]
+        ],
+        "pytorch/vision references/classification/presets.py": [
+            *([crop, flip, op, *tensor, v1.RandomErasing(0.1)] for op in automatic),
+            [*square, *tensor],
+        ],
+        "facebookresearch/moco main_moco.py": [
+            [crop, gray, v1.ColorJitter(0.4, 0.4, 0.4, 0.4), flip, *values],
+            [crop, jitter, gray, v1.RandomApply([blur], 0.5), flip, *values],
+        ],
+        "facebookresearch/simsiam main_simsiam.py": [[crop, jitter, gray, v1.RandomApply([blur], 0.5), flip, *values]],
+        "facebookresearch/dino main_dino.py": [[bicubic, v1.Compose([flip, jitter, gray]), blur, solarize, *values]],
+        "facebookresearch/barlowtwins main.py": [[bicubic, flip, jitter, gray, blur, solarize, *values]],
+        "facebookresearch/mae main_pretrain.py": [
+            [v1.RandomResizedCrop(64, (0.2, 1.0), interpolation=3), flip, *values]
+        ],
+        "sthalles/SimCLR data_aug/contrastive_learning_dataset.py": [[crop, flip, jitter, gray, blur, v1.ToTensor()]],
+        "openai/CLIP clip/clip.py": [
+            [v1.Resize(64, Image.Resampling.BICUBIC), square[1], lambda image: image.convert("RGB"), *values]
+        ],
+        "kuangliu/pytorch-cifar main.py": [[*cifar, *values]],
+        "xternalz/WideResNet-pytorch train.py": [[*cifar, *values]],
+        "weiaicunzai/pytorch-cifar100 utils.py": [[*cifar, v1.RandomRotation(15), *values]],
+        "uoguelph-mlrg/Cutout util/cutout.py": [
+            [*cifar, *values, lambda image: image * (torch.rand_like(image) > 0.1)]
+        ],
+        "eriklindernoren/PyTorch-GAN implementations/cyclegan/cyclegan.py": [
+            [v1.Resize(71, Image.Resampling.BICUBIC), v1.RandomCrop((64, 64)), flip, *half]
+        ],
+    }
+
+
+def published_recipes_convert() -> None:
+    """16 of 23 are native altogether; of the others all that stands before a function is."""
+    recipes = [ops for each in _published().values() for ops in each]
+    for ops in recipes:
+        ours, theirs = found(ops), expected(v1.Compose(ops))
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype), ops
+        assert ways(ops)[0] == "native", ops
+    assert (len(recipes), sum({*ways(ops)} == {"native"} for ops in recipes)) == (23, 16)
+
+
 if __name__ == "__main__":
     results: dict[str, str] = {}
     mine = {name: each for name, each in globals().items() if getattr(each, "__module__", "") == "__main__"}
