@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, Subset
@@ -15,9 +16,6 @@ from feeder.transforms import Op, Recipe, Views, recipe_or_views
 from feeder.transforms.torchvision_recipes import convert
 
 __all__ = ["ConvertedDataset", "converted"]
-
-
-_NOTHING = object()  # no transform was converted yet
 
 
 class ConvertedDataset(FeederDataset):
@@ -38,7 +36,7 @@ class ConvertedDataset(FeederDataset):
     """
 
     reader: ForeignReader
-    _source: Any = _NOTHING
+    _parts: tuple[Any, ...] = ()  # of the transform that was converted; none yet
     _recipe: Recipe | Views = Recipe()
 
     def __init__(self, theirs: Any, transform: Any = None, *, strict: bool = False) -> None:
@@ -46,7 +44,7 @@ class ConvertedDataset(FeederDataset):
         self._strict = strict
         super().__init__(read_foreign(theirs), None, ())
         self.theirs = theirs
-        self.recipe  # noqa: B018 - which refuses what it can't convert
+        self._convert()
 
     @property
     def recipe(self) -> Recipe | Views:
@@ -61,8 +59,10 @@ class ConvertedDataset(FeederDataset):
     def _convert(self) -> None:
         """Converts the transform and the form of samples, unless that has been done."""
         source = self.transform
-        if source is self._source:
+        parts = _parts(source)
+        if len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts)):
             return
+
         gives_pillow = False
         if isinstance(source, (Op, Recipe, Views)):
             self._recipe = recipe_or_views(source)
@@ -71,6 +71,7 @@ class ConvertedDataset(FeederDataset):
             conversion.check(strict=self._strict)
             gives_pillow = conversion.gives_pillow
             self._recipe = Recipe.of(conversion.ops)
+
         change = getattr(self.theirs, "target_transform", None)
         reader = self.reader
         form = ForeignSample(
@@ -82,7 +83,7 @@ class ConvertedDataset(FeederDataset):
             reader.change_rows,
         )
         self.extras = () if form.is_plain else (form,)
-        self._source = source
+        self._parts = parts
         self._decoder = None
 
     @property
@@ -97,6 +98,7 @@ class ConvertedDataset(FeederDataset):
             self.theirs.transform = value
         else:
             self._given = value
+        self._convert()
 
     @property
     def classes(self) -> Any:
@@ -135,6 +137,12 @@ class ConvertedDataset(FeederDataset):
 
     def snapshot(self) -> FeederDataset:
         return FeederDataset(self.reader, self.recipe, self.extras)
+
+
+def _parts(transform: Any) -> tuple[Any, ...]:
+    """Returns a transform and the ops in it, which scripts insert and replace."""
+    inside = getattr(transform, "transforms", transform)
+    return (transform, *inside) if isinstance(inside, (list, tuple)) else (transform,)
 
 
 def converted(dataset: Any, transform: Any = None, *, strict: bool = False) -> Any:

@@ -80,6 +80,11 @@ class Extra:
         return True
 
     @property
+    def replaces_label(self) -> bool:
+        """True if samples have the value in place of feeder's label."""
+        return False
+
+    @property
     def is_ragged(self) -> bool:
         """True if a value is made of tensors whose number or shapes are the sample's own."""
         return False

@@ -169,13 +169,31 @@ def _opened(path: str) -> Any:
     return Image.open(path)
 
 
+def _check_timm(dataset: Any) -> None:
+    is_usual = (dataset.load_bytes, dataset.input_img_mode, dataset.additional_features) == (False, "RGB", None)
+    if type(dataset.reader).__name__ != "ReaderImageFolder" or not is_usual:
+        raise _refusal(f"this {type(dataset).__name__} is none of RGB images in class folders")
+
+
+def _timm(dataset: Any) -> ForeignReader:
+    reader = dataset.reader
+    files, targets = ([pair[k] for pair in reader.samples] for k in (0, 1))
+    return ForeignReader(os.fspath(reader.root), files, targets)
+
+
+def _image_column(dataset: Any) -> str:
+    features = {name: dataset.features[name] for name in dataset.format["columns"]}
+    names: list[str] = [
+        name for name, feature in features.items() if type(feature).__name__ == "Image" and feature.decode
+    ]
+    if len(names) != 1:
+        raise _refusal(f"this dataset has {count(len(names), 'Image column')} to decode, in place of one")
+    return names[0]
+
+
 def _huggingface(dataset: Any) -> ForeignReader:
     columns, form = tuple(dataset.format["columns"]), dataset.format["type"]
-    names = [name for name in columns if type(dataset.features[name]).__name__ == "Image"]
-    if len(names) != 1 or not dataset.features[names[0]].decode:
-        raise _refusal(f"this dataset has {count(len(names), 'Image column')}, and one that decodes is read")
-    (name,) = names
-
+    name = _image_column(dataset)
     stored = dataclasses.replace(dataset.features[name], decode=False)
     images = dataset.with_format(None).select_columns(name).cast_column(name, stored)
     others = [each for each in columns if each != name]
@@ -222,7 +240,10 @@ _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "torchvision.datasets.voc.VOCDetection": _voc_boxes,
     "torchvision.datasets.voc.VOCSegmentation": _voc_masks,
     "datasets.arrow_dataset.Dataset": _huggingface,
+    "timm.data.dataset.ImageDataset": _timm,
 }
+_CHECKS: dict[Any, Callable[[Any], object]] = {_huggingface: _image_column, _timm: _check_timm}
+_WITH_BOTH = (_coco, _voc_boxes, _voc_masks)  # read ``transforms``, which torchvision makes of the two others
 _LOADERS = ("torchvision.datasets.folder.default_loader", "torchvision.datasets.folder.pil_loader")
 
 
@@ -253,8 +274,10 @@ def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
         raise _refusal(f"{kind} has a loader of its own, {getattr(loader, '__qualname__', loader)}")
 
     both = getattr(dataset, "transforms", None)
-    if both is not None and type(both).__name__ != "StandardTransform" and _KINDS[owner] is not _PAIRS:
+    if _KINDS[owner] in _WITH_BOTH and both is not None and getattr(both, "transform", both) is not dataset.transform:
         raise _refusal(f"the transforms of this {kind} change image and target together")
+
+    _CHECKS.get(_KINDS[owner], bool)(dataset)
     return _KINDS[owner]
 
 

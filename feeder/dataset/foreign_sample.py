@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from feeder.dataset.extras import Extra
+from feeder.order.random import Stream
 from feeder.transforms.function import keyed_generators
+from feeder.transforms.op import Uniforms
 
 if TYPE_CHECKING:
     import torch
@@ -44,27 +46,33 @@ class ForeignSample(Extra):
         """True if samples have the form of feeder's."""
         return not (self.has_target or self.gives_pillow)
 
+    @property
+    def replaces_label(self) -> bool:
+        return self.has_target
+
     def read(self, reader: Reader, i: int) -> Any:
         return reader.field(i, self.name) if self.has_target else None
 
     def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
         if self.change is None:
             return value
-        with keyed_generators(draws[0], row):
+        drawn = draws[0]
+        key = Uniforms(drawn.seed, drawn.epoch, drawn.keys[row : row + 1], Stream.CHOICE).keys()
+        with keyed_generators(int(key[0])):
             return self.change(value)
 
     def collate(self, values: list[Any]) -> Any:
         from torch.utils.data import default_collate
 
-        same: Any = tuple(values)  # in a list, texts would become lists of lists
+        same: Any = tuple(values)  # as torch's loader has them, whose tuples of text stay what they are
         return default_collate(same) if self.has_target else None
 
     def arrange(self, entries: tuple[Any, ...], *, is_batch: bool) -> Any:
-        image, label, target = entries
+        image, label, *others, target = entries
         if self.gives_pillow and not is_batch:
             image = _pillow(image)
         if self.image_column is None:
-            return image, target if self.has_target else label
+            return image, target if self.has_target else label, *others
         row = {name: image if name == self.image_column else target[name] for name in self.row_names}
         if self.change_rows is None or is_batch:
             return row

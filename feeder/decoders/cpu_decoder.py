@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["CpuDecoder"]
 
 _LARGEST_SIDE = (1 << 16) - 1
+_FEW = 8
 
 
 class CpuDecoder(Decoder):
@@ -94,17 +95,17 @@ class CpuDecoder(Decoder):
         check_views(buffers, orientations, views)
         if len(buffers) == 0:
             return DecodeResult([])
-        if all(_is_batched(view.recipe) for view in views):
-            return self._decode_apart(buffers, orientations, views, first_rows)
-
-        # One by one: the images that the kernels make for the other ops differ in size.
+        # A few where the kernels make images apart, which then stay in the caches; one where these differ in size.
+        is_apart = any(view.recipe.tail is not None or view.recipe.channels == 1 for view in views)
+        is_batched = all(_is_batched(view.recipe) for view in views)
+        step = 1 if not is_batched else _FEW if is_apart else len(buffers)
         results = []
-        for row in range(len(buffers)):
-            one = slice(row, row + 1)
-            some = [view.take(one) for view in views]
-            rows = None if first_rows is None else first_rows[one]
-            results.append(self._decode_apart(buffers[one], orientations[one], some, rows))
-        return DecodeResult.join(results)
+        for first in range(0, len(buffers), step):
+            some = slice(first, first + step)
+            rows = None if first_rows is None else first_rows[some]
+            taken = [view.take(some) for view in views]
+            results.append(self._decode_apart(buffers[some], orientations[some], taken, rows))
+        return results[0] if len(results) == 1 else DecodeResult.join(results)
 
     def _decode_apart(
         self,
@@ -256,7 +257,7 @@ def _native_view(view: View) -> _native.View:
     scale, bias = recipe.affine or (None, None)
     end = last_native(recipe)
     drawn = programs(recipe.rest[:end], draws.ops[recipe.base_length :][:end], view.out.shape[2:])
-    is_planar = view.out.flags.c_contiguous
+    is_planar = view.out.strides[3] == view.out.itemsize
     out, layout = (view.out, "nchw") if is_planar else (view.out.transpose(0, 2, 3, 1), "nhwc")
     return _native.View(
         *_boxes(draws), out, layout=layout, dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn

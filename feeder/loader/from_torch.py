@@ -11,11 +11,12 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Dataset, RandomSampler, SequentialSampler, Subset
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.converted import converted
+from feeder.dataset.converted import ConvertedDataset, converted
 from feeder.dataset.foreign import check_foreign, refuse_overridden
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
-from feeder.transforms.torchvision_recipes import Line, convert
+from feeder.transforms import Recipe, Views
+from feeder.transforms.torchvision_recipes import OpReport, convert
 
 __all__ = ["Explanation", "explain", "from_torch"]
 
@@ -106,7 +107,7 @@ class Explanation:
             "refused"), ``reason`` and ``way_out``.
     """
 
-    lines: tuple[Line, ...]
+    lines: tuple[OpReport, ...]
 
     @property
     def is_native(self) -> bool:
@@ -132,26 +133,33 @@ def explain(obj: Any) -> Explanation:
     return Explanation(tuple(_lines(obj)))
 
 
-def _lines(obj: Any) -> Iterator[Line]:
-    name = type(obj).__name__
+def _lines(obj: Any) -> Iterator[OpReport]:
+    name, theirs = type(obj).__name__, obj.theirs if isinstance(obj, ConvertedDataset) else obj
     if isinstance(obj, torch.utils.data.DataLoader):
         yield from _lines(obj.dataset)
-    elif isinstance(obj, FeederDataset):
-        yield Line(name, "native")
-    elif not (isinstance(obj, Dataset) or hasattr(obj, "__getitem__")) or isinstance(obj, (list, torch.nn.Module)):
+    elif isinstance(theirs, FeederDataset):
+        yield OpReport(name, "native")
+    elif isinstance(obj, (list, torch.nn.Module)) or not (
+        isinstance(theirs, Dataset) or hasattr(theirs, "__getitem__")
+    ):
         yield from convert(obj).lines
     else:
         try:
-            if isinstance(obj, (Subset, ConcatDataset)):
+            if isinstance(obj, Subset | ConcatDataset):
                 refuse_overridden(obj, "torch")
                 parts = obj.datasets if isinstance(obj, ConcatDataset) else [obj.dataset]
                 yield from (line for part in parts for line in _lines(part))
                 return
-            check_foreign(obj)
+            check_foreign(theirs)
         except TypeError as refusal:
-            yield Line(name, "refused", str(refusal))
+            yield OpReport(name, "refused", str(refusal))
             return
-        yield Line(name, "native")
-        yield from convert(getattr(obj, "transform", None)).lines
-        if getattr(obj, "target_transform", None) is not None:
-            yield Line("target_transform", "python", "it is a function of each label")
+
+        yield OpReport(type(theirs).__name__, "native")
+        transform = getattr(obj, "transform", None)
+        yield from [] if isinstance(transform, Recipe | Views) else convert(transform).lines
+        form = getattr(theirs, "format", None)
+        if isinstance(form, dict) and form["type"] == "custom":
+            yield OpReport("set_transform", "python", "it is a function of rows")
+        if getattr(theirs, "target_transform", None) is not None:
+            yield OpReport("target_transform", "python", "it is a function of targets")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from feeder.errors import ArgumentError
 from feeder.transforms.op import Drawn, IntArray, Op, Uniforms
 
-__all__ = ["Lambda", "Output", "kept_generators"]
+__all__ = ["Lambda", "Output", "kept_generators", "keyed_generators"]
 
 _PLACES = ("array", "pil", "tensor")
 # (height, width) of made images, for a function whose input has no fixed size: a second pair if the first is too small.
@@ -30,11 +30,13 @@ class Output(NamedTuple):
         leading: The dimensions before height and width, such as (3,).
         dtype: Name of the dtype.
         size: (height, width); None for those of its input.
+        is_pillow: True if they are Pillow's.
     """
 
     leading: tuple[int, ...]
     dtype: str
     size: tuple[int, int] | None
+    is_pillow: bool
 
 
 class _Scope(threading.local):
@@ -67,6 +69,14 @@ def kept_generators() -> Iterator[None]:
             np.random.set_state(states["numpy"])
         if "torch" in states:
             sys.modules["torch"].default_generator.set_state(states["torch"])
+
+
+@contextlib.contextmanager
+def keyed_generators(key: int) -> Iterator[None]:
+    """Has the global generators draw by a key of 64 bits, and leaves them as they are now."""
+    with kept_generators():
+        _seed_generators(key)
+        yield
 
 
 def _seed_generators(key: int) -> None:
@@ -144,7 +154,7 @@ class Lambda(Op):
 
         found = _as_array(result)
         if self.keeps_shape:
-            kept = image if isinstance(image, np.ndarray) else np.asarray(image).transpose(2, 0, 1)
+            kept = _as_array(image)
             if found.shape != kept.shape or found.dtype != kept.dtype:
                 raise ArgumentError(
                     f"the function of Lambda must return an array of {kept.dtype} {list(kept.shape)}, as it got, got "
@@ -183,7 +193,7 @@ class Lambda(Op):
                 raise ArgumentError("Lambda(on='pil') takes uint8 images; put it before ToDtype and Normalize")
             pixels = image[0] if len(image) == 1 else np.ascontiguousarray(image.transpose(1, 2, 0))
             return Image.fromarray(pixels)
-        array = np.ascontiguousarray(image) if is_array else np.array(np.asarray(image).transpose(2, 0, 1), order="C")
+        array = np.ascontiguousarray(image) if is_array else np.array(_as_array(image), order="C")
         if self.on == "array":
             return array
         import torch
@@ -210,30 +220,30 @@ class Lambda(Op):
                 if number == len(pairs):
                     height, width = sizes[0]
                     raise ArgumentError(
-                        f"the function of {self!r} fails on a made image, {dtype} of {height}x{width} (height x "
+                        f"the function {self.lambd!r} fails on a made image, {dtype} of {height}x{width} (height x "
                         f"width): {error}"
                     ) from error
 
-        shapes = {array.shape for array, _ in found}
-        (first, name), *_ = found
-        keeps = {array.shape[-2:] == each for (array, _), each in zip(found, sizes, strict=True)} == {True}
-        if first.ndim < 2 or len({array.shape[:-2] for array, _ in found}) > 1 or (len(shapes) > 1 and not keeps):
+        arrays = [_as_array(result) for result in found]
+        shapes = {array.shape for array in arrays}
+        leading = {array.shape[:-2] for array in arrays}
+        keeps_size = all(array.shape[-2:] == each for array, each in zip(arrays, sizes, strict=True))
+        if arrays[0].ndim < 2 or len(leading) > 1 or (len(shapes) > 1 and not keeps_size):
             listed = " and ".join(str(list(shape)) for shape in sorted(shapes))
             raise ArgumentError(
-                f"the function of {self!r} returns {listed}, and a batch needs one shape: [..., height, width] of a "
+                f"the function {self.lambd!r} returns {listed}, and a batch needs one shape: [..., height, width] of a "
                 "fixed size, or of its input's"
             )
-        return Output(first.shape[:-2], name, None if len(shapes) > 1 else first.shape[-2:])
+        dtype = str(getattr(found[0], "dtype", arrays[0].dtype)).removeprefix("torch.")
+        size = None if len(shapes) > 1 else arrays[0].shape[-2:]
+        return Output(arrays[0].shape[:-2], dtype, size, hasattr(found[0], "getbands"))
 
-    def _probed(self, dtype: str, shape: tuple[int, int, int]) -> tuple[npt.NDArray[Any], str]:
+    def _probed(self, dtype: str, shape: tuple[int, int, int]) -> Any:
         pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
         made: npt.NDArray[Any] = pixels if dtype == "uint8" else pixels.astype(np.float32) / 255
         with kept_generators():
             _seed_generators(0)
-            result = self.lambd(self._given(made))
-        is_bfloat16 = str(getattr(result, "dtype", "")) == "torch.bfloat16"
-        array = _as_array(result)
-        return array, "bfloat16" if is_bfloat16 else array.dtype.name
+            return self.lambd(self._given(made))
 
 
 def _as_array(result: Any) -> npt.NDArray[Any]:

@@ -152,14 +152,17 @@ class Recipe:
         """
         value_op: Op | None = None
         is_gray = False
-        for op in self.ops:
-            if isinstance(op, Lambda) and not op.keeps_shape and op is not self.ops[-1]:
+        for op in self.ops[:-1]:
+            if isinstance(op, Lambda) and not op.keeps_shape:
                 raise ArgumentError(f"{op} may change an image's shape, so it must be the last op of the recipe")
+
+        for op in self.ops:
             if is_gray and not _takes_gray(op):
                 raise ArgumentError(
                     f"{op} takes three channels and stands after Grayscale(1): put it before, or use Grayscale(3)"
                 )
             is_gray = is_gray or Recipe((op,)).channels == 1
+
             if value_op is not None and not op.on_arrays:
                 raise ArgumentError(
                     f"{type(op).__name__} works on uint8 images and stands after {type(value_op).__name__}; "

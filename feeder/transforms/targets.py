@@ -9,6 +9,7 @@ from feeder.transforms.augment import RandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
 from feeder.transforms.choice import Branches
+from feeder.transforms.function import Lambda
 from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Recipe
@@ -208,6 +209,11 @@ def _check_op(op: Op, targets: tuple[Target, ...]) -> None:
         raise ArgumentError(
             f"{name} can't be used with targets, as in torchvision v2: its augmentations move the image alone; give "
             "RandomAffine and ColorJitter, or RandomChoice of several ops, in its place"
+        )
+    if targets and isinstance(op, Lambda) and (not op.keeps_shape or getattr(op.lambd, "may_move", False)):
+        raise ArgumentError(
+            "a function that may move pixels or change an image's size can't be used with targets, which stay where "
+            "they are; write the recipe with ops of feeder.transforms"
         )
     points = [type(target).__name__ for target in targets if not isinstance(target, Mask)]
     mode = getattr(op, "padding_mode", "constant")

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dis
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -30,7 +31,7 @@ from feeder.transforms import (
 )
 from feeder.transforms.choice import RandomApply, RandomChoice
 from feeder.transforms.function import Lambda
-from feeder.transforms.geometry import CenterCrop, RandomCrop
+from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, Resize
 from feeder.transforms.op import Op, SizeBounds
 from feeder.transforms.photometric import Grayscale, RandomErasing
 from feeder.transforms.recipe import Compose, Recipe
@@ -84,25 +85,29 @@ _SAME = frozenset(
         "TrivialAugmentWide",
     }
 )
-# Those whose result on a tensor of uint8 is within a level of that on a Pillow image.
-_SAME_ON_TENSORS = frozenset(
+# Of these, those whose result on a tensor of uint8 is not within a level of that on a Pillow image. (Nor is a change of
+# hue, by up to 15 levels.)
+_OTHER_ON_TENSORS = frozenset(
     {
-        "CenterCrop",
-        "Grayscale",
-        "RandomCrop",
-        "RandomGrayscale",
-        "RandomHorizontalFlip",
-        "RandomInvert",
-        "RandomPosterize",
-        "RandomResizedCrop",
-        "RandomVerticalFlip",
-        "Resize",
+        "AugMix",
+        "AutoAugment",
+        "RandAugment",
+        "RandomAffine",
+        "RandomPerspective",
+        "RandomRotation",
+        "TrivialAugmentWide",
     }
 )
 # Those that give the same before a float's conversion and normalization as behind them.
 _MOVABLE = frozenset(
     {"CenterCrop", "RandomCrop", "RandomHorizontalFlip", "RandomResizedCrop", "RandomVerticalFlip", "Resize"}
 )
+# Of a class, that it may have of its own and still do as its base does.
+_NOT_BEHAVIOR = {"__annotations__", "__dict__", "__doc__", "__init__", "__module__", "__repr__", "__weakref__"} | {
+    "__annotate__",
+    "__firstlineno__",
+    "__static_attributes__",
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,8 @@ class OpReport:
     way_out: str = ""
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.how}" + "".join(f"; {text}" for text in (self.reason, self.way_out) if text)
+        reasons = "; ".join(text for text in (self.reason, self.way_out) if text)
+        return f"{self.name}: {self.how}" + (f" ({reasons})" if reasons else "")
 
 
 @dataclass(frozen=True)
@@ -149,11 +155,11 @@ class Conversion:
             strict: True to refuse them.
 
         Raises:
-            ArgumentError: with all lines, for such an op if ``strict``, and for one that torchvision refuses in its
-                place, too.
+            ArgumentError: with their lines; also without ``strict`` if one is refused.
         """
         if any(line.how == "refused" or (strict and line.how == "python") for line in self.lines):
-            raise ArgumentError(f"the transform has ops that feeder does not run natively:\n{self}")
+            others = ", ".join(str(line) for line in self.lines if line.how != "native")
+            raise ArgumentError(f"the transform has ops that feeder does not run natively: {others}")
         slow = [line.name for line in self.lines if line.how == "python"]
         if slow:
             _log.info("%s run in Python, the other ops natively: %s", ", ".join(slow), self.lines[-len(slow)].reason)
@@ -171,7 +177,7 @@ def from_torchvision(transform: Any, *, strict: bool = False) -> Compose:
         strict: True to refuse ops that have no counterpart; else they and all later ones run in Python.
 
     Raises:
-        ArgumentError: with a line for each op, for one that is refused.
+        ArgumentError: with the reason for each op that is not native, if one is refused.
     """
     conversion = convert(transform)
     conversion.check(strict=strict)
@@ -181,64 +187,91 @@ def from_torchvision(transform: Any, *, strict: bool = False) -> Compose:
 def convert(transform: Any) -> Conversion:
     """Converts as :func:`from_torchvision` does, and reports in place of raising."""
     state = _State()
+    lines: list[OpReport] = []
+    tail: list[Callable[[Any], Any]] = []
     leaves = list(_leaves(transform))
-    lines = []
     for number, op in enumerate(leaves):
         name = _name(op)
-        if state.tail:
+        if tail:
             lines.append(OpReport(name, "python", f"it follows {lines[-1].name}"))
-        else:
-            before = list(state.ops), state.kind, state.is_float
-            try:
-                _convert_one(op, state, number == 0, number == len(leaves) - 1)
-                Recipe(tuple(state.ops)).check()
-            except _Refused as problem:
-                lines.append(OpReport(name, "refused", str(problem), "leave it out, or put ToTensor before it"))
-                continue
-            except (ArgumentError, TypeError, ValueError) as problem:
-                state.ops, state.kind, state.is_float = before
-                way_out = "at the end of the recipe it leaves the ops before it native"
-                lines.append(OpReport(name, "python", str(problem), way_out))
-            else:
-                lines.append(OpReport(name, "native"))
-                continue
-        state.tail.append(op)
+            tail.append(op)
+            continue
 
-    if state.tail:
-        functions = [_as_image, *state.tail] if state.kind == "image" else state.tail
-        on = "pil" if state.kind == "pil" else "tensor"
-        state.ops.append(Lambda(_InOrder(tuple(functions)), on=on, keeps_shape=False))
-    return Conversion(tuple(state.ops), tuple(lines), state.kind == "pil" and not state.tail)
+        try:
+            after = _convert_one(op, replace(state, is_first=number == 0, is_last=number == len(leaves) - 1))
+            Recipe(after.ops).check()
+        except _Refused as problem:
+            lines.append(OpReport(name, "refused", str(problem), "leave it out, or put ToTensor before it"))
+        except (ArgumentError, TypeError, ValueError) as problem:
+            way_out = "at the end of the recipe it leaves the ops before it native"
+            lines.append(OpReport(name, "python", str(problem), way_out))
+            tail.append(op)
+        else:
+            lines.append(OpReport(name, "native"))
+            state = after
+
+    if not tail:
+        return Conversion(state.ops, tuple(lines), state.kind == "pil")
+    try:
+        op, gives_pillow = _tail(tail, state)
+    except ArgumentError as problem:
+        first = len(lines) - len(tail)
+        lines[first] = OpReport(lines[first].name, "refused", str(problem), "end with a tensor of one shape")
+        return Conversion(state.ops, tuple(lines), gives_pillow=False)
+    return Conversion((*state.ops, op), tuple(lines), gives_pillow)
+
+
+def _tail(tail: Sequence[Callable[[Any], Any]], state: _State) -> tuple[Lambda, bool]:
+    """Returns the op that runs the last of their ops, and True if they make Pillow images.
+
+    Raises:
+        ArgumentError: if they fail on a made image, or make no images of one shape.
+    """
+    function = _InOrder((_as_image, *tail) if state.kind == "image" else tuple(tail))
+    on = "pil" if state.kind == "pil" else "tensor"
+    op, head = Lambda(function, on=on, keeps_shape=False), Recipe(state.ops)
+    output = Recipe((*state.ops, op)).tail_output
+    assert output is not None
+    keeps_shape = (*output[:2], head.output_size) == ((3,), head.output_dtype, output.size)
+    return Lambda(function, on=on, keeps_shape=keeps_shape and state.channels == 3), output.is_pillow
 
 
 class _Refused(Exception):
     """An op that torchvision itself refuses in its place."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _State:
     """The image after the ops so far.
 
     Attributes:
         ops: feeder's ops.
-        kind: "pil", "image" (torchvision's tensor class) or "tensor".
+        kind: "pil", "image" (torchvision's class of tensors) or "tensor".
         is_float: True if a tensor has floats.
-        tail: Their ops from the first one that runs in Python on.
+        is_first: True if the next op is their first.
+        is_last: True if the next op is their last.
     """
 
-    ops: list[Op] = field(default_factory=list)
+    ops: tuple[Op, ...] = ()
     kind: str = "pil"
     is_float: bool = False
-    tail: list[Callable[[Any], Any]] = field(default_factory=list)
+    is_first: bool = False
+    is_last: bool = False
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(tuple(self.ops))
+    def channels(self) -> int:
+        return Recipe(self.ops).channels
+
+    def then(self, *ops: Op, **changes: Any) -> _State:
+        """Returns the state after further ops."""
+        return replace(self, ops=(*self.ops, *ops), **changes)
 
 
 @dataclass(frozen=True)
 class _InOrder:
     """Calls functions one after the other; can be pickled if they can."""
+
+    may_move = True  # pixels, and no targets with them
 
     functions: tuple[Callable[[Any], Any], ...]
 
@@ -247,6 +280,9 @@ class _InOrder:
             image = function(image)
         return image
 
+    def __repr__(self) -> str:
+        return f"[{', '.join(map(_name, self.functions))}]"
+
 
 def _as_image(tensor: Any) -> Any:
     from torchvision.tv_tensors import Image
@@ -254,9 +290,21 @@ def _as_image(tensor: Any) -> Any:
     return Image(tensor)
 
 
+def _class(op: object) -> type:
+    """Returns the class whose behavior an object has: that of its base where a derived class overrides nothing."""
+    kinds = type(op).__mro__
+    for kind, base in itertools.pairwise(kinds):
+        own = {name for name in vars(kind) if hasattr(base, name)} - _NOT_BEHAVIOR
+        if own or kind.__module__.startswith(("torchvision.", "torch.", "timm.")):
+            return kind
+    return kinds[0]
+
+
 def _is_theirs(op: object, *modules: str) -> bool:
-    """Returns whether an object is of a class of torchvision's transforms, and of none derived from one."""
-    return f"{type(op).__module__}.".startswith(modules or ("torchvision.transforms.",))
+    """Returns True if an object behaves as a class of torchvision's transforms, or of these modules."""
+    changed = vars(op).keys() & {"forward", "__call__"} if hasattr(op, "__dict__") else None
+    hooks = getattr(op, "_forward_hooks", None) or getattr(op, "_forward_pre_hooks", None)
+    return not changed and not hooks and f"{_class(op).__module__}.".startswith(modules or ("torchvision.transforms.",))
 
 
 def _is_v2(op: object) -> bool:
@@ -264,7 +312,7 @@ def _is_v2(op: object) -> bool:
 
 
 def _name(op: object) -> str:
-    return getattr(op, "__name__", None) or type(op).__name__
+    return getattr(op, "__name__", None) or _class(op).__name__
 
 
 def _leaves(transform: Any) -> Iterator[Any]:
@@ -276,7 +324,9 @@ def _leaves(transform: Any) -> Iterator[Any]:
     if isinstance(transform, (list, tuple)) or is_sequence:
         for each in transform:
             yield from _leaves(each)
-    elif isinstance(transform, Compose) or (_is_theirs(transform) and _name(transform) == "Compose"):
+    elif isinstance(transform, (Compose, Recipe)):
+        yield from Recipe.of(transform).ops
+    elif _is_theirs(transform) and _name(transform) == "Compose":
         yield from _leaves(list(transform.transforms))
     elif callable(transform):
         yield transform
@@ -284,8 +334,8 @@ def _leaves(transform: Any) -> Iterator[Any]:
         raise ArgumentError(f"expected a transform of torchvision or a function, got {transform!r}")
 
 
-def _convert_one(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    """Takes one op into the state.
+def _convert_one(op: Any, state: _State) -> _State:
+    """Returns the state after one op.
 
     Raises:
         ArgumentError: why it has to run in Python.
@@ -293,59 +343,70 @@ def _convert_one(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
     """
     name = _name(op)
     if isinstance(op, Op):
-        state.ops.append(op)
-    elif name == "Identity" and _is_theirs(op, "torch.nn.modules.", "torchvision.transforms."):
-        pass
-    elif _is_theirs(op, "timm.data.transforms.") and name == "MaybeToTensor":
-        _to_tensor(op, state, is_first, is_last)
-    elif not _is_theirs(op) or name == "Lambda":
-        _function(getattr(op, "lambd", op) if _is_theirs(op) else op, state)
-    elif name in _RULES:
-        _RULES[name](op, state, is_first, is_last)
-    elif name in _SAME:
-        _same(op, name, state)
-    else:
-        raise ArgumentError("it has no counterpart")
+        return state.then(op)
+    if name == "Identity" and _is_theirs(op, "torch.nn.modules.", "torchvision.transforms."):
+        return state
+    if name == "MaybeToTensor" and _is_theirs(op, "timm.data.transforms."):
+        return state if state.kind != "pil" else _to_tensor(op, state)
+    if not _is_theirs(op):
+        return _function(op, state)
+    if name in _RULES:
+        return _RULES[name](op, state)
+    if name in _SAME:
+        return _same(op, name, state)
+    raise ArgumentError("it has no counterpart")
 
 
-def _same(op: Any, name: str, state: _State) -> None:
+def _same(op: Any, name: str, state: _State) -> _State:
     """Takes an op of the same name and arguments."""
-    if state.kind != "pil" and name not in (_MOVABLE if state.is_float else _SAME_ON_TENSORS):
+    is_tensor = state.kind != "pil"
+    if is_tensor and (name not in _MOVABLE if state.is_float else name in _OTHER_ON_TENSORS):
         raise ArgumentError("on tensors it differs from Pillow's")
     kind = next(getattr(module, name) for module in _MODULES if name in module.__all__)
     taken = {each: getattr(op, each) for each in inspect.signature(kind).parameters if hasattr(op, each)}
-    if state.kind == "pil":
-        taken.pop("antialias", None)  # has no effect on Pillow images
+    if not is_tensor:
+        taken.pop("antialias", None)  # of no effect on Pillow images
     made = kind(**taken)
-    if state.kind != "pil" and getattr(made, "interpolation", "bilinear") != "bilinear":
-        raise ArgumentError("on tensors only its bilinear interpolation is Pillow's")
 
-    place = len(state.ops)
-    if state.is_float:
-        place = next(number for number, each in enumerate(state.ops) if isinstance(each, (ToDtype, Normalize)))
-        if any(not isinstance(each, (ToDtype, Normalize)) for each in state.ops[place:]):
-            raise ArgumentError("it works on floats, behind an op that it can't be moved before")
-        extent = SizeBounds()
-        for each in state.ops[:place]:
-            extent = each.extent(extent)
-        if isinstance(made, (CenterCrop, RandomCrop)) and not made.fuses(extent):
-            raise ArgumentError("it may pad an image of floats")
-    state.ops.insert(place, made)
+    smooth = ("bilinear", "bicubic") if _is_v2(op) and not state.is_float else ("bilinear",)
+    if is_tensor and (getattr(made, "interpolation", "bilinear") not in smooth or getattr(made, "hue", None)):
+        raise ArgumentError("on tensors its interpolation, or its change of hue, differs from Pillow's")
+    return _moved(made, state) if state.is_float else state.then(made)
 
 
-def _function(function: Any, state: _State) -> None:
+def _moved(op: Op, state: _State) -> _State:
+    """Takes an op on floats, which does the same before these were made of uint8."""
+    place = next(number for number, each in enumerate(state.ops) if isinstance(each, (ToDtype, Normalize)))
+    before, values = state.ops[:place], state.ops[place:]
+    if not all(isinstance(each, (ToDtype, Normalize)) for each in values):
+        if isinstance(op, RandomHorizontalFlip):
+            return state.then(op)
+        raise ArgumentError("it works on floats, behind an op that it can't be moved before")
+
+    extent = SizeBounds()
+    for each in before:
+        extent = each.extent(extent)
+    if isinstance(op, (CenterCrop, RandomCrop)) and not op.fuses(extent):
+        raise ArgumentError("it may pad an image of floats")
+    return replace(state, ops=(*before, op, *values))
+
+
+def _lambda(op: Any, state: _State) -> _State:
+    return _function(op.lambd, state)
+
+
+def _function(function: Any, state: _State) -> _State:
     """Takes a function that is known by its code."""
     for known, kind, ops in _KNOWN:
-        if _code(function) == _code(known) and kind in ("", state.kind) and state.recipe.channels == 3:
-            state.ops += ops
-            return
+        if _code(function) == _code(known) and kind in ("", state.kind) and state.channels == 3:
+            return state.then(*ops)
     raise ArgumentError("it is a function of yours")
 
 
 def _code(function: Any) -> object:
     """Returns the steps of a function of one argument that reads nothing else."""
-    code = getattr(function, "__code__", None)
-    if not inspect.isfunction(function) or code.co_argcount != 1 or code.co_nlocals != 1 or code.co_freevars:
+    code = function.__code__ if inspect.isfunction(function) else None
+    if code is None or code.co_argcount != 1 or code.co_nlocals != 1 or code.co_freevars:
         return function
     steps = dis.get_instructions(code)
     return [(step.opname, None if "FAST" in step.opname else step.argval) for step in steps if step.opname != "RESUME"]
@@ -359,122 +420,115 @@ _KNOWN: tuple[tuple[Callable[[Any], Any], str, tuple[Op, ...]], ...] = (
 )
 
 
-def _to_tensor(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
+def _to_tensor(op: Any, state: _State) -> _State:
     if state.kind == "pil":
-        state.ops.append(ToDtype("float32", scale=True))
-        state.kind, state.is_float = "tensor", True
-    elif not (_is_v2(op) or _name(op) == "MaybeToTensor"):
-        raise _Refused("torchvision's ToTensor takes no tensor")
+        return state.then(ToDtype("float32", scale=True), kind="tensor", is_float=True)
+    if _is_v2(op):
+        return state
+    raise _Refused("torchvision's ToTensor takes no tensor")
 
 
-def _pil_to_tensor(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
+def _pil_to_tensor(op: Any, state: _State) -> _State:
     if state.kind != "pil" and not _is_v2(op):
         raise _Refused("torchvision's PILToTensor takes no tensor")
-    state.kind = "tensor" if state.kind == "pil" else state.kind
+    return replace(state, kind="tensor") if state.kind == "pil" else state
 
 
-def _to_image(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    state.kind = "image"
+def _to_image(op: Any, state: _State) -> _State:
+    return replace(state, kind="image")
 
 
-def _to_pure_tensor(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    state.kind = "tensor" if state.kind == "image" else state.kind
+def _to_pure_tensor(op: Any, state: _State) -> _State:
+    return replace(state, kind="tensor") if state.kind == "image" else state
 
 
-def _to_pillow(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    if op.mode is not None and (op.mode, state.recipe.channels) not in (("RGB", 3), ("L", 1)):
+def _to_pillow(op: Any, state: _State) -> _State:
+    if op.mode is not None and (op.mode, state.channels) not in (("RGB", 3), ("L", 1)):
         raise ArgumentError("it converts to another mode")
-    if state.kind == "pil" and not (is_first or _is_v2(op)):
+    if state.kind == "pil" and not (state.is_first or _is_v2(op)):
         raise _Refused("torchvision's ToPILImage takes no Pillow image")
+    ops = state.ops
     if state.is_float:
-        if state.ops[-1] != ToDtype("float32", scale=True):
-            raise ArgumentError("it turns other floats than ToTensor's back into pixels")
-        state.ops.pop()
-    state.kind, state.is_float = "pil", False
+        if ops[-1] != ToDtype("float32", scale=True):
+            raise ArgumentError("it turns other floats than ToTensor's into pixels")
+        ops = ops[:-1]
+    return replace(state, ops=ops, kind="pil", is_float=False)
 
 
-def _to_dtype(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    dtype, scale = op.dtype, getattr(op, "scale", True)
-    if isinstance(dtype, dict):
+def _to_dtype(op: Any, state: _State) -> _State:
+    dtype = op.dtype
+    if isinstance(dtype, dict):  # by the class of what is converted
         names = {getattr(key, "__name__", key): value for key, value in dtype.items()}
-        own = {"image": "Image", "tensor": "Tensor", "pil": ""}[state.kind]
+        own = {"image": "Image", "tensor": "Tensor"}.get(state.kind, "others")
         if own not in names and "others" not in names:
-            raise _Refused(f"its mapping has no dtype for {own or 'Pillow images'}")
+            raise _Refused(f"its mapping has no dtype for {own}")
         dtype = names.get(own, names.get("others"))
     if state.kind == "pil" and not _is_v2(op):
         raise _Refused("torchvision's ConvertImageDtype takes no Pillow image")
-    if state.kind == "pil" or dtype is None:
-        return  # v2 leaves Pillow images alone
-
     name = str(dtype).removeprefix("torch.")
-    if name == ("float32" if state.is_float else "uint8"):
-        return
-    if name != "float32" and (state.is_float or not is_last):
+    if state.kind == "pil" or dtype is None or name == ("float32" if state.is_float else "uint8"):
+        return state  # v2 leaves Pillow images alone
+
+    if name != "float32" and (state.is_float or not state.is_last):
         raise ArgumentError(f"later ops would compute in {name}")
-    state.ops.append(ToDtype(name, scale=bool(scale)))
-    state.is_float = True
+    return state.then(ToDtype(name, scale=getattr(op, "scale", True)), is_float=True)
 
 
-def _normalize(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
+def _normalize(op: Any, state: _State) -> _State:
     if not state.is_float:
         raise _Refused("torchvision's Normalize takes tensors of floats")
     mean, std = (value.tolist() if hasattr(value, "tolist") else value for value in (op.mean, op.std))
-    state.ops.append(Normalize(mean, std))
+    return state.then(Normalize(mean, std))
 
 
-def _erasing(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
+def _erasing(op: Any, state: _State) -> _State:
     if state.kind == "pil":
         raise ArgumentError("it takes tensors")
-    value = "random" if op.value is None else op.value
-    state.ops.append(RandomErasing(op.p, op.scale, op.ratio, value))
+    return state.then(RandomErasing(op.p, op.scale, op.ratio, op.value))
 
 
-def _rgb(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    if state.recipe.channels != 3:
+def _rgb(op: Any, state: _State) -> _State:
+    if state.channels != 3:
         raise ArgumentError("it makes three channels of one")
+    return state
 
 
-def _apply(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    state.ops.append(RandomApply(_inner(op.transforms, state), op.p))
+def _apply(op: Any, state: _State) -> _State:
+    return state.then(RandomApply(_inner(op.transforms, state), op.p))
 
 
-def _choose(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
-    state.ops.append(RandomChoice([Compose(_inner(each, state)) for each in op.transforms], op.p))
+def _choose(op: Any, state: _State) -> _State:
+    return state.then(RandomChoice([Compose(_inner(each, state)) for each in op.transforms], op.p))
 
 
-def _inner(transform: Any, state: _State) -> Sequence[Op]:
+def _inner(transform: Any, state: _State) -> tuple[Op, ...]:
     """Returns the ops of a branch, all of which have counterparts and leave an image what it is."""
-    inner = _State([], state.kind, False)
     if state.is_float:
         raise ArgumentError("it works on floats")
-    for op in _leaves(
-        list(transform) if isinstance(transform, (list, tuple)) or hasattr(transform, "__iter__") else transform
-    ):
+    inner = _State(kind=state.kind)
+    for op in _leaves(transform):
         try:
-            _convert_one(op, inner, False, False)
+            inner = _convert_one(op, inner)
         except ArgumentError as problem:
             raise ArgumentError(f"of {_name(op)} in it: {problem}") from None
-    if (inner.kind, inner.is_float) != (state.kind, False):
+    if inner.kind != state.kind or inner.is_float:
         raise ArgumentError("an op in it changes the image's type")
     return inner.ops
 
 
-def _preset(op: Any, state: _State, is_first: bool, is_last: bool) -> None:
+def _preset(op: Any, state: _State) -> _State:
     """Takes the transforms of a model's weights."""
     if state.kind != "pil":
         raise ArgumentError("on tensors it differs from Pillow's")
-    state.ops += [
-        geometry.Resize(op.resize_size, op.interpolation),
-        CenterCrop(op.crop_size),
-        ToDtype("float32", scale=True),
-        Normalize(op.mean, op.std),
-    ]
-    state.kind, state.is_float = "tensor", True
+    resize = Resize(op.resize_size, op.interpolation)
+    values = ToDtype("float32", scale=True), Normalize(op.mean, op.std)
+    return state.then(resize, CenterCrop(op.crop_size), *values, kind="tensor", is_float=True)
 
 
-_RULES: dict[str, Callable[[Any, _State, bool, bool], None]] = {
+_RULES: dict[str, Callable[[Any, _State], _State]] = {
     "ConvertImageDtype": _to_dtype,
     "ImageClassification": _preset,
+    "Lambda": _lambda,
     "Normalize": _normalize,
     "PILToTensor": _pil_to_tensor,
     "RGB": _rgb,

@@ -194,8 +194,17 @@ def test_every_op_moves_targets_or_is_known_to_leave_the_geometry() -> None:
     ops = {op.__name__ for op in ops if issubclass(op, T.Op) and op is not T.Op}
     moved = {name for case in target_cases() for name, *_ in case.steps}
     refused = {"AugMix", "AutoAugment", "RandAugment", "TrivialAugmentWide"}
-    colors = {"ColorJitter", "GaussianBlur", "Lambda", "Normalize", "RandomErasing", "RandomGrayscale", "ToDtype"}
-    colors |= {
+    colors = {
+        "ColorJitter",
+        "GaussianBlur",
+        "Grayscale",
+        "Lambda",
+        "Normalize",
+        "RandomErasing",
+        "RandomGrayscale",
+        "ToDtype",
+    }
+    colors |= {"Grayscale", "RandomGrayscale"} | {
         f"Random{name}" for name in ("AdjustSharpness", "Autocontrast", "Equalize", "Invert", "Posterize", "Solarize")
     }
     assert ops == moved | refused | colors | {"Compose"}

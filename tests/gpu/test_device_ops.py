@@ -393,6 +393,7 @@ def test_no_images_are_no_work(device: torch.device) -> None:
             [T.Resize(64), T.RandomPerspective(), T.CenterCrop(64)],
             "CenterCrop: it gets images of different sizes",
         ),
+        ([T.RandomResizedCrop(32), T.Grayscale()], "Grayscale: its images have one channel"),
         ([T.RandomZoomOut(), T.RandomResizedCrop(32)], "RandomZoomOut: its images are of different sizes"),
         ([T.RandomResizedCrop(32), T.RandomChoice([T.RandomInvert(), T.Lambda(abs)])], "RandomChoice: of Lambda in it"),
         ([T.Resize((64, 64)), T.GaussianBlur(3), T.RandomCrop(70, 2)], "RandomCrop: its 70x70 .* larger .* 68x68"),

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
@@ -28,12 +29,14 @@ from feeder.shard.write.sharding import shard
 from feeder.transforms import (
     ColorJitter,
     Compose,
+    Grayscale,
     Lambda,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
     ToDtype,
+    Views,
 )
 from tests.support import images
 from tests.support.batches import copied_epoch, same_batches, sample_ids
@@ -118,6 +121,34 @@ def test_what_a_function_draws_is_keyed_by_seed_epoch_and_sample(shards: Path) -
     assert all(map(torch.equal, first, [image for batch in workers for image in batch[0]]))
     assert not any(map(torch.equal, first, second))
     assert not any(map(torch.equal, first, different))
+
+
+def _halves(image: torch.Tensor) -> torch.Tensor:
+    return torch.stack(image.double().split(8, dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("ops", "shape", "dtype"),
+    [
+        ([Lambda(_halves, on="tensor", keeps_shape=False)], (2, 3, 16, 8), torch.float64),
+        ([Grayscale(), ToDtype("float32", scale=True)], (1, 16, 16), torch.float32),
+    ],
+)
+def test_images_of_other_shapes_come_by_all_ways(
+    shards: Path, ops: list[Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    dataset = ShardDataset(shards, Compose([RandomResizedCrop(16), *ops]))
+    alone = copied_epoch(DataLoader(dataset, batch_size=8, seed=5))
+    assert alone[0][0].dtype == dtype
+    assert alone[0][0].shape == (8, *shape)
+    for options in ({"num_workers": 2}, {"num_workers": 2, "collate_fn": default_collate}, {"backend": "pillow"}):
+        assert same_batches(copied_epoch(DataLoader(dataset, batch_size=8, seed=5, **options)), alone), options
+    views = ShardDataset(shards, Views([dataset.recipe, RandomResizedCrop(8)]))
+    images, _ = next(iter(DataLoader(views, batch_size=8, num_workers=1)))
+    assert [tuple(each.shape) for each in images] == [(8, *shape), (8, 3, 8, 8)]
+    assert dataset[3][0].shape == shape
+    (images, _), *_ = torch.utils.data.DataLoader(dataset, batch_size=8)
+    assert images.shape == (8, *shape)
 
 
 def test_what_a_function_draws_from_torch_is_keyed_from_the_first_image_on(shards: Path) -> None:

@@ -122,6 +122,7 @@ def test_parameters_and_defaults_are_those_of_this_torchvision(theirs: dict[str,
     assert len(theirs["parameters"]) > 30
     without = {"Lambda": ["types"], "MixUp": ["labels_getter"], "CutMix": ["labels_getter"]}
     further = {"Resize": [["cover", "False", "KEYWORD_ONLY"]]}
+    further["Lambda"] = [["on", "array", "KEYWORD_ONLY"], ["keeps_shape", "True", "KEYWORD_ONLY"]]
     without |= {"SanitizeBoundingBoxes": ["labels_getter"], "SanitizeKeyPoints": ["labels_getter"]}
     for name, expected in theirs["parameters"].items():
         kept = [each for each in expected if each[0] not in without.get(name, ())]

@@ -6,6 +6,7 @@ the traceback of each, or None.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import pickle
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import feeder
@@ -158,6 +159,12 @@ def transform_that_is_set(folder: Path) -> None:
     assert_like(parts[0], train)
     ours.transform = tensors()
     assert_like(parts[1], valid)
+    with pytest.raises(feeder.ArgumentError, match="expected a transform"):
+        ours.transform = 3
+    ours.transform = tensors()
+    ours.transform.transforms.insert(2, v2.CenterCrop(12))
+    assert_like(parts[1], valid)
+    assert next(iter(loaders[0]))[0].shape[-1] == 12
     assert loaders[0].stats()["respawns"] == 0
 
 
@@ -176,6 +183,37 @@ def target_transforms(folder: Path) -> None:
             assert repr(found) == repr(expected), (found, expected)
         collated = feeder.DataLoader(ours, 7, collate_fn=list, num_workers=1)
         assert repr([target for _, target in next(iter(collated))]) == repr([theirs[i][1] for i in range(7)])
+
+
+@check
+def draws_of_target_transforms(folder: Path) -> None:
+    """By (seed, epoch, sample); the caller's generators stay as they are."""
+    from torchvision.datasets import ImageFolder
+
+    theirs = ImageFolder(str(tree(folder)), transform=tensors(), target_transform=lambda y: torch.rand(()).item())
+    ours = feeder.from_torch(theirs)
+    loaders = [feeder.DataLoader(ours, size, seed=5, num_workers=workers) for size, workers in ((7, 0), (2, 1))]
+    epochs = [[torch.cat([targets for _, targets in loader]) for _ in range(2)] for loader in loaders]
+    assert torch.equal(epochs[0][0], epochs[1][0])
+    assert len(set(epochs[0][0].tolist() + epochs[0][1].tolist())) == 14
+    with pytest.raises(feeder.ArgumentError, match="mixes images and labels"):
+        feeder.DataLoader(ours, 7, mix=feeder.transforms.MixUp())
+    padded = feeder.DataLoader(ours, 7, sizes=feeder.PadToBatch())
+    assert [len(entry) for entry in next(iter(padded))] == [7, 7, 7]
+
+
+@check
+def timms_dataset(folder: Path) -> None:
+    if importlib.util.find_spec("timm") is None:
+        return
+    from timm.data import ImageDataset
+
+    theirs = ImageDataset(str(tree(folder)), transform=tensors())
+    ours = feeder.from_torch(theirs)
+    assert_like(ours, theirs)
+    assert ours.filename(0) == theirs.filename(0)
+    theirs.input_img_mode = "L"
+    refused(lambda: feeder.from_torch(theirs), "ImageDataset")
 
 
 @check
@@ -231,7 +269,7 @@ def other_folder_classes(folder: Path) -> None:
     files = sorted(tree(folder / "elsewhere").rglob("*.*"), reverse=True)
     for kind in (DTD, Flowers102):
         theirs: Any = kind.__new__(kind)
-        theirs.root, theirs._image_files, theirs._labels = folder / "root", files, list(range(len(files)))
+        vars(theirs).update({"root": folder / "root", "_image_files": files, "_labels": list(range(len(files)))})
         theirs.loader = theirs.__init__.__func__.__defaults__[-1]
         theirs.transform, theirs.target_transform = tensors(), None
         assert_like(feeder.from_torch(theirs), theirs)
@@ -404,7 +442,7 @@ def explanation(folder: Path) -> None:
     from torchvision.transforms import v2
 
     def blurred(image: Image.Image) -> Image.Image:
-        return image
+        return image.filter(ImageFilter.BLUR)
 
     class Own(ImageFolder):  # type: ignore[misc]
         def __getitem__(self, i: int) -> Any: ...
@@ -412,7 +450,7 @@ def explanation(folder: Path) -> None:
     ops = v2.Compose([v2.RandomResizedCrop(24), v2.Lambda(blurred), v2.ToImage()])
     theirs = ImageFolder(str(tree(folder)), transform=ops, target_transform=str)
     (folder / "ant" / "0.png").unlink()
-    for obj in (theirs, Subset(theirs, [1]), torch.utils.data.DataLoader(theirs)):
+    for obj in (theirs, Subset(theirs, [1]), torch.utils.data.DataLoader(theirs), feeder.from_torch(theirs)):
         found = feeder.explain(obj)
         assert [line.how for line in found.lines] == ["native", "native", "python", "python", "python"]
         assert [line.name for line in found.lines][::4] == ["ImageFolder", "target_transform"]
@@ -467,7 +505,7 @@ def hugging_face(folder: Path) -> None:
         assert list(row) == list(expected)
         assert [row["text"], row["label"]] == [expected["text"], expected["label"]]
         assert np.abs(np.array(row["photo"], int) - np.array(expected["photo"], int)).max() <= 2
-    assert ours.features is theirs.features
+    assert ours.features == theirs.features
     assert ours.column_names == ["text", "photo", "label"]
 
     cut = feeder.from_torch(theirs, transform=tensors())
@@ -485,6 +523,7 @@ def hugging_face(folder: Path) -> None:
         return batch
 
     theirs.set_transform(changed)
+    assert [line.how for line in feeder.explain(theirs).lines] == ["native", "python"]
     ours = feeder.from_torch(theirs)
     for i in range(3):
         assert list(ours[i]) == list(theirs[i])
@@ -492,6 +531,7 @@ def hugging_face(folder: Path) -> None:
     (samples,) = feeder.DataLoader(ours, 3, num_workers=1, collate_fn=list)
     assert [list(row) for row in samples] == 3 * [["text", "label", "pixels"]]
     refused(lambda: feeder.from_torch(theirs.with_format(None).remove_columns("photo")), "0 Image columns")
+    assert feeder.explain(theirs.with_format(None).remove_columns("photo")).lines[0].how == "refused"
 
 
 @check

@@ -54,6 +54,7 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
         return "it is a function of one image, for a worker to call"
     if isinstance(op, T.Grayscale) and op.num_output_channels == 1:
         return "its images have one channel"
+
     if isinstance(op, (T.RandomIoUCrop, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
         return "its images are of different sizes"
     if type(op) not in (*DEVICE_OPS, T.Normalize):

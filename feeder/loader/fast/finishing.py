@@ -49,7 +49,7 @@ class Finishing:
         channels_last: bool,
         mix: Sequence[BatchOp],
     ) -> None:
-        moved = targets_in(work.extras)
+        moved = [*targets_in(work.extras), *(extra for extra in work.extras if extra.replaces_label)]
         if mix and moved:
             raise ArgumentError(
                 f"{type(mix[0]).__name__} mixes images and labels, but not the target {moved[0].name!r} of the "

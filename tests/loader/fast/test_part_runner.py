@@ -250,7 +250,7 @@ def test_samples_that_a_function_refuses_are_bad_samples(tmp_path: Path) -> None
 
 def test_ops_that_the_kernels_lack_go_the_other_way(tmp_path: Path, reads: Reads) -> None:
     check_same(
-        sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), RandomVerticalFlip(), Lambda(np.negative)])
+        sharded(tmp_path), [1, 2, 3], Recipe.of([RandomResizedCrop(16), Lambda(np.negative), RandomVerticalFlip()])
     )
     assert reads.samples == 3
 
