@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
@@ -115,7 +115,7 @@ class FolderReader:
         start, end = self._path_start[i : i + 2].tolist()
         return os.fsdecode(self._path_data[start:end].tobytes())
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
         image was measured is an error."""
         count = len(ids)
@@ -137,7 +137,7 @@ class FolderReader:
                 reason = f"has {found} pixels (width x height), and had {before} when all sizes were read: make the "
                 errors[row] = self.at(DecodeError(f"{reason}dataset and the loader again"), i)
                 buffers[row] = memoryview(b"")
-        return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
+        return ReadSamples(buffers, self._labels[ids], orientations, sizes, errors)
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
         """See :meth:`Reader.stored`."""

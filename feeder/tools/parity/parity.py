@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL
 
-from feeder.dataset.reader import Encoded
+from feeder.dataset.reader import ReadSamples
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
@@ -207,7 +207,7 @@ def _compare(
     decoder: Decoder,
     reference: Decoder,
     recipes: Sequence[Recipe],
-    image: Encoded,
+    image: ReadSamples,
     seed: int,
     sample: int,
 ) -> tuple[Failure | None, bool]:
