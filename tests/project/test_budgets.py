@@ -20,10 +20,10 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 170,
-    "dataset": 2_115,
-    "decoders": 3_580,
+    "dataset": 2_248,
+    "decoders": 3_590,
     "fields": 360,
-    "loader": 8_610,
+    "loader": 8_865,
     "order": 960,
     "service": 1_645,
     "shard": 8_840,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_740,
     "transforms": 1_890,
 }
-TOKENS = 452_720
+TOKENS = 457_680
 OWN_PARAMETERS = 15
 DENSE = 34
 
