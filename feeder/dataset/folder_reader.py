@@ -39,14 +39,14 @@ from feeder.shard.source.siblings import are_worth_a_word, likely_members, membe
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["FolderListing", "FolderReader"]
+__all__ = ["MACHINE_ERRORS", "FolderListing", "FolderReader"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
 _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
 _LISTED_AT_ONCE = 1 << 13
-_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
+MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
 
 
 class FolderListing(NamedTuple):
@@ -227,7 +227,7 @@ class FolderReader:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno in _MACHINE:
+            if error.errno in MACHINE_ERRORS:
                 raise
             raise self.at(DecodeError(f"{path} can't be read: {error.strerror}"), i) from None
 
@@ -278,7 +278,7 @@ class FolderReader:
             data = read_image(os.path.join(self.root, self.path(i)))
             return data, image_info(data)
         except OSError as error:
-            if error.errno in _MACHINE:
+            if error.errno in MACHINE_ERRORS:
                 raise
             raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
         except ValueError as error:
