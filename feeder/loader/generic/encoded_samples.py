@@ -68,6 +68,9 @@ class DrawnIndex(NamedTuple):
     epoch: int
     first: int | None
 
+    def __str__(self) -> str:  # in errors
+        return str(self.index)
+
 
 class ImageDraws:
     """The seed and the epochs of one loader's draws.
