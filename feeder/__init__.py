@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feeder import fields, service, transforms, wds
+    from feeder.dataset.encoded import Encoded
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.decode import decode
@@ -52,6 +53,7 @@ __all__ = [
     "DataLoader",
     "DecodeError",
     "DeviceLog",
+    "Encoded",
     "FeederError",
     "FolderDataset",
     "FormatError",
@@ -88,6 +90,7 @@ _HOMES = {
     "Dali": "feeder.decoders.registry",
     "DataLoader": "feeder.loader.dataloader",
     "DeviceLog": "feeder.tools.device_log",
+    "Encoded": "feeder.dataset.encoded",
     "FolderDataset": "feeder.dataset.folders",
     "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",

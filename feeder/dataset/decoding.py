@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["DecodeCounts", "SampleDecoder", "counted"]
+__all__ = ["DecodeCounts", "SampleDecoder", "counted", "current_counts"]
 
 _counting = threading.local()
 
@@ -38,21 +38,29 @@ class DecodeCounts:
     Attributes:
         clipped: Images of more than 8 bits per channel, which were clipped.
         slow: JPEGs that took the backend's slow path.
+        substitutions: Samples that were replaced, each a :class:`feeder.loader.generic.encoded_samples.Replaced`.
     """
 
     clipped: int = 0
     slow: int = 0
+    substitutions: list[Any] = field(default_factory=list)
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[DecodeCounts]:
     """Counts the images that this thread decodes one by one, in any dataset. Clipped images then cause no warning."""
-    before: DecodeCounts | None = getattr(_counting, "counts", None)
+    before = current_counts()
     _counting.counts = counts = DecodeCounts()
     try:
         yield counts
     finally:
         _counting.counts = before
+
+
+def current_counts() -> DecodeCounts | None:
+    """Returns the counts of :func:`counted` in this thread; None outside of it."""
+    found: DecodeCounts | None = getattr(_counting, "counts", None)
+    return found
 
 
 class SampleDecoder:
@@ -158,7 +166,7 @@ class SampleDecoder:
     ) -> DecodeError | None:
         """Decodes an image of sample ``i``, and counts it if it was clipped or slow; or warns."""
         result = self._decoder.decode(buffers, orientations, views)
-        counts: DecodeCounts | None = getattr(_counting, "counts", None)
+        counts = current_counts()
         if counts is not None:
             counts.clipped += result.clipped
             counts.slow += result.slow

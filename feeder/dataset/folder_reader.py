@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
 from feeder.decoders.image_header import ImageInfo, image_info
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError, SourceError
@@ -39,14 +39,14 @@ from feeder.shard.source.siblings import are_worth_a_word, likely_members, membe
 from feeder.system.files import open_regular, scan_folder
 from feeder.system.warning import warn
 
-__all__ = ["FolderListing", "FolderReader"]
+__all__ = ["MACHINE_ERRORS", "FolderListing", "FolderReader"]
 
 _HEARTBEAT_ENTRIES = 256  # between two calls of it
 _HEADER_BYTES = 1 << 14
 _MEASURING_THREADS = 32  # disks and file servers answer many reads at a time
 _MEASURED_AT_ONCE = 64
 _LISTED_AT_ONCE = 1 << 13
-_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
+MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # not the sample's fault
 
 
 class FolderListing(NamedTuple):
@@ -115,7 +115,7 @@ class FolderReader:
         start, end = self._path_start[i : i + 2].tolist()
         return os.fsdecode(self._path_data[start:end].tobytes())
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Size and orientation come from each file's header; one that has changed since the
         image was measured is an error."""
         count = len(ids)
@@ -137,7 +137,7 @@ class FolderReader:
                 reason = f"has {found} pixels (width x height), and had {before} when all sizes were read: make the "
                 errors[row] = self.at(DecodeError(f"{reason}dataset and the loader again"), i)
                 buffers[row] = memoryview(b"")
-        return Encoded(buffers, self._labels[ids], orientations, sizes, errors)
+        return ReadSamples(buffers, self._labels[ids], orientations, sizes, errors)
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
         """See :meth:`Reader.stored`."""
@@ -227,7 +227,7 @@ class FolderReader:
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno in _MACHINE:
+            if error.errno in MACHINE_ERRORS:
                 raise
             raise self.at(DecodeError(f"{path} can't be read: {error.strerror}"), i) from None
 
@@ -277,7 +277,7 @@ class FolderReader:
         try:
             return self._read_image(i)
         except OSError as error:
-            if error.errno in _MACHINE:
+            if error.errno in MACHINE_ERRORS:
                 raise
             raise self.at(DecodeError(f"can't be read: {error.strerror}"), i) from None
         except ValueError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.extras import Extra
-from feeder.dataset.reader import Encoded
+from feeder.dataset.reader import ReadSamples
 from feeder.decoders.image_header import image_info
 from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms.choice import Branches
@@ -68,7 +68,7 @@ class FurtherImage(Extra):
             raise self._error("the sample has no such member")
         return data
 
-    def encoded(self, given: Sequence[bytes | DecodeError], sizes: npt.NDArray[np.int32]) -> Encoded:
+    def encoded(self, given: Sequence[bytes | DecodeError], sizes: npt.NDArray[np.int32]) -> ReadSamples:
         """Returns the images as a decoder takes them.
 
         Args:
@@ -77,7 +77,7 @@ class FurtherImage(Extra):
         """
         count = len(given)
         buffers, errors = [memoryview(b"")] * count, list[DecodeError | None]([None] * count)
-        found = Encoded(buffers, np.zeros(count, np.int64), np.ones(count, np.uint8), np.ones_like(sizes), errors)
+        found = ReadSamples(buffers, np.zeros(count, np.int64), np.ones(count, np.uint8), np.ones_like(sizes), errors)
         for row, data in enumerate(given):
             try:
                 if isinstance(data, DecodeError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import Encoded, Reader, Wanted
+from feeder.dataset.reader import Reader, ReadSamples, Wanted
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import ArgumentError, DecodeError
 
@@ -55,11 +55,11 @@ class JoinedReader:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. ``wanted`` is called once for all samples, whose crops are drawn together. Readers
         that get sizes from the files only are therefore read before it."""
         groups = self._groups(ids)
-        found: list[Encoded | None] = [None] * len(groups)
+        found: list[ReadSamples | None] = [None] * len(groups)
         orientations, sizes = np.ones(len(ids), np.uint8), np.ones((len(ids), 2), np.int32)
         rows_wanted: npt.NDArray[np.int32] | None = None
         if wanted is not None:
@@ -82,7 +82,7 @@ class JoinedReader:
             if encoded.first_rows is not None:
                 first_rows[rows] = encoded.first_rows
         whole = not (first_rows >= 0).any()
-        return Encoded(buffers, labels, orientations, sizes, errors, None if whole else first_rows)
+        return ReadSamples(buffers, labels, orientations, sizes, errors, None if whole else first_rows)
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
         """See :meth:`Reader.stored`."""

@@ -16,7 +16,7 @@ from feeder.order.shard_sizes import ShardSizes
 __all__ = [
     "REFUSED_FIELDS",
     "SWAPPING_ORIENTATIONS",
-    "Encoded",
+    "ReadSamples",
     "Reader",
     "Wanted",
     "check_fields",
@@ -33,7 +33,7 @@ Wanted = Callable[[npt.NDArray[np.uint8], npt.NDArray[np.int32]], npt.NDArray[np
 
 
 @dataclass
-class Encoded:
+class ReadSamples:
     """N samples as they were read.
 
     Attributes:
@@ -54,11 +54,11 @@ class Encoded:
     errors: list[DecodeError | None]
     first_rows: npt.NDArray[np.int32] | None = None
 
-    def take(self, rows: list[int]) -> Encoded:
+    def take(self, rows: list[int]) -> ReadSamples:
         """Returns some of the samples."""
         buffers, errors = [self.buffers[row] for row in rows], [self.errors[row] for row in rows]
         first_rows = None if self.first_rows is None else self.first_rows[rows]
-        return Encoded(buffers, self.labels[rows], self.orientations[rows], self.sizes[rows], errors, first_rows)
+        return ReadSamples(buffers, self.labels[rows], self.orientations[rows], self.sizes[rows], errors, first_rows)
 
 
 class Reader(Protocol):
@@ -82,7 +82,7 @@ class Reader(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """Reads the encoded images of N samples.
 
         Args:
@@ -92,8 +92,8 @@ class Reader(Protocol):
         """
 
     def stored(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]] | None:
-        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`Encoded`; None if they are
-        known only from the samples' files."""
+        """Orientations to apply, uint8 [N], and upright sizes, int32 [N, 2], as in :class:`ReadSamples`; None if they
+        are known only from the samples' files."""
 
     def measure(self, ids: npt.NDArray[np.int64] | None = None) -> None:
         """Has :meth:`stored` know N samples, from the headers of their files where nothing else has their sizes.

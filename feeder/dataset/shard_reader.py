@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.open_files import OpenFile, OpenFiles, read_into
-from feeder.dataset.reader import SWAPPING_ORIENTATIONS, Encoded, Wanted, label_dtype
+from feeder.dataset.reader import SWAPPING_ORIENTATIONS, ReadSamples, Wanted, label_dtype
 from feeder.dataset.shard_fields import ShardFields
 from feeder.decoders.packed import add_codebooks
 from feeder.decoders.staged.capacity import Peek
@@ -99,7 +99,7 @@ class ShardReader(ShardFields):
     def __len__(self) -> int:
         return len(self.index)
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`. Reads in stored order, so that neighbours come from one place on the disk."""
         index, count = self.index, len(ids)
         rows = index.rows(ids)
@@ -163,7 +163,7 @@ class ShardReader(ShardFields):
                     self._check(i)
 
         labels = rows.labels if self._labels is None else self._labels[ids]
-        return Encoded(buffers, labels, orientations, sizes, errors, first_rows)
+        return ReadSamples(buffers, labels, orientations, sizes, errors, first_rows)
 
     def _arena(self, files: OpenFiles, size_bytes: int, ids: npt.NDArray[np.int64]) -> memoryview:
         """Returns this thread's memory for the bytes of some images, made larger where they need it."""

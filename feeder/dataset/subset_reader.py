@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import Encoded, Reader, Wanted
+from feeder.dataset.reader import Reader, ReadSamples, Wanted
 from feeder.decoders.staged.capacity import Peek
 from feeder.errors import DecodeError
 
@@ -34,7 +34,7 @@ class PartReader:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[np.int64], wanted: Wanted | None = None) -> ReadSamples:
         """See :meth:`Reader.read`."""
         return self.whole.read(self.ids[ids], wanted)
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from feeder.decoders.decoder import Buffer, Decoder, View
 from feeder.decoders.image_header import clipped_warning, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
-from feeder.decoders.registry import get_decoder
+from feeder.decoders.registry import Dali, get_decoder
 from feeder.errors import ArgumentError, DecodeError
 from feeder.system.warning import warn
 from feeder.transforms import Recipe
@@ -25,7 +25,17 @@ if TYPE_CHECKING:
 
     from feeder.transforms import Draws
 
-__all__ = ["check_backend", "check_recipe", "decode", "decode_batch", "sample_id", "thread_decoder"]
+__all__ = [
+    "check_backend",
+    "check_recipe",
+    "decode",
+    "decode_batch",
+    "different_sizes_of",
+    "drawn_seed",
+    "header",
+    "sample_id",
+    "thread_decoder",
+]
 
 _local = threading.local()  # a decoder is for one thread at a time
 
@@ -35,7 +45,7 @@ def decode(
     transform: Any,
     *,
     ids: Iterable[int] | Iterable[str] | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     epoch: int = 0,
     out: torch.Tensor | None = None,
     backend: str = "cpu",
@@ -52,9 +62,10 @@ def decode(
         transform: The ops on every image, as :class:`feeder.ShardDataset` takes them. After them all images must be of
             one size.
         ids: N sample ids, by which random ops draw: integers from 0 to 2**63-1, or keys, which count as
-            :func:`sample_id` of them. In a feeder dataset a sample's id is its number. None: the places in ``images``,
-            so that each call draws the same for the same seed and epoch.
-        seed: Of the augmentation, 0 to 2**64-1.
+            :func:`sample_id` of them. In a feeder dataset a sample's id is its number. None: each call draws anew, from
+            torch's random state, which torch seeds for each worker of a DataLoader; with a ``seed``, by the places in
+            ``images``.
+        seed: Of the augmentation, 0 to 2**64-1. None: 0 with ``ids``, else drawn from torch's random state.
         epoch: Of the augmentation, 0 to 2**32-1.
         out: A contiguous CPU tensor of the result's shape and dtype to fill; None makes one.
         backend: The decode backend: "cpu", "pillow", "dali", "auto" or another package's.
@@ -74,6 +85,8 @@ def decode(
     recipe = Recipe.of(transform).at(None, epoch)
     check_recipe(recipe)
     decoder = thread_decoder(recipe, backend, fidelity, threads)
+    if seed is None:
+        seed = 0 if ids is not None else drawn_seed()
     return decode_batch(decoder, recipe, images, ids, seed, epoch, _at, _name, out)
 
 
@@ -127,7 +140,7 @@ def sample_id(key: str) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def thread_decoder(recipe: Recipe, backend: str, fidelity: str, threads: int = 1) -> Decoder:
+def thread_decoder(recipe: Recipe, backend: str | Dali, fidelity: str, threads: int = 1) -> Decoder:
     """Returns this thread's decoder for these options; to find one by name takes longer than to decode ten images."""
     check_backend(backend)
     options = backend, threads, fidelity, os.getpid()
@@ -138,7 +151,7 @@ def thread_decoder(recipe: Recipe, backend: str, fidelity: str, threads: int = 1
     return made[options]
 
 
-def check_backend(backend: str) -> None:
+def check_backend(backend: str | Dali) -> None:
     """Raises ArgumentError for the name of a backend that makes no CPU tensors."""
     if backend == "cuda":
         raise ArgumentError("backend 'cuda': decode gives CPU tensors; use 'cpu', 'pillow' or 'dali'")
@@ -170,14 +183,33 @@ def _headers(
     sizes = np.ones((len(buffers), 2), np.int32)
     for row, data in enumerate(buffers):
         try:
-            if is_raw(data):
-                sizes[row] = raw_pixels(data).shape[:2]
-            else:
-                info = image_info(data)
-                orientations[row], sizes[row] = info.orientation, info.upright_size
-        except (ValueError, DecodeError) as error:
-            raise at(DecodeError(str(error)), row) from None
+            orientations[row], sizes[row] = header(data)
+        except DecodeError as error:
+            raise at(error, row) from None
     return orientations, sizes
+
+
+def header(data: bytes) -> tuple[int, tuple[int, int]]:
+    """Returns an encoded image's EXIF orientation to apply, 1-8, and its upright (height, width).
+
+    Raises:
+        DecodeError: if it is no image.
+    """
+    try:
+        if is_raw(data):
+            height, width = raw_pixels(data).shape[:2]
+            return 1, (height, width)
+        info = image_info(data)
+    except (ValueError, DecodeError) as error:
+        raise DecodeError(str(error)) from None
+    return info.orientation, info.upright_size
+
+
+def drawn_seed() -> int:
+    """Draws a seed from torch's random state, 0 to 2**64-1."""
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_()) % (1 << 64)
 
 
 def _ids(ids: Iterable[int] | Iterable[str] | None, count: int) -> npt.NDArray[np.int64]:
@@ -204,14 +236,22 @@ def _output_size(recipe: Recipe, draws: Draws, name: Callable[[int], str]) -> tu
     other = np.flatnonzero((sizes != sizes[0]).any(axis=1))
     if len(other):
         row = int(other[0])
-        shapes = [f"{height}x{width}" for height, width in (sizes[0].tolist(), sizes[row].tolist())]
-        raise ArgumentError(
-            f"{name(row)} has another size than {name(0)} after the transform, {shapes[1]} and {shapes[0]} (height x "
-            "width): a batch has one. End the transform with CenterCrop, RandomCrop, RandomResizedCrop or "
-            "Resize((height, width))"
-        )
+        raise different_sizes_of((name(0), *sizes[0].tolist()), (name(row), *sizes[row].tolist()))
     height, width = sizes[0].tolist()
     return height, width
+
+
+def different_sizes_of(first: tuple[str, int, int], other: tuple[str, int, int]) -> ArgumentError:
+    """Returns the error for two images of a batch that have different sizes.
+
+    Args:
+        first, other: Name, height and width of an image after the transform.
+    """
+    return ArgumentError(
+        f"{other[0]} has another size than {first[0]} after the transform, {other[1]}x{other[2]} and "
+        f"{first[1]}x{first[2]} (height x width): a batch has one. End the transform with CenterCrop, RandomCrop, "
+        "RandomResizedCrop or Resize((height, width))"
+    )
 
 
 def _array(out: torch.Tensor, shape: tuple[int, ...], recipe: Recipe) -> npt.NDArray[Any]:

@@ -129,9 +129,9 @@ class Decoder(Protocol):
             orientations: uint8 [N], EXIF orientation 1-8 to apply; 1 leaves the image as stored.
             views: The outputs, at least one; filled.
             first_rows: int32 [N], the first pixel row in each buffer, -1 for a whole image, see
-                :class:`feeder.dataset.reader.Encoded`; None: all are whole. Given only if ``takes_rows``. The buffers
-                have the rows that all views of an image need; an image that can't be decoded from these is given again,
-                whole.
+                :class:`feeder.dataset.reader.ReadSamples`; None: all are whole. Given only if ``takes_rows``. The
+                buffers have the rows that all views of an image need; an image that can't be decoded from these is
+                given again, whole.
         """
         ...
 

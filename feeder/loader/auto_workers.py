@@ -236,11 +236,13 @@ def _unmeasurable(dataset: Any, fast: bool) -> str | None:
 
 def _decoded_elsewhere(fast: bool, device: torch.device | None, arguments: Mapping[str, Any]) -> str | None:
     """Returns, in words, what decodes in place of workers; None if they do."""
+    if not fast:
+        return None
     on_gpu = device is not None and device.type == "cuda" and dali_is_installed() and "collate_fn" not in arguments
     backend = arguments.get("backend")
     if backend == "cuda":
         return "workers only read, the GPU decodes"
-    if backend == "dali" or isinstance(backend, Dali) or (fast and on_gpu and backend == "auto"):
+    if backend == "dali" or isinstance(backend, Dali) or (on_gpu and backend == "auto"):
         return "workers only read, decoding is DALI's"
     return None
 

@@ -26,6 +26,7 @@ from feeder.loader.device.feed import StaticBuffers
 from feeder.loader.fast.fast_path import FastPath
 from feeder.loader.fast.history import BatchSamples, ReplayedBatch, replay, samples_of
 from feeder.loader.fast.position import Place
+from feeder.loader.generic.encoded_samples import DrawnSampler, ImageDraws
 from feeder.loader.generic.generic_path import GenericPath
 from feeder.loader.generic.resumable_samplers import make_resumable
 from feeder.loader.generic.split_order import SplitOrder, order_of
@@ -41,6 +42,7 @@ from feeder.loader.options import (
     DeviceOptions,
     EpochOptions,
     FixedOptions,
+    ImageOptions,
     Metrics,
     ToDevice,
     WorkerOptions,
@@ -89,7 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     does a ``ConcatDataset`` of feeder datasets with equal transforms and fields; labels stay as they are.
 
     All other datasets take torch's path: batches are made as torch's loader makes them. There, too, feeder datasets
-    and classes that derive from them have feeder's order, rank split, ``seed`` and ``shuffle``.
+    and classes that derive from them have feeder's order, rank split, ``seed`` and ``shuffle``. Images that a map-style
+    dataset returns as :class:`feeder.Encoded` are read, decoded and augmented by the batch, by feeder's draws.
 
     Args:
         dataset: As torch's, like all arguments up to ``in_order`` but for what follows.
@@ -117,7 +120,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         generator: For feeder datasets the source of ``seed``.
         seed: Seed of order and augmentation, 0 to 2**64-1; None: that of a loaded state, else drawn when the loader is
             made, from ``generator`` or torch's default one, and the same on all ranks: those of a torch.distributed
-            group take rank 0's, others 0, with a warning. On torch's path it has no effect beside an explicit sampler.
+            group take rank 0's, others 0, with a warning. On torch's path it has no effect beside an explicit sampler,
+            and of a dataset that is not feeder's it is that of the draws for :class:`feeder.Encoded` alone.
         rank: This process's rank; None: torch.distributed's, else torchrun's, else 0.
         world_size: Number of ranks; None: likewise, else 1. Each rank gets its part of every global batch, and all
             ranks get the same number of batches: ``stats()["padded"]`` lists the samples that are repeated for that. A
@@ -127,7 +131,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         backend: Decode backend, or "auto" for the best one that is installed and can run the recipe. "dali" decodes in
             this process, on ``device`` if that is a GPU; workers read, check and cut for it. :class:`feeder.Dali` is
             "dali" with options. "cuda" decodes seekable and packed JPEGs on the GPU ``device``, by feeder's own
-            kernels; "auto" never takes it.
+            kernels; "auto" never takes it. :class:`feeder.Encoded` is decoded in the workers, by a backend for the CPU.
         fidelity: "fast", or "exact" for pixels within one level of Pillow's, which is slower. "draft" is "fast" with
             less work where a crop is at least 2 or 4 times as large as its output: JPEGs are decoded at half or quarter
             size, and fine details differ (``feeder parity --fidelity draft`` measures it). The backend "cpu" has such a
@@ -156,7 +160,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             workers, and without one gets as many batches as take no more than a GiB, so that many cores have parts.
         worker_options: A :class:`feeder.WorkerOptions`: threads, NUMA node, patience and memory of the workers.
         on_error: "raise" raises a :class:`feeder.DecodeError` that names the sample, in place of its batch; "skip"
-            puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`.
+            puts another sample, chosen by seed, epoch and position, in its place and lists it in :meth:`stats`; on
+            torch's path in place of a sample with a bad :class:`feeder.Encoded`, chosen by seed, epoch and index.
         snapshot_every_n_steps: Number of batches between two snapshots of the state of datasets that have one
             (``state_dict()``) or are not feeder's. A resume makes the batches since the last snapshot again and drops
             them. 0: no snapshots.
@@ -292,6 +297,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._shown_collate = ShownCollate(vars(self)["collate_fn"])
         self._fast_path: FastPath | None = None
         self._generic_path = GenericPath(self.num_workers)
+        self._draws = ImageDraws(fixed.seed, generator)
         self._metrics_page: MetricsPage | None = None
 
         if path.is_fast:
@@ -344,6 +350,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             snapshot_every_n_steps=self.snapshot_every_n_steps,
             rank=self.rank,
             world_size=self.world_size,
+            images=self._image_options(),
             device=DeviceOptions(
                 target=self._target_device,
                 ahead=0 if self._to_device is None else self._to_device.prefetch,
@@ -352,6 +359,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 pin_memory=self.pin_memory,
             ),
             skip=self.skip,
+        )
+
+    def _image_options(self) -> ImageOptions | None:
+        """Returns the options of images that samples hold as :class:`feeder.Encoded`; None: there are none."""
+        path, threads = self._path_choice, self._workers.threads
+        if not path.takes_encoded:
+            return None
+        return ImageOptions(
+            self.backend,
+            self.fidelity,
+            threads if isinstance(threads, int) else 1,
+            self.on_error == "skip",
+            path.of_images(self._fixed_options()),
+            self._target_device,
         )
 
     def _serve_metrics(self) -> None:
@@ -472,8 +493,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         arguments = {"worker_init_fn": init, "multiprocessing_context": context}
         if is_fast:
-            names = ("backend", "fidelity", "sizes", "worker_options")
-            arguments |= {name: getattr(self, name) for name in names}
+            names = ["backend", "fidelity", "sizes", "worker_options"]
+        else:
+            names = [name for name in self._path_choice.of_images(self._fixed_options()) if name != "seed"]
+        arguments |= {name: getattr(self, name) for name in names}
         if not is_fast or collate_fn not in DEFAULT_COLLATES:
             arguments["collate_fn"] = collate_fn
         if batch_sampler is not None:
@@ -566,6 +589,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         order, sampler = self._generic.order, super()._index_sampler
         if order is not None:
             return order
+        if self._path_choice.takes_encoded:
+            return DrawnSampler(self._without_skipped(sampler), self._draws)
+        return self._without_skipped(sampler)
+
+    def _without_skipped(self, sampler: Any) -> Any:
         if self.skip and self.batch_sampler is not None and not isinstance(sampler, BatchSampler):
             raise ArgumentError(
                 "skip= is for the loader's own batches, and a derived class has put another batch sampler in their "
@@ -601,6 +629,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _check_skip(self, skip: Skip | None) -> None:
         """Raises ArgumentError if the loader, on torch's path, can't leave something out."""
         path = self._path_choice
+        if skip and self.on_error == "skip":
+            raise ArgumentError(
+                "on_error='skip' together with skip= is for feeder's datasets: here a bad sample might get one that is "
+                "left out in its place. Leave the samples out by a Subset"
+            )
         check_torchs_skip(skip, self.dataset, own_order=path.own_order, has_epochs=path.is_split_generic)
 
     def _is_fixed(self, name: str, value: Any) -> bool:
@@ -614,6 +647,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_fast_path": None, "_generic_path": GenericPath(self.num_workers)}
         own |= {"_iterator": None, "_metrics_page": None, "_seed": copy.copy(self._seed)}
+        own["_draws"] = copy.copy(self._draws)
         return {k: v for k, v in self.__dict__.items() if k not in ("_stream", "_static")} | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -695,6 +729,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if not self._fast.own_order:
                 tell_epoch(self, epoch)
         elif self._generic.order is None:
+            self._draws.next_epoch = epoch
             tell_epoch(self, epoch)
         else:
             self._generic.set_epoch(self, epoch)
@@ -844,6 +879,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``clipped``: number of images of feeder's datasets that lost range, because their samples have more than
               8 bits: floats, and integers outside 0-255; ``slow``: number of their JPEGs of a kind that the backend's
               usual way does not take (odd sampling factors, CMYK), which a slower one decoded;
+            - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
+              ``feeder.loader.fast.part_report.Substitution`` and ``feeder.loader.generic.encoded_samples.Replaced``;
             - ``padded``, with feeder's own order: ids of the samples that were repeated to fill the last batch of an
               epoch on all ranks.
 
@@ -855,9 +892,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             On the fast path also:
 
             - ``backend``: the decode backend's name;
-            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``: sums over parts;
-            - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
-              :class:`feeder.loader.fast.part_report.Substitution`.
+            - ``parts``, ``read_ns``, ``decode_ns`` (with drawing and transforming), ``encoded_bytes``: sums over parts.
         """
         stats = self._generic_path.stats() if self._fast is None else self._fast.stats()
         stats |= {"path": self.path, "path_reason": self._path_choice.reason}

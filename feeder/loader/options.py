@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from feeder.decoders.registry import Dali
+from feeder.decoders.decoder import MAX_PIXELS, check_options
+from feeder.decoders.registry import Dali, check_name
 from feeder.errors import ArgumentError
 from feeder.loader.service_options import Service
 from feeder.order.buckets import Buckets
@@ -29,6 +30,7 @@ __all__ = [
     "DeviceOptions",
     "EpochOptions",
     "FixedOptions",
+    "ImageOptions",
     "Metrics",
     "ToDevice",
     "WorkerOptions",
@@ -227,6 +229,44 @@ class FixedOptions:
 
 
 @dataclass(frozen=True)
+class ImageOptions:
+    """Options of the images that a dataset of any kind leaves to the loader, see :class:`feeder.Encoded`.
+
+    Attributes:
+        backend, fidelity: See :class:`feeder.DataLoader`.
+        threads: Threads of the decoder in each worker.
+        skip: True replaces samples with a bad image by others; False raises.
+        given: Names of the loader's given options that are for such images alone.
+        device: The device that batches go to; None: they stay where they are made.
+
+    Raises:
+        ArgumentError: for a backend that does not decode them.
+    """
+
+    backend: str | Dali
+    fidelity: str
+    threads: int
+    skip: bool
+    given: tuple[str, ...]
+    device: dataclasses.InitVar[torch.device | None]
+
+    def __post_init__(self, device: torch.device | None) -> None:
+        check_options(MAX_PIXELS, self.threads, self.fidelity)
+        name = "dali" if isinstance(self.backend, Dali) else self.backend
+        check_name(name)
+        if name == "cuda" or (name == "dali" and device is not None and device.type == "cuda"):
+            raise ArgumentError(
+                f"backend {name!r} decodes on a GPU for feeder's own datasets only. What other datasets return as "
+                "feeder.Encoded the workers decode: take backend='cpu', 'pillow', or 'dali' without device='cuda'"
+            )
+
+    @property
+    def decoder(self) -> tuple[str | Dali, str, int]:
+        """Backend, fidelity and threads."""
+        return self.backend, self.fidelity, self.threads
+
+
+@dataclass(frozen=True)
 class EpochOptions:
     """Options that are read anew for each epoch. Workers and slots that outlive an epoch keep those that they have.
 
@@ -241,6 +281,7 @@ class EpochOptions:
         rank, world_size: As given; None: from torch.distributed or the environment.
         skip: What epochs leave out; None: nothing.
         device: Options of the way to the device.
+        images: Options of :class:`feeder.Encoded`; None: the loader takes none.
 
     Raises:
         ArgumentError: if one of them is bad.
@@ -263,6 +304,7 @@ class EpochOptions:
     world_size: int | None
     device: DeviceOptions
     skip: Skip | None = None
+    images: ImageOptions | None = None
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.world_size is None):

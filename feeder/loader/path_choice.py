@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.foreign import check_foreign
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _DEEPEST = 4  # wrappers around each other
 _MOST_ITEMS = 16  # of a list in a wrapper
+_OF_IMAGES = frozenset({"seed", "backend", "fidelity", "on_error"})
 _BY_SHARD = frozenset({"shuffle=Window(...)", "shuffle=Lanes(...)"})
 
 
@@ -55,12 +56,14 @@ class PathChoice:
         own_order: True without an explicit sampler.
         holds_feeders: True if all samples come from feeder datasets, changed by a derived class or not.
         generic_reason: The reason for torch's path; None on the fast path.
+        is_iterable: True for an iterable dataset.
     """
 
     source: FeederDataset | None
     own_order: bool
     holds_feeders: bool
     generic_reason: _Reason | None
+    is_iterable: bool = False
 
     @property
     def is_fast(self) -> bool:
@@ -71,6 +74,17 @@ class PathChoice:
     def is_split_generic(self) -> bool:
         """True for torch's path in feeder's order, split by rank."""
         return self.own_order and self.holds_feeders and not self.is_fast
+
+    @property
+    def takes_encoded(self) -> bool:
+        """True if samples may hold images as :class:`feeder.Encoded`."""
+        return not self.is_fast and not self.is_iterable
+
+    def of_images(self, fixed: FixedOptions) -> tuple[str, ...]:
+        """Returns the names of the given options that are for :class:`feeder.Encoded` alone."""
+        if self.holds_feeders or not self.takes_encoded:
+            return ()
+        return tuple(name for name in fixed.for_the_fast_path() if name in _OF_IMAGES)
 
     @property
     def reason(self) -> str | None:
@@ -92,7 +106,7 @@ class PathChoice:
             UserWarning: if a feeder dataset goes without the fast path: nothing else would show it.
         """
         names = fixed.for_the_fast_path() + (["rank", "world_size"] if ranks is not None else [])
-        holding = {"seed", "rank", "world_size"} if self.holds_feeders else set()
+        holding = {"seed", "rank", "world_size"} if self.holds_feeders else {*self.of_images(fixed)}
         if self.is_split_generic:
             holding |= _BY_SHARD
         if refused := [name for name in names if name not in holding]:
@@ -161,7 +175,7 @@ def choose_path(
             "the recipe has sizes by bucket or by epoch, which a loader has on feeder's path only: "
             + ("give sizes=feeder.Buckets(...)" if held.recipe.has_bucket and not sizes else str(reason))
         )
-    return PathChoice(source, own_order, is_feeders(dataset), reason)
+    return PathChoice(source, own_order, is_feeders(dataset), reason, isinstance(dataset, IterableDataset))
 
 
 def sizeless(source: FeederDataset, sizes: bool) -> _Reason | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,47 @@ def test_exact_pixels_and_arrays_are_the_loaders(tmp_path: Path) -> None:
 
 def test_epoch_seed_and_id_change_the_draws(source: Path) -> None:
     image = (source / "a" / "1.jpg").read_bytes()
-    found = [feeder.decode([image], CROPS, **options) for options in ({}, {"seed": 1}, {"epoch": 1}, {"ids": [1]})]
+    changes: list[dict[str, Any]] = [{}, {"seed": 1}, {"epoch": 1}, {"ids": [1]}]
+    found = [feeder.decode([image], CROPS, **{"seed": 0, **change}) for change in changes]
     for number, one in enumerate(found):
         assert all(not torch.equal(one, other) for other in found[:number])
-    assert torch.equal(feeder.decode([image, image], CROPS), torch.cat([found[0], found[3]]))
+    for options in ({"seed": 0}, {"ids": [0, 1]}):
+        assert torch.equal(feeder.decode([image, image], CROPS, **options), torch.cat([found[0], found[3]]))
+
+
+def test_without_ids_each_call_draws_anew_from_torchs_random_state(source: Path) -> None:
+    images = [(source / "a" / "1.jpg").read_bytes()] * 2
+    torch.manual_seed(3)
+    first, second = (feeder.decode(images, CROPS, epoch=1) for _ in range(2))
+    assert not any(torch.equal(a, b) for a, b in ((first, second), (first[0], first[1])))
+    torch.manual_seed(3)
+    assert torch.equal(feeder.decode(images, CROPS, epoch=1), first)
+
+    state = torch.get_rng_state()
+    feeder.decode(images, CROPS, ids=[1, 2])
+    feeder.decode(images, CROPS, seed=4)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+class Decoded(torch.utils.data.Dataset[torch.Tensor]):
+    """One image again and again, decoded in the dataset."""
+
+    def __init__(self, image: bytes) -> None:
+        self.image = image
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return feeder.decode([self.image], CROPS)[0]
+
+
+def test_without_ids_workers_and_epochs_draw_differently(source: Path) -> None:
+    dataset = Decoded((source / "a" / "1.jpg").read_bytes())
+    for cls in (torch.utils.data.DataLoader, feeder.DataLoader):
+        loader: Any = cls(dataset, batch_size=2, num_workers=2)
+        found = torch.cat([images for _ in range(2) for images in loader])
+        assert not any(torch.equal(a, b) for a, b in itertools.combinations(found, 2))
 
 
 def test_keys_are_ids(source: Path) -> None:
@@ -117,10 +155,10 @@ KEYS = [8238016292129134938, 2626169346458842143, 3389951045236455973]
 def test_takes_buffers_and_fills_out(source: Path) -> None:
     data = (source / "a" / "1.jpg").read_bytes()
     for transform in (NORMALIZED, FURTHER):
-        expected = feeder.decode([data] * 4, transform)
+        expected = feeder.decode([data] * 4, transform, seed=0)
         kinds: list[Any] = [data, bytearray(data), memoryview(data), np.frombuffer(data, np.uint8)]
         out = torch.zeros_like(expected)
-        assert feeder.decode(iter(kinds), transform, out=out) is out
+        assert feeder.decode(iter(kinds), transform, seed=0, out=out) is out
         assert torch.equal(out, expected)
 
 
@@ -201,13 +239,13 @@ def test_warns_of_clipped_images() -> None:
 def test_threads_share_nothing(source: Path) -> None:
     """A decoder has the counts of its last call, of as many images as that had."""
     image = (source / "a" / "1.jpg").read_bytes()
-    expected = feeder.decode([image] * 9, CROPS)
+    expected = feeder.decode([image] * 9, CROPS, seed=0)
     wrong: list[object] = []
 
     def work(count: int) -> None:
         try:
             for _ in range(10):
-                if not torch.equal(feeder.decode([image] * count, CROPS), expected[:count]):
+                if not torch.equal(feeder.decode([image] * count, CROPS, seed=0), expected[:count]):
                     wrong.append(count)
         except Exception as error:
             wrong.append(error)

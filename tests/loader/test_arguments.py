@@ -30,6 +30,7 @@ from feeder.transforms.pad_to_batch import PadToBatch
 from tests.support import images
 from tests.support.batches import copied_epoch, same_batches
 from tests.support.loader_data import CROP_AND_FLIP, write_shards
+from tests.support.torch_datasets import Stream
 
 
 class Derived(ShardDataset):
@@ -42,8 +43,6 @@ class Derived(ShardDataset):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"seed": 1}, "^seed is for feeder's datasets, .* Here the dataset is a list. Leave it out; .*manual_seed"),
-        ({"backend": "cpu", "on_error": "skip"}, "^backend, on_error are for .*Leave them out$"),
         ({"rank": 0, "world_size": 2}, "^rank, world_size are for .*DistributedSampler splits the samples"),
         ({"shuffle": Window(4)}, r"^shuffle=Window\(...\) is for "),
     ],
@@ -51,6 +50,21 @@ class Derived(ShardDataset):
 def test_an_argument_that_other_datasets_do_not_take_is_named_alone(options: Any, named: str) -> None:
     with pytest.raises(ArgumentError, match=named):
         DataLoader([1, 2], **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": 1}, "^seed is for feeder's datasets, .* Here the dataset is a Stream. Leave it out; .*manual_seed"),
+        ({"backend": "pillow", "on_error": "skip"}, "^backend, on_error are for .*Leave them out$"),
+    ],
+)
+def test_an_argument_for_images_is_refused_where_there_are_none(options: Any, named: str) -> None:
+    with pytest.raises(ArgumentError, match=named):
+        DataLoader(Stream(), **options)
+    later = named.replace("Here the dataset is a Stream", "which these samples lack").removesuffix("$")
+    with pytest.raises(ArgumentError, match=later):
+        next(iter(DataLoader([1, 2], **options)))
 
 
 def test_loaders_show_what_they_are(tmp_path: Path) -> None:
@@ -144,7 +158,8 @@ def test_the_device_stays_as_it_was_given(shards: Path) -> None:
 def test_other_datasets_take_torchs_path() -> None:
     loader = DataLoader(torch.arange(10), batch_size=4)
     assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    for options in ({"rank": 0, "world_size": 2}, {"seed": 0}, {"shuffle": Window(4)}, {"fidelity": "exact"}):
+    channels_last = {"memory_format": torch.channels_last}
+    for options in ({"rank": 0, "world_size": 2}, {"shuffle": Window(4)}, channels_last):
         with pytest.raises(ArgumentError, match="feeder's datasets"):
             DataLoader(torch.arange(10), **options)
 
@@ -263,7 +278,7 @@ def test_options_of_the_fast_path_are_refused_with_what_it_lacks(shards: Path) -
     ]
     for given, arguments, message in cases:
         with pytest.raises(ArgumentError, match=message):
-            DataLoader(given, fidelity="exact", **arguments)
+            DataLoader(given, memory_format=torch.channels_last, **arguments)
 
 
 def test_images_without_a_fixed_size_take_torchs_path(shards: Path) -> None:

@@ -37,6 +37,7 @@ ELSEWHERE = {
     ("docs/frameworks.md", "nodes.Batcher"): "scenarios/test_pipelines.py::test_torchdata",
     ("docs/frameworks.md", "with_transform"): "scenarios/test_pipelines.py::test_hugging_face_datasets",
     ("docs/frameworks.md", "map_batches"): "scenarios/test_pipelines.py::test_ray_data",
+    ("docs/loading.md", "feeder.Encoded(path"): "scenarios/test_loading_docs.py::test_a_dataset_class_of_ones_own",
     ("docs/loading.md", "feeder.Buckets(pixels"): "scenarios/test_loading_docs.py::test_buckets",
     ("docs/loading.md", "PadToBatch(multiple"): "scenarios/test_loading_docs.py::test_padded_batches",
     ("docs/loading.md", "model.transform.resize"): (

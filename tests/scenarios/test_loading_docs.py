@@ -1,4 +1,4 @@
-"""The examples of docs/loading.md for images of several sizes, as they stand there."""
+"""The examples of docs/loading.md for datasets of one's own and images of several sizes, as they stand there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import feeder
 from feeder import transforms as T
 from tests.support.documents import block
+from tests.support.images import make_tree
 from tests.support.loader_data import write_shards
 from tests.support.with_torchvision import run_with_torchvision
 
@@ -53,6 +54,17 @@ def run(sign: str, shards: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch}
     exec(code(sign).replace('"shards"', repr(str(shards))), names)
     return names
+
+
+def test_a_dataset_class_of_ones_own(tmp_path: Path) -> None:
+    paths = sorted(make_tree(tmp_path, 2, 4).rglob("*.jpg"))
+    names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch, "rows": [(path, 7) for path in paths]}
+    exec(code("feeder.Encoded(path").replace("num_workers=8", "num_workers=0"), names)
+    (images, labels), *others = names["loader"]
+    assert not others
+    assert images.shape == (8, 3, 224, 224)
+    assert images.dtype == torch.float32
+    assert labels.tolist() == [7] * 8
 
 
 def test_buckets(shards: Path) -> None:

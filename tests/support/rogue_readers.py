@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from feeder.dataset.reader import Encoded, Wanted
+from feeder.dataset.reader import ReadSamples, Wanted
 from feeder.dataset.shard_reader import ShardReader
 from tests.support.processes import wait_until
 
@@ -61,7 +61,7 @@ class RogueReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return RogueReader, (self.index.path, self.sample, self.deed, self.mark)
 
-    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> ReadSamples:
         if self.sample in ids:
             first = not self.mark
             if self.deed == "wait":
@@ -116,7 +116,7 @@ class ToldReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return ToldReader, (self.index.path, self.word)
 
-    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> ReadSamples:
         die_if_told(self.word)
         return super().read(ids, wanted)
 
@@ -132,7 +132,7 @@ class DyingAndWaitingReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return DyingAndWaitingReader, (self.index.path, self.marks)
 
-    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: np.ndarray, wanted: Wanted | None = None) -> ReadSamples:
         if 8 in ids:
             if self.mark("dying"):
                 self.wait("die")

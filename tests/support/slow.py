@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.reader import Encoded, Wanted
+from feeder.dataset.reader import ReadSamples, Wanted
 from feeder.dataset.shard_reader import ShardReader
 
 __all__ = ["SlowItems", "SlowReader", "Slowly", "collate_slowly"]
@@ -29,7 +29,7 @@ class SlowReader(ShardReader):
     def __reduce__(self) -> tuple[Any, ...]:
         return SlowReader, (self.index.path, self.sample_s)
 
-    def read(self, ids: npt.NDArray[Any], wanted: Wanted | None = None) -> Encoded:
+    def read(self, ids: npt.NDArray[Any], wanted: Wanted | None = None) -> ReadSamples:
         time.sleep(self.sample_s * len(ids))
         return super().read(ids, wanted)
 

@@ -114,7 +114,7 @@ class Stager:
             orientations: uint8 [N], EXIF orientation 1-8 to apply.
             recipes: The ops of each view; only their base paths matter here.
             draws: Drawn parameters of each view.
-            first_rows: int32 [N], see :class:`feeder.dataset.reader.Encoded`; None: all are whole.
+            first_rows: int32 [N], see :class:`feeder.dataset.reader.ReadSamples`; None: all are whole.
 
         Returns:
             The batch, and what became of its images: for each None or why it can't be decoded, when the kind of its

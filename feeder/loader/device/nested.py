@@ -15,27 +15,27 @@ def move(value: Any, device: torch.device) -> Any:
     return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
 
 
-def map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same structure with a function of each of its tensors in their places."""
-    if isinstance(value, torch.Tensor):
+def map_tensors(value: Any, function: Callable[[Any], Any], kind: type = torch.Tensor) -> Any:
+    """The same structure with a function of each of its tensors, or objects of another kind, in their places."""
+    if isinstance(value, kind):
         return function(value)
     if isinstance(value, tuple):
-        items = [map_tensors(item, function) for item in value]
+        items = [map_tensors(item, function, kind) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, list):
-        return [map_tensors(item, function) for item in value]
+        return [map_tensors(item, function, kind) for item in value]
     if isinstance(value, Mapping):
-        return {key: map_tensors(item, function) for key, item in value.items()}
+        return {key: map_tensors(item, function, kind) for key, item in value.items()}
     return value
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in it, in their order."""
-    if isinstance(value, torch.Tensor):
+def tensors_in(value: Any, kind: type = torch.Tensor) -> Iterator[Any]:
+    """Yields the tensors in it, or objects of another kind, in their order."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from tensors_in(item)
+            yield from tensors_in(item, kind)
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from tensors_in(item, kind)

@@ -21,7 +21,7 @@ from feeder.loader.observe.meter import Meter
 
 if TYPE_CHECKING:
     from feeder.dataset.extras import Extra
-    from feeder.dataset.reader import Encoded, Reader
+    from feeder.dataset.reader import Reader, ReadSamples
     from feeder.decoders.decoder import Buffer, Decoder
     from feeder.decoders.device.fused import DeviceSplit
     from feeder.decoders.staged.stager import Stager
@@ -41,7 +41,7 @@ class Sink(Protocol):
 
     takes_rows: bool
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """Takes the images of some rows; a row that is given again is replaced.
 
         Args:
@@ -83,7 +83,7 @@ class PixelSink:
         self._recipes = [recipe if split is None else split.cpu for recipe, split in both]
         self.takes_rows = decoder.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         views = []
         for recipe, split, drawn, images in zip(self._recipes, self._splits, draws, self._images, strict=True):
@@ -120,7 +120,7 @@ class SampleSink:
         self._meter = meter
         self.takes_rows = decoder.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         results = []
         for k, row in enumerate(rows.tolist()):
@@ -186,7 +186,7 @@ class StagedSink:
         self._staged = Staged(rows, [b""] * len(rows), len(recipes))
         self.takes_rows = stager.takes_rows
 
-    def add(self, rows: npt.NDArray[np.int64], encoded: Encoded, draws: tuple[Draws, ...]) -> DecodeResult:
+    def add(self, rows: npt.NDArray[np.int64], encoded: ReadSamples, draws: tuple[Draws, ...]) -> DecodeResult:
         """See :meth:`Sink.add`."""
         started, views = time.perf_counter_ns(), len(self._recipes)
         staged, result = self._stager.stage(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from feeder.dataset.extras import Column, Extra
 from feeder.dataset.further_images import FurtherImage, further_recipes, images_in, key_rows, values_in
-from feeder.dataset.reader import Encoded, Reader
+from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.device.fused import DeviceSplit, split_for_device
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.stored_boxes import stored_rows
@@ -458,7 +458,7 @@ class Work:
         report: PartReport,
         drawing: _Drawing | None = None,
         started: int | None = None,
-    ) -> Encoded:
+    ) -> ReadSamples:
         started = time.perf_counter_ns() if started is None else started
         encoded = self.reader.read(ids, drawing.rows if drawing is not None and drawing.crops_first else None)
         size_bytes = sum(map(len, encoded.buffers))
@@ -547,7 +547,7 @@ def _take(views: tuple[Draws, ...], rows: list[int]) -> tuple[Draws, ...]:
 
 
 def _add(
-    report: PartReport, sink: Sink, encoded: Encoded, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
+    report: PartReport, sink: Sink, encoded: ReadSamples, rows: npt.NDArray[np.int64], draws: tuple[Draws, ...]
 ) -> list[DecodeError | None]:
     """Gives samples that were read to the sink, and counts them; returns an error or None for each."""
     errors = list(encoded.errors)

@@ -224,7 +224,7 @@ class GenericPath:
             base_seed = 0  # which is not used
         self.meters.expect(loader.num_workers)
         if loader.num_workers == 0:
-            self._here = HereIterator(loader, self.order, self.meters, state, base_seed)
+            self._here = HereIterator(loader, self.order, self.meters, state, base_seed, options.images)
             self._progress = None
             return self._here
         loader.check_worker_number_rationality()

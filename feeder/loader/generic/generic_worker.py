@@ -17,14 +17,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import default_collate
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.dataset.decoding import DecodeCounts, counted
 from feeder.errors import stop_in_a_batch
+from feeder.loader.generic.encoded_samples import EncodedSamples
 from feeder.loader.generic.meters import Spent
 from feeder.loader.generic.split_order import Seeding
+from feeder.loader.options import ImageOptions
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
@@ -56,7 +59,8 @@ _GRACE_S = 4.0
 
 @dataclass
 class Job:
-    """A worker's job: the arguments of torch's worker loop, a state, and the seeding with feeder's own order."""
+    """A worker's job: the arguments of torch's worker loop, a state, the seeding with feeder's own order, and the
+    options of images that samples hold as :class:`feeder.Encoded`."""
 
     kind: int
     dataset: Any
@@ -70,6 +74,7 @@ class Job:
     shared_seed: int | None
     state: dict[str, Any] | None
     seeding: Seeding | None = None
+    images: ImageOptions | None = None
 
 
 @dataclass
@@ -293,6 +298,10 @@ class _Worker:
             load_if_stateful(self.dataset, state["dataset_state"])
         collate = never_ending(job.collate_fn if self._collate is None else self._into_slot)
         dataset = self.dataset if job.seeding is None else job.seeding.samples(self.dataset)
+        if job.images is not None:
+            is_stacked = self._collate is not None and job.collate_fn is default_collate
+            seed = 0 if job.seeding is None else job.seeding.seed
+            dataset = EncodedSamples(dataset, job.images, seed, is_stacked=is_stacked, empty=self._empty)
         self.fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             job.kind, dataset, job.auto_collation, collate, job.drop_last
         )
@@ -333,6 +342,10 @@ class _Worker:
         finally:
             self._slot = None
         return BatchResult(task.number, data, state, counts)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        assert self._slot is not None
+        return self._slot.empty(shape, dtype)
 
     def _into_slot(self, batch: Any) -> Any:
         assert self._collate is not None

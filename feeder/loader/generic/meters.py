@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,12 +15,14 @@ from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import METER_WORDS, Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
+from feeder.system.text import count, printable
 from feeder.system.warning import warn
 
 __all__ = ["GenericMeters", "Spent", "batch_rows"]
 
 # A dataset makes a batch's samples in one call.
 _WITHIN = dict.fromkeys(("read", "draw", "decode", "transform", "collate"), "fetch")
+_KEPT_SUBSTITUTIONS = 10_000
 _NO_SLOTS = {"total": 0, "held": 0, "making": 0, "ready": 0}
 
 
@@ -56,10 +59,13 @@ class GenericMeters:
         self._words = np.zeros((workers, METER_WORDS), np.int64)
         self._meters = [Meter(row) for row in self._words]
         self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0, "clipped": 0, "slow": 0}
+        self._counts["skipped"] = 0
+        self._substitutions: collections.deque[Any] = collections.deque(maxlen=_KEPT_SUBSTITUTIONS)
         self._busy_ns = 0
         self._collate_ns = 0
         self._asked_ns = self._given_ns = 0
         self._has_warned = False
+        self._told = 0
 
     def expect(self, workers: int) -> None:
         """Makes room for an iterator with more workers than those before: their number may change between epochs."""
@@ -94,9 +100,19 @@ class GenericMeters:
         """Counts images that were decoded for a batch that is handed out."""
         self._counts["clipped"] += counts.clipped
         self._counts["slow"] += counts.slow
+        self._counts["skipped"] += len(counts.substitutions)
+        self._substitutions.extend(counts.substitutions)
 
-    def warn_of_clipped(self) -> None:
-        """Warns once, at the end of an epoch, that images lost range."""
+    def end_epoch(self) -> None:
+        """Warns, at the end of an epoch, of samples that were replaced in it, and once that images lost range."""
+        skipped = self._counts["skipped"] - self._told
+        self._told += skipped
+        if skipped:
+            first = self._substitutions[-min(skipped, _KEPT_SUBSTITUTIONS)]
+            warn(
+                f"{count(skipped, 'sample')} of this epoch had a bad image, and others took their place; the first is "
+                f"dataset[{first.sample}], {first.key!r}: {printable(first.reason)}. stats()['substitutions'] has all"
+            )
         if self._counts["clipped"] and not self._has_warned:
             self._has_warned = True
             warn(clipped_warning(self._counts["clipped"]))
@@ -158,6 +174,7 @@ class GenericMeters:
             "respawns": len(replacements),
             "slots": dict(_NO_SLOTS if slots is None else slots),
             "replaced_workers": list(replacements),
+            "substitutions": list(self._substitutions),
         }
 
 

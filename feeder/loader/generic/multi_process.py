@@ -39,7 +39,7 @@ from feeder.loader.generic.torchdata_state import (
 )
 from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.observe.live_view import end_view
-from feeder.loader.options import EpochOptions
+from feeder.loader.options import EpochOptions, ImageOptions
 from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
 
@@ -99,7 +99,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             self._base_seed = main.get("_base_seed", self._base_seed)
             self._shared_seed = main.get("_shared_seed", self._shared_seed)
 
-        job = self._job(loader.worker_init_fn, order)
+        job = self._job(loader.worker_init_fn, order, options.images)
         ahead = self._prefetch_factor * self._num_workers
         slots = BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device))
         self._batches = BatchWorkers(
@@ -121,7 +121,9 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             self._shutdown_workers()
             raise
 
-    def _job(self, init_fn: Callable[[int], object] | None, order: SplitOrder | None) -> Job:
+    def _job(
+        self, init_fn: Callable[[int], object] | None, order: SplitOrder | None, images: ImageOptions | None
+    ) -> Job:
         """Returns what all workers have to do."""
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             init_fn = functools.partial(_sharding_worker_init_fn, init_fn, self._world_size, self._rank)
@@ -138,6 +140,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             None if self._shared_seed is None else int(self._shared_seed),
             None,
             None if order is None else order.seeding,
+            images,
         )
 
     @property

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
@@ -21,8 +22,9 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from feeder.errors import ArgumentError
+from feeder.loader.generic.encoded_samples import DrawnIndex, DrawnSampler, ImageDraws
 from feeder.loader.generic.split_order import SplitEpoch
-from feeder.loader.generic.torchdata_state import sampler_place
+from feeder.loader.generic.torchdata_state import DRAWS_KEY, sampler_place
 from feeder.loader.left_out import Kept
 from feeder.loader.random_state import draw_seed
 from feeder.loader.stateful import is_stateful, load_if_stateful, state_of
@@ -238,6 +240,10 @@ class IndexIterator:
     """
 
     def __init__(self, sampler: Any) -> None:
+        self._draws: ImageDraws | None = None
+        if isinstance(sampler, DrawnSampler):
+            self._draws, sampler = sampler.draws, sampler.sampler
+            self._drawn = self._draws.begin()
         self._left_out: frozenset[int] = frozenset()
         if isinstance(sampler, Kept):
             self._left_out, sampler = sampler.left_out, sampler.sampler
@@ -246,12 +252,19 @@ class IndexIterator:
         self._samples = 0
         self._is_batches = type(sampler) is BatchSampler
         self._source: Any = sampler.sampler if self._is_batches else sampler
+        self._may_repeat = _may_repeat(self._source)
         self._iterator = iter(self._source)
 
     def __iter__(self) -> IndexIterator:
         return self
 
     def __next__(self) -> Any:
+        # A batch of another kind of sampler may have any size.
+        place = self._samples if self._is_batches else self.yielded << 20
+        index = self._next()
+        return index if self._draws is None else DrawnIndex(index, *self._drawn, place if self._may_repeat else None)
+
+    def _next(self) -> Any:
         if not self._is_batches and not self._left_out:
             value = next(self._iterator)
             self.yielded += 1
@@ -287,22 +300,27 @@ class IndexIterator:
     def state(self) -> dict[str, Any]:
         """Returns its place, under torchdata's keys."""
         own, iterator = state_of(self._source), state_of(self._iterator)
+        draws = {} if self._draws is None else {DRAWS_KEY: dict(zip(("seed", "epoch"), self._drawn, strict=True))}
         if not self._is_batches:
             return {
                 "_index_sampler_state": own,
                 "_sampler_iter_state": iterator,
                 "_sampler_iter_yielded": self.yielded,
+                **draws,
             }
         inner: dict[str, Any] = {"samples_yielded": self._samples}
         if own is not None:
             inner["sampler_state"] = own
         if iterator is not None:
             inner["sampler_iter_state"] = iterator
-        return {"_index_sampler_state": None, "_sampler_iter_state": inner, "_sampler_iter_yielded": self.yielded}
+        place = {"_index_sampler_state": None, "_sampler_iter_state": inner, "_sampler_iter_yielded": self.yielded}
+        return place | draws
 
     def load(self, state: dict[str, Any]) -> None:
         """Goes to a place from :meth:`state`; passes over what is before it if sampler and iterator have no state."""
         inner = cast("dict[str, Any]", state["_sampler_iter_state"] or {})
+        if self._draws is not None and DRAWS_KEY in state:  # torchdata's states have none
+            self._drawn = self._draws.resume(state[DRAWS_KEY])
         own, iterator = state["_index_sampler_state"], inner or None
         self.yielded = skip = state["_sampler_iter_yielded"]
         if self._is_batches:
@@ -321,6 +339,13 @@ class IndexIterator:
         loaded = own is not None and is_stateful(self._source)
         if not loaded and not (iterator is not None and is_stateful(self._iterator)):
             _pass_over(self._iterator, skip)
+
+
+def _may_repeat(sampler: Any) -> bool:
+    """Returns True if a sampler may give an index twice in an epoch of a rank."""
+    if type(sampler) in (RandomSampler, ResumableRandomSampler):
+        return bool(sampler.replacement or sampler.num_samples > len(sampler.data_source))
+    return type(sampler) not in (SequentialSampler, DistributedSampler)
 
 
 def _pass_over(iterator: Iterator[Any], count: int) -> None:

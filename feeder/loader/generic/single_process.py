@@ -7,18 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, graph_settings
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe, default_collate, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _SingleProcessDataLoaderIter
 
 from feeder.dataset.decoding import counted
 from feeder.errors import stop_in_a_batch
 from feeder.loader.collate_errors import given_collate, raise_explained
+from feeder.loader.generic.encoded_samples import EncodedSamples
 from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
 from feeder.loader.generic.torchdata_state import without_workers
 from feeder.loader.observe.live_view import LiveView, end_view
+from feeder.loader.options import ImageOptions
 from feeder.loader.stateful import load_if_stateful
 
 __all__ = ["CountedIterator", "HereIterator", "begin_torchs"]
@@ -52,7 +54,7 @@ class CountedIterator:
         try:
             batch = advance()
         except StopIteration:
-            self.meters.warn_of_clipped()
+            self.meters.end_epoch()
             end_view(self)
             raise
         except (MemoryError, OSError, RuntimeError) as error:
@@ -73,6 +75,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         meters: Times of the stages.
         state: The state to go on from; None: the epoch's beginning.
         base_seed: The workers' base seed if it is drawn already; None: it is drawn as torch draws it.
+        images: Options of :class:`feeder.Encoded`; None: samples hold none.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         meters: GenericMeters,
         state: dict[str, Any] | None,
         base_seed: int | None = None,
+        images: ImageOptions | None = None,
     ) -> None:
         if state is not None and "_snapshot" in state:
             state = without_workers(state)
@@ -99,9 +103,14 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         if state is not None:
             load_if_stateful(self._dataset, state["dataset_state"])
 
+        samples = self._dataset if order is None else order.seeding.samples(self._dataset)
+        if images is not None:
+            is_stacked = self._auto_collation and self._collate_fn is default_collate
+            seed = 0 if order is None else order.seeding.seed
+            samples = EncodedSamples(samples, images, seed, is_stacked=is_stacked)
         self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
-            self._dataset if order is None else order.seeding.samples(self._dataset),
+            samples,
             self._auto_collation,
             never_ending(self.meters.timed(self._collate_fn) if self._auto_collation else self._collate_fn),
             self._drop_last,

@@ -10,6 +10,7 @@ from feeder.order.skip import Skip
 from feeder.system.text import count
 
 __all__ = [
+    "DRAWS_KEY",
     "SKIP_KEY",
     "GenericProgress",
     "check_same_skip",
@@ -22,7 +23,9 @@ __all__ = [
     "worker_key",
 ]
 
-SKIP_KEY = "_skip"  # of what a loader leaves out; torchdata has no such key
+# torchdata has no such keys.
+SKIP_KEY = "_skip"  # of what a loader leaves out
+DRAWS_KEY = "_draws"  # of the seed and the epoch of images that a dataset leaves to the loader
 
 
 @dataclass
@@ -133,7 +136,7 @@ def with_workers(state: dict[str, Any], workers: int) -> dict[str, Any]:
             "workers: resume with num_workers=0"
         )
     main = {key: state[key] for key in ("_index_sampler_state", "_sampler_iter_state", "_sampler_iter_yielded")}
-    main |= {key: state[key] for key in ("_IterableDataset_len_called", "_shared_seed")}
+    main |= {key: state[key] for key in ("_IterableDataset_len_called", "_shared_seed", DRAWS_KEY) if key in state}
     snapshot = {
         "_snapshot_step": state["_num_yielded"],
         "_last_yielded_worker_id": workers - 1,

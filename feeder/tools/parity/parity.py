@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import PIL
 
-from feeder.dataset.reader import Encoded, Reader
+from feeder.dataset.reader import Reader, ReadSamples
 from feeder.decoders.decoder import Decoder, View
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.trainer_decoder import TrainerDecoder
@@ -223,7 +223,7 @@ class _Comparison:
         return size
 
     def _decode(
-        self, decoder: Decoder, image: Encoded, draws: Sequence[Draws]
+        self, decoder: Decoder, image: ReadSamples, draws: Sequence[Draws]
     ) -> tuple[list[View], DecodeError | None]:
         views = [
             View(recipe, drawn, np.zeros((1, *recipe.leading_shape, *drawn.output_size[0].tolist()), np.uint8))
@@ -232,7 +232,7 @@ class _Comparison:
         (error,) = decoder.decode([bytes(image.buffers[0])], image.orientations, views).errors
         return views, error
 
-    def _is_what_it_is_alone(self, image: Encoded, view: View) -> bool:
+    def _is_what_it_is_alone(self, image: ReadSamples, view: View) -> bool:
         alone = view._replace(out=np.zeros_like(view.out))
         (error,) = self.decoder.decode([bytes(image.buffers[0])], image.orientations, [alone]).errors
         return error is None and np.array_equal(alone.out, view.out)

@@ -1,0 +1,286 @@
+"""An image that a dataset of any kind leaves to the loader, which reads, decodes and augments whole batches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data._utils import collate as torch_collate
+
+from feeder.dataset.decoding import current_counts
+from feeder.dataset.folder_reader import MACHINE_ERRORS
+from feeder.decoders.decode import check_recipe, different_sizes_of, drawn_seed, header, thread_decoder
+from feeder.decoders.decoder import View
+from feeder.decoders.image_header import clipped_warning
+from feeder.decoders.registry import Dali
+from feeder.errors import ArgumentError, DecodeError
+from feeder.shard.source.image_file import read_image
+from feeder.system.warning import warn
+from feeder.transforms import Op, Recipe
+
+__all__ = ["Encoded", "Group", "OpenedImage", "check_sizes", "decode_opened"]
+
+_KNOWN_RECIPES = 256
+_UNCHANGEABLE = (Op, Recipe, tuple, type(None))
+_known: dict[int, tuple[Any, Any, Recipe]] = {}
+
+
+class Encoded:
+    """An encoded image in a sample, for :class:`feeder.DataLoader` to read, decode and augment with its batch.
+
+    The ``__getitem__`` of a map-style dataset returns it where it opened an image: alone or in tuples, lists and dicts,
+    several in a sample. In the batch the images of one place are a tensor [N, 3, H, W], uint8 0-255, or of the dtype
+    of the recipe's ToDtype or Normalize. EXIF orientation is applied.
+
+    Random ops draw by (seed, epoch, index): the loader's ``seed``, its epoch, and the index that the dataset was asked
+    for; an index that is no integer counts by its text. Each image of a sample draws for itself. A sampler that may
+    give an index twice in an epoch (any but torch's sequential, distributed and shuffling ones) has its samples drawn
+    also by their place in this rank's epoch, so that each time is another crop.
+
+    torch's own DataLoader takes it too: the images are drawn from torch's random state there, which differs between
+    workers and epochs. So they are for an iterable dataset, with torch's ``default_collate``.
+
+    Args:
+        data: The path of an image's file, or its bytes: JPEG, PNG, WebP, ..., or an ``.npy`` of uint8 [H, W, 3] or
+            [H, W].
+        transform: The ops on the image, as :class:`feeder.ShardDataset` takes them; make it once, outside of
+            ``__getitem__``. Two views of an image are two Encoded.
+
+    Raises:
+        ArgumentError: for data that is neither, or an op in a wrong place.
+    """
+
+    __slots__ = ("data", "recipe")
+
+    def __init__(self, data: str | os.PathLike[str] | bytes | bytearray | memoryview, transform: Any = None) -> None:
+        self.data: str | bytes = data if isinstance(data, (str, bytes)) else _path_or_bytes(data)
+        self.recipe = _recipe_of(transform)
+
+    def __repr__(self) -> str:
+        shown = repr(self.data) if isinstance(self.data, str) else f"<{len(self.data):,} bytes>"
+        return f"Encoded({shown}, {self.recipe!r})"
+
+    def open(self) -> OpenedImage:
+        """Reads the image and its header.
+
+        Raises:
+            DecodeError: if it can't be read, or is no image; without a name.
+        """
+        data = self.data
+        if isinstance(data, str):
+            try:
+                data = read_image(data)
+            except OSError as error:
+                if error.errno in MACHINE_ERRORS:
+                    raise
+                raise DecodeError(f"can't be read: {error.strerror}") from None
+            except ValueError as error:
+                raise DecodeError(str(error)) from None
+        return OpenedImage(data, self.recipe, *header(data))
+
+    def named(self, error: DecodeError, sample: str) -> DecodeError:
+        """Returns an error with the names of the file and the sample in it."""
+        if isinstance(self.data, bytes):
+            return error.at(key=sample)
+        return DecodeError(f"{error.reason}, in {sample}", key=self.data)
+
+    def name(self, sample: str) -> str:
+        """Returns the name of the file, or else of the sample."""
+        return self.data if isinstance(self.data, str) else f"the image of {sample}"
+
+    def decode(self) -> torch.Tensor:
+        """Decodes the image alone, to look at it: [3, H, W], drawn from torch's random state.
+
+        Raises:
+            DecodeError: if it can't be decoded.
+        """
+        return _drawn_batch([self])[0]
+
+
+class OpenedImage(NamedTuple):
+    """An image that was read.
+
+    Attributes:
+        data: The encoded image.
+        recipe: The ops on it.
+        orientation: EXIF orientation to apply, 1-8.
+        size: Upright (height, width), pixels.
+    """
+
+    data: bytes
+    recipe: Recipe
+    orientation: int
+    size: tuple[int, int]
+
+
+class Group(NamedTuple):
+    """Images that were made together.
+
+    Attributes:
+        rows: Their places among the given images.
+        pixels: [K, 3, H, W], of the recipe's ``output_dtype``.
+    """
+
+    rows: list[int]
+    pixels: torch.Tensor
+
+
+def decode_opened(
+    images: Sequence[OpenedImage],
+    keys: Sequence[int],
+    seed: int,
+    epoch: int,
+    options: tuple[str | Dali, str, int],
+    empty: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] | None = None,
+) -> tuple[list[Group], list[DecodeError | None]]:
+    """Decodes and augments images, those of one recipe and output size in one call.
+
+    Args:
+        images: N images.
+        keys: Keys of their draws, 0 to 2**63-1.
+        seed: 0 to 2**64-1.
+        epoch: 0 to 2**32-1.
+        options: Backend, fidelity and threads, see :func:`feeder.decoders.decode.thread_decoder`.
+        empty: Returns memory for all N images, if they are of one recipe and size, or None; None: ordinary memory.
+
+    Returns:
+        The images in groups; and N entries, None or the error of an image whose pixels are undefined.
+    """
+    groups: list[Group] = []
+    errors: list[DecodeError | None] = [None] * len(images)
+    for recipe, rows in _by_recipe(images):
+        recipe = recipe.at(None, epoch)
+        decoder = thread_decoder(recipe, *options)
+        draws = recipe.draw(seed, epoch, [keys[row] for row in rows], [images[row].size for row in rows])
+
+        for some in _by_size(draws.output_size.tolist()):
+            height, width = draws.output_size[some[0]].tolist()
+            shape, dtype = (len(some), 3, height, width), getattr(torch, recipe.output_dtype)
+            pixels = empty(shape, dtype) if empty is not None and len(some) == len(images) else None
+            if pixels is None:
+                pixels = torch.empty(shape, dtype=dtype, device="cpu")
+            array = (pixels.view(torch.uint16) if dtype is torch.bfloat16 else pixels).numpy()
+
+            group = Group([rows[place] for place in some], pixels)
+            chosen = [images[row] for row in group.rows]
+            drawn = draws if len(some) == len(draws) else draws.take(some)
+            orientations = np.array([image.orientation for image in chosen], np.uint8)
+            result = decoder.decode([image.data for image in chosen], orientations, [View(recipe, drawn, array)])
+
+            groups.append(group)
+            for row, error in zip(group.rows, result.errors, strict=True):
+                errors[row] = error
+            _count(result.clipped, result.slow)
+    return groups, errors
+
+
+def _by_recipe(images: Sequence[OpenedImage]) -> list[tuple[Recipe, list[int]]]:
+    """Returns the recipes, each with the places of its images."""
+    found: list[tuple[Recipe, list[int]]] = []
+    for row, image in enumerate(images):
+        for recipe, rows in found:
+            if recipe is image.recipe or recipe == image.recipe:
+                rows.append(row)
+                break
+        else:
+            found.append((image.recipe, [row]))
+    return found
+
+
+def _by_size(sizes: list[list[int]]) -> list[list[int]]:
+    """Returns the places of the images of each (height, width)."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for place, size in enumerate(sizes):
+        found.setdefault(tuple(size), []).append(place)
+    return list(found.values())
+
+
+def _count(clipped: int, slow: int) -> None:
+    counts = current_counts()
+    if counts is not None:
+        counts.clipped += clipped
+        counts.slow += slow
+    elif clipped:
+        warn(clipped_warning(clipped))
+
+
+def _path_or_bytes(data: Any) -> str | bytes:
+    if isinstance(data, os.PathLike):
+        return os.fsdecode(data)
+    with contextlib.suppress(TypeError):
+        view = memoryview(data)
+        if view.itemsize == view.ndim == 1:
+            return bytes(view)
+    raise ArgumentError(
+        f"feeder.Encoded takes the path of an image's file, or its bytes, got {type(data).__name__}: give it the file "
+        "instead of opening it, or io.BytesIO(...).getvalue()"
+    )
+
+
+def _recipe_of(transform: Any) -> Recipe:
+    """Returns the checked recipe of a transform, made once for each object."""
+    known = _known.get(id(transform))
+    if known is not None and known[0] is transform and (known[1] is None or known[1] == transform):
+        return known[2]
+
+    recipe = Recipe.of(transform)
+    check_recipe(recipe.at(None, 0))
+    copied = [*transform] if isinstance(transform, list) else None
+    if copied is not None or isinstance(transform, _UNCHANGEABLE):
+        if len(_known) == _KNOWN_RECIPES:
+            _known.clear()
+        _known[id(transform)] = transform, copied, recipe
+    return recipe
+
+
+def _drawn_batch(images: Sequence[Any], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """Returns the batch of some images, [N, 3, H, W], drawn from torch's random state; also in torch's own loader."""
+    opened = []
+    for row, image in enumerate(images):
+        if not isinstance(image, Encoded):
+            raise ArgumentError(
+                f"the samples of a batch differ: one has a feeder.Encoded where another has a {type(image).__name__}"
+            )
+        try:
+            opened.append(image.open())
+        except DecodeError as error:
+            raise image.named(error, _place(row)) from None
+
+    groups, errors = decode_opened(opened, range(len(opened)), drawn_seed(), 0, ("auto", "fast", 1))
+    for row, found in enumerate(errors):
+        if found is not None:
+            raise images[row].named(found, _place(row))
+
+    if len(groups) == 1:
+        return groups[0].pixels
+    rows = {row: pixels for group in groups for row, pixels in zip(group.rows, group.pixels, strict=True)}
+    made = [rows[row] for row in range(len(rows))]
+    check_sizes(made, lambda row: images[row].name(_place(row)))
+    return torch.stack(made)
+
+
+def check_sizes(images: Sequence[torch.Tensor], name: Callable[[int], str]) -> None:
+    """Refuses images [3, H, W] of different sizes.
+
+    Args:
+        images: The images.
+        name: Returns the name of one.
+
+    Raises:
+        ArgumentError: naming two of them.
+    """
+    for row, image in enumerate(images):
+        if image.shape != images[0].shape:
+            raise different_sizes_of((name(0), *images[0].shape[1:]), (name(row), *image.shape[1:]))
+
+
+def _place(row: int) -> str:
+    return f"sample {row} of the batch"
+
+
+# A place that torch documents for further types.
+torch_collate.default_collate_fn_map[Encoded] = _drawn_batch
