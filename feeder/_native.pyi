@@ -50,6 +50,7 @@ class AugmentOp(enum.IntEnum):
     BLUR = 16
     ERASE = 17
     ERASE_OUTPUT = 18
+    ERASE_NOISE = 19
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""

@@ -1,6 +1,6 @@
 """Programs for the kernels: the ops behind the base path, with the values drawn for each image.
 
-What is left at the end of a recipe, functions of the user's and noise, runs on the finished arrays.
+What is left at the end of a recipe, functions of the user's, runs on the finished arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ __all__ = ["Programs", "finish", "has_programs", "last_native", "programs"]
 Programs = npt.NDArray[np.float64]
 
 _COLUMNS = 12
-_ON_ARRAYS = (T.Lambda, T.RandomErasing)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
 _FILTERS = {
@@ -51,6 +50,9 @@ _POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Poster
 def has_programs(recipe: T.Recipe) -> bool:
     """Returns True if the kernels run all ops of a recipe without variable sizes, up to :func:`last_native`."""
     rest = recipe.rest[: last_native(recipe)]
+    values = [number for number, op in enumerate(rest) if isinstance(op, (T.ToDtype, T.Normalize))]
+    if any(type(op) is T.RandomErasing and op.value is None for op in rest[: max(values, default=0)]):
+        return False  # the noise would have to be normalized, too
     return all(_is_native(op, is_float) for op, is_float in _after_values(rest))
 
 
@@ -60,7 +62,7 @@ def last_native(recipe: T.Recipe) -> int:
     end = len(rest)
     for number in reversed(range(end if recipe.output_dtype == "float32" else 0)):
         op = rest[number]
-        if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) in _ON_ARRAYS):
+        if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) is T.Lambda):
             break
         if not _is_native(op, True):
             end = number
@@ -100,7 +102,7 @@ def _is_native(op: T.Op, is_float: bool) -> bool:
     if isinstance(op, (TargetOp, T.ToDtype, T.Normalize)):
         return True
     if type(op) is T.RandomErasing:
-        return op.value is not None
+        return is_float or op.value is not None
     if is_float:
         return type(op) is T.RandomHorizontalFlip
     if isinstance(op, Branches):
@@ -147,18 +149,23 @@ def _block(count: int, steps: int = 1) -> Programs:
 
 def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
     block, erase = _block(len(params["erase"])), params["erase"]
-    value = erasing_of(op, params, later, is_float).value
-    block[:, 0, 0] = np.where(erase, (_OPS.ERASE_OUTPUT if is_float else _OPS.ERASE).value, 0)
+    kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
+    block[:, 0, 0] = np.where(erase, kind.value, 0)
     for column, name in enumerate(("i", "j", "h", "w"), start=1):
         block[:, 0, column] = params[name]
-    block[erase, 0, 5:8] = value
+    if op.value is None:
+        block[:, 0, 5], block[:, 0, 6] = params["key"] >> np.uint64(32), params["key"] & np.uint64(0xFFFFFFFF)
+    else:
+        block[erase, 0, 5:8] = erasing_of(op, params, later, is_float).value
     return block
 
 
 def _mirror(block: Programs, flip: npt.NDArray[np.bool_], width: int) -> None:
-    """Mirrors the rectangles in the output, which are erased after all flips."""
-    erased = flip[:, None] & (block[:, :, 0] == _OPS.ERASE_OUTPUT.value)
+    """Mirrors the rectangles in the output, which are erased after all flips, and their noise."""
+    noise = flip[:, None] & (block[:, :, 0] == _OPS.ERASE_NOISE.value)
+    erased = noise | flip[:, None] & (block[:, :, 0] == _OPS.ERASE_OUTPUT.value)
     block[:, :, 2] = np.where(erased, width - block[:, :, 2] - block[:, :, 4], block[:, :, 2])
+    block[:, :, 7] = np.where(noise, 1.0 - block[:, :, 7], block[:, :, 7])
 
 
 def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[..., Programs]:

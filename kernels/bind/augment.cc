@@ -55,7 +55,8 @@ void add_augment(nb::module_& module) {
         .value("PERSPECTIVE", AugmentOp::perspective)
         .value("BLUR", AugmentOp::blur)
         .value("ERASE", AugmentOp::erase)
-        .value("ERASE_OUTPUT", AugmentOp::erase_output);
+        .value("ERASE_OUTPUT", AugmentOp::erase_output)
+        .value("ERASE_NOISE", AugmentOp::erase_noise);
     nb::enum_<WarpFilter>(module, "WarpFilter", nb::is_arithmetic(), "The filter of a warp.")
         .value("NEAREST", WarpFilter::nearest)
         .value("BILINEAR", WarpFilter::bilinear)

@@ -145,10 +145,20 @@ def test_fractions_of_a_level_are_cut_where_bytes_are_erased() -> None:
     check([RandomErasing(1.0, value=(127.999999999, 0.999999999, 255.0))], (17, 40))
 
 
-def test_functions_and_noise_run_on_finished_arrays() -> None:
-    noise, flip = RandomErasing(0.6, value="random"), RandomHorizontalFlip()
-    for tail in ([Lambda(np.negative)], [noise], [RandomErasing(0.5), noise, flip, Lambda(np.negative), flip]):
+def test_functions_run_on_finished_arrays() -> None:
+    flip = RandomHorizontalFlip()
+    for tail in ([Lambda(np.negative)], [RandomErasing(0.5), flip, Lambda(np.negative), flip]):
         check([RandomInvert(), NORMALIZE, *tail], (17, 40))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_noise_is_the_references_to_a_unit_in_the_last_place(dtype: str) -> None:
+    values: list[Op] = [RandomInvert(), ToDtype(dtype, scale=True), NORMALIZE]
+    noise, flip = RandomErasing(0.8, value="random"), RandomHorizontalFlip()
+    check([*values, noise], (32, 40), atol=1e-6, share=1e-4)
+    check([*values, flip, noise, RandomErasing(0.5), flip, noise, flip], (17, 23), atol=1e-6, share=1e-4)
+    if dtype == "float32":
+        check([*values, noise, Lambda(np.negative), noise], (17, 40), atol=1e-6)
 
 
 def test_subclasses_of_ops_are_refused_by_name_for_images_that_pillow_decodes() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import _native as native
 from feeder.decoders.pillow.image_ops import IMAGE_OPS
+from feeder.order.random import uniform
 from feeder.transforms import GaussianBlur
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
 
@@ -214,6 +216,35 @@ def test_erasing_fills_a_rectangle(level: str) -> None:
     assert np.array_equal(run(image, step(Op.ERASE, 3, 5, 7, 45, 1, 2, 255)), erased)
 
 
+@pytest.mark.parametrize("key", [0, 1, 0x0123456789ABCDEF, (1 << 64) - 1])
+def test_noise_is_keyed_by_element_and_equal_at_all_levels(level: str, key: int) -> None:
+    height, width = 61, 97
+    numbers = uniform(key, 0, np.arange(3 * height * width), 0, 2)
+    normal = np.sqrt(-2.0 * np.log1p(-numbers[:, 0])) * np.cos(2.0 * np.pi * numbers[:, 1])
+    expected = normal.astype(np.float32).reshape(3, height, width)
+    found = noise_of(key, height, width)
+    difference = np.abs(found - expected) / np.spacing(np.abs(expected))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 1e-4
+    native.set_simd_level("portable")
+    assert np.array_equal(found, noise_of(key, height, width))
+    native.set_simd_level(level)
+
+
+def noise_of(key: int, height: int, width: int) -> npt.NDArray[np.float32]:
+    """Returns float32 [3, H, W] of an image that is erased as a whole."""
+    file = BytesIO()
+    np.save(file, np.zeros((height, width, 3), np.uint8))
+    out = np.zeros((1, 3, height, width), np.float32)
+    program = np.array([[step(Op.ERASE_NOISE, 0, 0, height, width, key >> 32, key & 0xFFFFFFFF)]])
+    box = np.array([[0, 0, width, height]])
+    ones = np.ones(3, np.float32)
+    arguments = box.astype(np.float64), box.astype(np.int32), np.zeros(1, np.uint8), out
+    view = native.View(*arguments, layout="nchw", dtype="float32", scale=ones, bias=ones, programs=program)
+    native.decode_views([file.getvalue()], [view], np.ones(1, np.uint8), threads=1)
+    return out[0]
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -230,6 +261,9 @@ def test_erasing_fills_a_rectangle(level: str) -> None:
         (step(Op.ERASE, 1, 1, 8, 2, 0, 0, 0), "rectangle"),
         (step(Op.ERASE, 1, 1, 2, 2, 0, 256, 0), "color"),
         (step(Op.ERASE_OUTPUT, 0, -1, 1, 1, 0, 0, 0), "rectangle"),
+        (step(Op.ERASE_NOISE, 0, 0, 9, 1), "rectangle"),
+        (step(Op.ERASE_NOISE, 0, 0, 1, 1, -1, 0), "key"),
+        (step(Op.ERASE_NOISE, 0, 0, 1, 1, 0, 0, 2), "mirror"),
     ],
 )
 def test_wrong_programs_are_refused(values: list[float], reason: str) -> None:

@@ -1,7 +1,9 @@
 // The reference of kernels.h: plain loops, as Pillow has them.
+#include <cmath>
 #include <cstring>
 
 #include "cpu/augment/kernels.h"
+#include "cpu/augment/normal.h"
 
 namespace feeder {
 namespace {
@@ -160,10 +162,41 @@ void blur(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples,
     }
 }
 
+struct OneNumber {
+    using Doubles = double;
+    using Words = uint64_t;
+    using D = Doubles;
+    using V = Words;
+    static constexpr size_t kLanes = 1;
+    static V set(uint64_t x) { return x; }
+    static V lanes() { return 0; }
+    static V plus(V a, V b) { return a + b; }
+    static V product(V a, V b) { return (a & UINT32_MAX) * (b & UINT32_MAX); }
+    static V both(V a, V b) { return a & b; }
+    static V either(V a, V b) { return a | b; }
+    static V different(V a, V b) { return a ^ b; }
+    template <int kBits>
+    static V left(V x) { return x << kBits; }
+    template <int kBits>
+    static V right(V x) { return x >> kBits; }
+    static D as_double(V x) { D found; return std::memcpy(&found, &x, sizeof x), found; }
+    static V as_bits(D x) { V found; return std::memcpy(&found, &x, sizeof x), found; }
+    static D real(double x) { return x; }
+    static D plus(D a, D b) { return a + b; }
+    static D minus(D a, D b) { return a - b; }
+    static D times(D a, D b) { return a * b; }
+    static D over(D a, D b) { return a / b; }
+    static D root(D x) { return std::sqrt(x); }
+    static D choose(V k, D odd, D even) { return k & 1 ? odd : even; }
+    static void store(float* at, D x) { *at = static_cast<float>(x); }
+};
+
+void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<OneNumber>{key}(first, n, out); }
+
 }  // namespace
 
 const AugmentKernels& portable_augment_kernels() {
-    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur};
+    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur, normal};
     return kernels;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/augment/kernels.h"
+#include "cpu/augment/normal.h"
 
 namespace feeder {
 namespace {
@@ -520,7 +521,54 @@ void blur(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples,
     }
 }
 
-constexpr AugmentKernels kKernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur};
+struct Numbers {
+#if defined(__AVX512VBMI__)
+    using D = __m512d;
+    static V as_bits(D x) { return _mm512_castpd_si512(x); }
+    static D as_double(V x) { return _mm512_castsi512_pd(x); }
+    static V either(V a, V b) { return _mm512_or_si512(a, b); }
+    static V both(V a, V b) { return _mm512_and_si512(a, b); }
+    static V different(V a, V b) { return _mm512_xor_si512(a, b); }
+    static V set(uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
+    static D choose(V k, D odd, D even) { return _mm512_mask_blend_pd(_mm512_test_epi64_mask(k, set(1)), even, odd); }
+    static void store(float* at, D x) { _mm256_storeu_ps(at, _mm512_cvtpd_ps(x)); }
+#else
+    using D = __m256d;
+    static V as_bits(D x) { return _mm256_castpd_si256(x); }
+    static D as_double(V x) { return _mm256_castsi256_pd(x); }
+    static V either(V a, V b) { return _mm256_or_si256(a, b); }
+    static V both(V a, V b) { return _mm256_and_si256(a, b); }
+    static V different(V a, V b) { return _mm256_xor_si256(a, b); }
+    static V set(uint64_t x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
+    static D choose(V k, D odd, D even) { return _mm256_blendv_pd(even, odd, as_double(_mm256_slli_epi64(k, 63))); }
+    static void store(float* at, D x) { _mm_storeu_ps(at, _mm256_cvtpd_ps(x)); }
+#endif
+    using Words = V;
+    using Doubles = D;
+    static constexpr size_t kLanes = kBytes / 8;
+    static V lanes() {
+        alignas(64) uint64_t numbers[kLanes];
+        for (size_t i = 0; i < kLanes; ++i) numbers[i] = i;
+        return load(numbers);
+    }
+    static V plus(V a, V b) { return FEEDER_MM(add_epi64)(a, b); }
+    static V product(V a, V b) { return FEEDER_MM(mul_epu32)(a, b); }
+    template <int kBits>
+    static V left(V x) { return FEEDER_MM(slli_epi64)(x, kBits); }
+    template <int kBits>
+    static V right(V x) { return FEEDER_MM(srli_epi64)(x, kBits); }
+    static D real(double x) { return FEEDER_MM(set1_pd)(x); }
+    static D plus(D a, D b) { return FEEDER_MM(add_pd)(a, b); }
+    static D minus(D a, D b) { return FEEDER_MM(sub_pd)(a, b); }
+    static D times(D a, D b) { return FEEDER_MM(mul_pd)(a, b); }
+    static D over(D a, D b) { return FEEDER_MM(div_pd)(a, b); }
+    static D root(D x) { return FEEDER_MM(sqrt_pd)(x); }
+};
+
+// Writes whole vectors: up to kNumberPadding floats behind the last.
+void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<Numbers>{key}(first, n, out); }
+
+constexpr AugmentKernels kKernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur, normal};
 
 }  // namespace
 }  // namespace feeder

@@ -109,6 +109,11 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
             if (std::any_of(v + 4, v + 7, [](double color) { return !is_whole(color, 0, 255); }))
                 return "an erased rectangle's color is not 0-255";
             [[fallthrough]];
+        case AugmentOp::erase_noise:
+            if (step.kind() == AugmentOp::erase_noise &&
+                !(is_whole(v[4], 0, UINT32_MAX) && is_whole(v[5], 0, UINT32_MAX) && is_whole(v[6], 0, 1)))
+                return "a key's half is not of 32 bits, or a mirror neither 0 nor 1";
+            [[fallthrough]];
         case AugmentOp::erase_output:
             return is_whole(v[0], 0, height) && is_whole(v[1], 0, width) && is_whole(v[2], 0, height - v[0]) &&
                            is_whole(v[3], 0, width - v[1])
@@ -118,20 +123,73 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
     }
 }
 
+// The number of elements from a row to the next, and from a channel.
+struct Strides {
+    size_t row, channel;
+    explicit Strides(const Output& out)
+        : row(out.row_elements ? out.row_elements : static_cast<size_t>(out.width)),
+          channel(out.row_elements ? out.channel_elements : row * static_cast<size_t>(out.height)) {}
+};
+
 template <typename T>
 void fill_rectangle(const Output& out, const double* value, const T rgb[3]) {
     const size_t top = static_cast<size_t>(value[0]), left = static_cast<size_t>(value[1]);
     const size_t height = static_cast<size_t>(value[2]), width = static_cast<size_t>(value[3]);
-    const size_t all = static_cast<size_t>(out.width), area = all * static_cast<size_t>(out.height);
+    const size_t all = static_cast<size_t>(out.width);
+    const Strides strides(out);
     T* const data = static_cast<T*>(out.data);
     for (size_t y = top; y < top + height; ++y) {
         if (out.layout == Layout::nhwc) {
             for (size_t x = left; x < left + width; ++x) std::copy_n(rgb, 3, data + 3 * (y * all + x));
             continue;
         }
-        const size_t row = out.row_elements ? out.row_elements : all;
-        const size_t channel = out.row_elements ? out.channel_elements : area;
-        for (size_t c = 0; c < 3; ++c) std::fill_n(data + c * channel + y * row + left, width, rgb[c]);
+        for (size_t c = 0; c < 3; ++c) std::fill_n(data + c * strides.channel + y * strides.row + left, width, rgb[c]);
+    }
+}
+
+// Floats in the output's dtype, by the kernels' own rounding.
+void round_floats(const float* values, size_t n, Dtype dtype, void* out) {
+    if (dtype == Dtype::float32) {
+        std::memcpy(out, values, n * sizeof(float));
+        return;
+    }
+    if (dtype == Dtype::uint8) {
+        for (size_t i = 0; i < n; ++i)  // 0 for no number
+            static_cast<uint8_t*>(out)[i] = static_cast<uint8_t>(values[i] > 0.0f ? std::min(values[i], 255.0f) : 0.0f);
+        return;
+    }
+    const auto& affine = dtype == Dtype::float16 ? pixel_kernels().affine_float16 : pixel_kernels().affine_bfloat16;
+    const uint8_t samples[kRowPadding] = {};
+    const float scale[kPatternMemory] = {};
+    float bias[kPatternMemory] = {};
+    for (size_t i = 0; i < n; i += kPattern) {
+        const size_t count = std::min<size_t>(kPattern, n - i);
+        std::copy_n(values + i, count, bias);
+        affine(samples, static_cast<int>(count), scale, bias, static_cast<uint16_t*>(out) + i);
+    }
+}
+
+// Writes numbers of the key, which count the rectangle's elements from channel to channel and from row to row.
+void fill_noise(const Output& out, const double* value) {
+    const size_t top = static_cast<size_t>(value[0]), left = static_cast<size_t>(value[1]);
+    const size_t height = static_cast<size_t>(value[2]), width = static_cast<size_t>(value[3]);
+    const uint64_t key = static_cast<uint64_t>(value[4]) << 32 | static_cast<uint64_t>(value[5]);
+    const Strides strides(out);
+    const size_t bytes = dtype_bytes(out.dtype), all = static_cast<size_t>(out.width);
+    std::vector<float> numbers(width + kNumberPadding);
+    std::vector<uint8_t> row(width * bytes);
+    for (size_t i = 0; i < 3 * height; ++i) {
+        augment_kernels().normal(key, i * width, width, numbers.data());
+        if (value[6] != 0) std::reverse(numbers.begin(), numbers.begin() + static_cast<ptrdiff_t>(width));
+        round_floats(numbers.data(), width, out.dtype, row.data());
+        const size_t c = i / height, y = top + i % height;
+        uint8_t* const data = static_cast<uint8_t*>(out.data);
+        if (out.layout == Layout::nchw) {
+            std::memcpy(data + (c * strides.channel + y * strides.row + left) * bytes, row.data(), row.size());
+            continue;
+        }
+        for (size_t x = 0; x < width; ++x)
+            std::memcpy(data + (3 * (y * all + left + x) + c) * bytes, row.data() + x * bytes, bytes);
     }
 }
 
@@ -151,29 +209,23 @@ const char* program_fault(Program program, int height, int width) {
 
 bool changes_pixels(Program program) {
     return std::any_of(program.begin(), program.end(), [](const AugmentStep& step) {
-        return step.kind() != AugmentOp::nothing && step.kind() != AugmentOp::erase_output;
+        return step.kind() != AugmentOp::nothing && step.kind() < AugmentOp::erase_output;
     });
 }
 
 void erase_output(Program program, const Output& out) {
     for (const AugmentStep& step : program) {
+        if (step.kind() == AugmentOp::erase_noise) fill_noise(out, step.value);
         if (step.kind() != AugmentOp::erase_output) continue;
-        // One pixel's worth, by the kernels' own rounding.
-        uint8_t sample[kRowPadding] = {};
-        float scale[kPatternMemory], bias[kPatternMemory];
-        std::fill_n(scale, kPatternMemory, 0.0f);
         uint16_t halves[3] = {};
         uint8_t bytes[3] = {};
         float floats[3] = {};
         for (int c = 0; c < 3; ++c) {
             const double given = step.value[4 + c];
-            const float value = std::isnan(given) ? std::nanf("") : static_cast<float>(given);  // of one kind at all levels
-            std::fill_n(bias, kPatternMemory, value);
-            floats[c] = value;
-            bytes[c] = static_cast<uint8_t>(value > 0.0f ? std::min(value, 255.0f) : 0.0f);  // 0 for no number
-            if (out.dtype == Dtype::float16) pixel_kernels().affine_float16(sample, 1, scale, bias, halves + c);
-            if (out.dtype == Dtype::bfloat16) pixel_kernels().affine_bfloat16(sample, 1, scale, bias, halves + c);
+            floats[c] = std::isnan(given) ? std::nanf("") : static_cast<float>(given);  // of one kind at all levels
         }
+        if (out.dtype == Dtype::uint8) round_floats(floats, 3, out.dtype, bytes);
+        else if (out.dtype != Dtype::float32) round_floats(floats, 3, out.dtype, halves);
         switch (out.dtype) {
             case Dtype::uint8: fill_rectangle(out, step.value, bytes); break;
             case Dtype::float32: fill_rectangle(out, step.value, floats); break;
@@ -275,6 +327,7 @@ void Augmenter::step(const AugmentStep& step) {
         }
         case AugmentOp::nothing:
         case AugmentOp::erase_output:
+        case AugmentOp::erase_noise:
         case AugmentOp::count: break;
     }
 }

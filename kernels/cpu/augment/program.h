@@ -37,6 +37,7 @@ enum class AugmentOp : int {
     blur,          // [kernel width, kernel height, sigma]; odd, at most kMostTaps
     erase,         // [top, left, height, width, R, G, B], 0-255
     erase_output,  // the same, in units of the output, after all others
+    erase_noise,   // [top, left, height, width, key's upper 32 bits, lower ones, mirrored: 0 or 1], also after them
     count,
 };
 
@@ -60,7 +61,7 @@ const char* program_fault(Program program, int height, int width);
 // True if an op changes uint8 pixels.
 bool changes_pixels(Program program);
 
-// Runs the ops on the output that follow all others.
+// Runs the ops on the output that follow all others. Throws std::bad_alloc.
 void erase_output(Program program, const Output& out);
 
 // Runs programs on one image after the other. One per thread.
