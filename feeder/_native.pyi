@@ -48,9 +48,11 @@ class AugmentOp(enum.IntEnum):
     AFFINE = 14
     PERSPECTIVE = 15
     BLUR = 16
-    ERASE = 17
-    ERASE_OUTPUT = 18
-    ERASE_NOISE = 19
+    PERMUTE = 17
+    ADD_NOISE = 18
+    ERASE = 19
+    ERASE_OUTPUT = 20
+    ERASE_NOISE = 21
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""

@@ -5,6 +5,7 @@ What is left at the end of a recipe, functions of the user's, runs on the finish
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["Programs", "finish", "has_programs", "last_native", "programs"]
 Programs = npt.NDArray[np.float64]
 
 _COLUMNS = 12
+_ON_ARRAYS = (T.Lambda, T.GaussianNoise)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
 _FILTERS = {
@@ -62,7 +64,7 @@ def last_native(recipe: T.Recipe) -> int:
     end = len(rest)
     for number in reversed(range(end if recipe.output_dtype == "float32" else 0)):
         op = rest[number]
-        if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) is T.Lambda):
+        if isinstance(op, (T.ToDtype, T.Normalize)) or not (_is_native(op, True) or type(op) in _ON_ARRAYS):
             break
         if not _is_native(op, True):
             end = number
@@ -154,7 +156,7 @@ def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float:
     for column, name in enumerate(("i", "j", "h", "w"), start=1):
         block[:, 0, column] = params[name]
     if op.value is None:
-        block[:, 0, 5], block[:, 0, 6] = params["key"] >> np.uint64(32), params["key"] & np.uint64(0xFFFFFFFF)
+        block[:, 0, 5:7] = _halves(params["key"])
     else:
         block[erase, 0, 5:8] = erasing_of(op, params, later, is_float).value
     return block
@@ -182,7 +184,7 @@ def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[
     return write
 
 
-def _jitter(op: T.ColorJitter, params: Params, size: tuple[int, int]) -> Programs:
+def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size: tuple[int, int]) -> Programs:
     order = params["order"]
     values = np.zeros(order.shape)
     for column, name in enumerate(COLOR_STEPS):
@@ -192,8 +194,29 @@ def _jitter(op: T.ColorJitter, params: Params, size: tuple[int, int]) -> Program
     kinds = np.where([name in params for name in COLOR_STEPS], _STEPS, 0)
     block = _block(*order.shape)
     block[:, :, 0] = kinds[order]
+    if "change" in params:
+        block[:, :, 0] *= np.take_along_axis(params["change"], order, axis=1)
     block[:, :, 1] = np.take_along_axis(values, order, axis=1)
     return block
+
+
+def _distort(op: T.RandomPhotometricDistort, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["order"]))
+    block[:, 0, 0] = np.where((params["permutation"] == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
+    block[:, 0, 1:4] = params["permutation"]
+    return np.concatenate([_jitter(op, params, size), block], axis=1)
+
+
+def _noise(op: T.GaussianNoise, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["key"]))
+    block[:, 0, 0] = _OPS.ADD_NOISE.value
+    block[:, 0, 1:3] = _halves(params["key"])
+    block[:, 0, 3:6] = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255), op.clip
+    return block
+
+
+def _halves(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=1)
 
 
 def _augment(
@@ -269,10 +292,23 @@ def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
     return np.concatenate(blocks, axis=1) if blocks else _block(count)
 
 
+def _ordered(op: T.RandomOrder, params: Params, size: tuple[int, int]) -> Programs:
+    branches = itertools.islice(op.branches(params), len(op.transforms))
+    ops = [[step for step in steps if not isinstance(step[0], TargetOp)] for _, steps in branches]
+    blocks = [programs([each for each, _ in some], [drawn for _, drawn in some], size) for some in ops]
+    count, most = len(params["order"]), max(0 if block is None else block.shape[1] for block in blocks)
+    whole = np.zeros((count, len(blocks), most, _COLUMNS))
+    for number, block in enumerate(blocks):
+        if block is not None:
+            whole[:, number, : block.shape[1]] = block
+    return whole[np.arange(count)[:, None], params["order"]].reshape(count, -1, _COLUMNS)
+
+
 _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] = {
     T.AutoAugment: _augment,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
+    T.GaussianNoise: _noise,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
     T.RandomAffine: _affine,
@@ -283,7 +319,9 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.RandomGrayscale: _if_drawn(_OPS.GRAYSCALE),
     T.RandomHorizontalFlip: _if_drawn(_OPS.MIRROR),
     T.RandomInvert: _if_drawn(_OPS.INVERT),
+    T.RandomOrder: _ordered,
     T.RandomPerspective: _tilt,
+    T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(_OPS.POSTERIZE, "bits"),
     T.RandomRotation: _rotate,
     T.RandomSolarize: _if_drawn(_OPS.SOLARIZE, "threshold"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 from feeder.transforms.augment import RandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
-from feeder.transforms.choice import RandomApply, RandomChoice
+from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToPureTensor, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
 from feeder.transforms.enhance import (
@@ -31,7 +31,14 @@ from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.padding import Pad, RandomZoomOut
-from feeder.transforms.photometric import ColorJitter, GaussianBlur, RandomErasing, RandomGrayscale
+from feeder.transforms.photometric import (
+    ColorJitter,
+    GaussianBlur,
+    GaussianNoise,
+    RandomErasing,
+    RandomGrayscale,
+    RandomPhotometricDistort,
+)
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.scale_jitter import ScaleJitter
 from feeder.transforms.shortest_size import RandomShortestSize
@@ -58,6 +65,7 @@ __all__ = [
     "CutMix",
     "Draws",
     "GaussianBlur",
+    "GaussianNoise",
     "Image",
     "KeyPoints",
     "Lambda",
@@ -81,7 +89,9 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomInvert",
     "RandomIoUCrop",
+    "RandomOrder",
     "RandomPerspective",
+    "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",

@@ -54,6 +54,8 @@ void add_augment(nb::module_& module) {
         .value("AFFINE", AugmentOp::affine)
         .value("PERSPECTIVE", AugmentOp::perspective)
         .value("BLUR", AugmentOp::blur)
+        .value("PERMUTE", AugmentOp::permute)
+        .value("ADD_NOISE", AugmentOp::add_noise)
         .value("ERASE", AugmentOp::erase)
         .value("ERASE_OUTPUT", AugmentOp::erase_output)
         .value("ERASE_NOISE", AugmentOp::erase_noise);

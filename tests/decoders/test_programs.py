@@ -20,7 +20,9 @@ from feeder.errors import BackendError, DecodeError
 from feeder.transforms import (
     AutoAugment,
     ColorJitter,
+    Compose,
     GaussianBlur,
+    GaussianNoise,
     Lambda,
     Normalize,
     Op,
@@ -36,7 +38,9 @@ from feeder.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomOrder,
     RandomPerspective,
+    RandomPhotometricDistort,
     RandomPosterize,
     RandomRotation,
     RandomSolarize,
@@ -69,6 +73,9 @@ EXACT: list[list[Op]] = [
     [RandomErasing(0.7, value=(9, 300, -4)), RandomHorizontalFlip(), RandomInvert()],
     [RandomApply([RandomInvert(1.0), RandomHorizontalFlip()], 0.4), RandomErasing(0.7, value=9)],
     [RandomChoice([RandomInvert(), RandomRotation(20), RandomEqualize()], (1, 2, 3))],
+    [RandomOrder([Compose([RandomInvert(), RandomRotation(20)]), RandomEqualize(), Compose([]), RandomErasing(0.8)])],
+    [RandomPhotometricDistort(p=0.6, contrast=(1, 1), saturation=(1, 1)), RandomErasing(0.6, value=(1, 2, 3))],
+    [RandomHorizontalFlip(), RandomPhotometricDistort((1, 1), (1, 1), (1, 1), (0, 0), 0.9), RandomVerticalFlip()],
 ]
 GRAY: list[list[Op]] = [
     [RandomGrayscale(0.5)],
@@ -79,6 +86,7 @@ GRAY: list[list[Op]] = [
     [AutoAugment()],
     [AutoAugment("cifar10")],
     [AutoAugment("svhn", fill=77)],
+    [RandomPhotometricDistort(), RandomOrder([RandomGrayscale(0.5), ColorJitter(contrast=0.4), RandomSolarize(99)])],
     [RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8), RandomGrayscale(0.2), RandomSolarize(128, 0.2)],
 ]
 
@@ -127,6 +135,12 @@ def test_blurs_have_the_references_pixels_within_a_level() -> None:
     check([RandomApply([GaussianBlur((5, 9))], 0.6)], (40, 31), atol=1.0)
 
 
+@pytest.mark.parametrize("op", [GaussianNoise(), GaussianNoise(0.2, 1.5), GaussianNoise(-0.3, 10, clip=False)], ids=str)
+def test_noise_of_bytes_is_the_references_within_a_level(op: Op) -> None:
+    check([RandomInvert(), op, RandomHorizontalFlip()], (40, 31), atol=0.5, share=1e-4)
+    check([RandomOrder([op, RandomInvert()])], (17, 9), atol=0.5, share=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_floats_are_erased_after_normalization(dtype: str) -> None:
     values: list[Op] = [ToDtype(dtype, scale=True), NORMALIZE]
@@ -147,7 +161,7 @@ def test_fractions_of_a_level_are_cut_where_bytes_are_erased() -> None:
 
 def test_functions_run_on_finished_arrays() -> None:
     flip = RandomHorizontalFlip()
-    for tail in ([Lambda(np.negative)], [RandomErasing(0.5), flip, Lambda(np.negative), flip]):
+    for tail in ([Lambda(np.negative)], [GaussianNoise(0.3)], [RandomErasing(0.5), flip, Lambda(np.negative), flip]):
         check([RandomInvert(), NORMALIZE, *tail], (17, 40))
 
 
@@ -198,6 +212,7 @@ def test_what_has_no_native_form_is_left_to_the_reference() -> None:
         [GaussianBlur(65)],
         [NORMALIZE, RandomErasing(value="random"), ToDtype("float16")],
         [RandomApply([Lambda(np.negative)])],
+        [ToDtype("float32", scale=True), GaussianNoise(), NORMALIZE],
     ]
     for ops in others:
         assert not has_programs(Recipe.of([Resize((17, 40)), *ops]))

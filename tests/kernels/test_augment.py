@@ -209,6 +209,20 @@ def test_blur_is_the_references_within_a_level_and_equal_at_all_levels(level: st
             native.set_simd_level(level)
 
 
+def test_channels_are_exchanged_and_noise_is_added(level: str) -> None:
+    image = images(29)[-4]
+    height, width = image.shape[:2]
+    exchanged = run(image, step(Op.INVERT), step(Op.PERMUTE, 2, 0, 1), step(Op.ERASE, 1, 2, 9, 8, 5, 6, 7))
+    expected = 255 - image[:, :, [2, 0, 1]]
+    expected[1:10, 2:10] = (5, 6, 7)
+    assert np.array_equal(exchanged, expected)
+    numbers = noise_of(77, height, width).transpose(1, 2, 0)
+    for mean, deviation in ((0.0, 25.5), (-60.3, 300.0)):
+        sums = image + (np.float32(mean) + numbers * np.float32(deviation)).astype(np.int64)
+        assert np.array_equal(run(image, step(Op.ADD_NOISE, 0, 77, mean, deviation, 1)), sums.clip(0, 255))
+        assert np.array_equal(run(image, step(Op.ADD_NOISE, 0, 77, mean, deviation, 0)), sums & 255)
+
+
 def test_erasing_fills_a_rectangle(level: str) -> None:
     image = images(23)[-4]
     erased = image.copy()
@@ -258,6 +272,11 @@ def noise_of(key: int, height: int, width: int) -> npt.NDArray[np.float32]:
         (step(Op.AFFINE, 1, 0, 0, 0, 1, 0, 0, 3), "fill or filter"),
         (step(Op.BLUR, 4, 3, 1.0), "kernel"),
         (step(Op.BLUR, 65, 3, 1.0), "kernel"),
+        (step(Op.PERMUTE, 0, 1, 1), "some order"),
+        (step(Op.PERMUTE, 0, 1, 3), "some order"),
+        (step(Op.ADD_NOISE, 1 << 32, 0, 0, 1, 1), "noise"),
+        (step(Op.ADD_NOISE, 0, 0, 3000, 1, 1), "noise"),
+        (step(Op.ADD_NOISE, 0, 0, 0, -1, 1), "noise"),
         (step(Op.ERASE, 1, 1, 8, 2, 0, 0, 0), "rectangle"),
         (step(Op.ERASE, 1, 1, 2, 2, 0, 256, 0), "color"),
         (step(Op.ERASE_OUTPUT, 0, -1, 1, 1, 0, 0, 0), "rectangle"),

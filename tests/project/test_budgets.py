@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 170,
     "dataset": 2_115,
-    "decoders": 3_585,
+    "decoders": 3_647,
     "fields": 360,
     "loader": 8_610,
     "order": 960,
@@ -29,9 +29,9 @@ STATEMENTS = {
     "shard": 8_840,
     "system": 715,
     "tools": 5_740,
-    "transforms": 1_890,
+    "transforms": 1_940,
 }
-TOKENS = 452_890
+TOKENS = 455_000
 OWN_PARAMETERS = 15
 DENSE = 34
 

@@ -25,7 +25,9 @@ from feeder.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomOrder,
     RandomPerspective,
+    RandomPhotometricDistort,
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
@@ -279,6 +281,29 @@ def test_random_numbers_fill_their_ranges() -> None:
     for number, (x, y) in enumerate(((0, 0), (width - 5, 0), (width - 5, height - 3), (0, height - 3))):
         assert set(tilt["corners"][:, number, 0]) == set(range(x, x + 5))
         assert set(tilt["corners"][:, number, 1]) == set(range(y, y + 3))
+
+
+def test_distortions_and_orders_are_drawn_as_often_as_in_torchvision() -> None:
+    count = 4000
+    ops: list[Op] = [
+        RandomPhotometricDistort(p=0.3),
+        RandomOrder([RandomInvert(0.4), ColorJitter(0.1), RandomInvert()]),
+    ]
+    distort, order = draw(ops, sizes=np.full((count, 2), 9), ids=np.arange(count)).ops
+    assert abs(distort["change"].mean(axis=0) - 0.3).max() < 0.03
+    assert abs((distort["order"] == [0, 1, 2, 3]).all(axis=1).mean() - 0.5) < 0.03
+    assert (distort["order"][:, 0] == 0).all()
+    assert (np.sort(distort["order"], axis=1) == [0, 1, 2, 3]).all()
+    exchanged = (distort["permutation"] != [0, 1, 2]).any(axis=1)
+    assert abs(exchanged.mean() - 0.3 * 5 / 6) < 0.03  # one of six permutations leaves all in place
+    for name, low, high in (("brightness", 0.875, 1.125), ("contrast", 0.5, 1.5), ("hue", -0.05, 0.05)):
+        assert low <= distort[name].min() < low + 0.01 * (high - low), name
+        assert high - 0.01 * (high - low) < distort[name].max() < high, name
+    both = np.concatenate([distort["change"], exchanged[:, None], distort["hue"][:, None]], axis=1)
+    assert abs(np.corrcoef(both.T) - np.eye(6)).max() < 0.06
+    for one, times in zip(*np.unique(order["order"], axis=0, return_counts=True), strict=True):
+        assert abs(times / count - 1 / 6) < 0.03, one
+    assert abs(order["0.change"].mean() - 0.4) < 0.03
 
 
 def subclasses(of: type[Op]) -> list[type[Op]]:

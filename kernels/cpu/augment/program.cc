@@ -84,6 +84,10 @@ bool is_whole(double value, double least, double most) {
     return value >= least && value <= most && value == std::floor(value);
 }
 
+bool is_key(const double* value) { return is_whole(value[0], 0, UINT32_MAX) && is_whole(value[1], 0, UINT32_MAX); }
+
+uint64_t key_of(const double* value) { return static_cast<uint64_t>(value[0]) << 32 | static_cast<uint64_t>(value[1]); }
+
 bool has_fill_and_filter(const double* value) {
     return is_whole(value[0], 0, 0xffffff) && is_whole(value[1], 0, static_cast<int>(WarpFilter::count) - 1);
 }
@@ -105,13 +109,21 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
                            static_cast<int>(v[1]) % 2 == 1 && v[2] > 0
                        ? nullptr
                        : "a blur has a kernel of other than 1, 3, ... 63 pixels, or no sigma above 0";
+        case AugmentOp::permute:
+            return std::all_of(v, v + 3, [](double channel) { return is_whole(channel, 0, 2); }) && v[0] != v[1] &&
+                           v[0] != v[2] && v[1] != v[2]
+                       ? nullptr
+                       : "channels are not 0, 1 and 2 in some order";
+        case AugmentOp::add_noise:
+            return is_key(v) && std::fabs(v[2]) <= kMostNoise && v[3] >= 0 && v[3] <= kMostNoise && is_whole(v[4], 0, 1)
+                       ? nullptr
+                       : "noise has a wrong key, or a mean or deviation outside its range";
         case AugmentOp::erase:
             if (std::any_of(v + 4, v + 7, [](double color) { return !is_whole(color, 0, 255); }))
                 return "an erased rectangle's color is not 0-255";
             [[fallthrough]];
         case AugmentOp::erase_noise:
-            if (step.kind() == AugmentOp::erase_noise &&
-                !(is_whole(v[4], 0, UINT32_MAX) && is_whole(v[5], 0, UINT32_MAX) && is_whole(v[6], 0, 1)))
+            if (step.kind() == AugmentOp::erase_noise && !(is_key(v + 4) && is_whole(v[6], 0, 1)))
                 return "a key's half is not of 32 bits, or a mirror neither 0 nor 1";
             [[fallthrough]];
         case AugmentOp::erase_output:
@@ -173,13 +185,12 @@ void round_floats(const float* values, size_t n, Dtype dtype, void* out) {
 void fill_noise(const Output& out, const double* value) {
     const size_t top = static_cast<size_t>(value[0]), left = static_cast<size_t>(value[1]);
     const size_t height = static_cast<size_t>(value[2]), width = static_cast<size_t>(value[3]);
-    const uint64_t key = static_cast<uint64_t>(value[4]) << 32 | static_cast<uint64_t>(value[5]);
     const Strides strides(out);
     const size_t bytes = dtype_bytes(out.dtype), all = static_cast<size_t>(out.width);
     std::vector<float> numbers(width + kNumberPadding);
     std::vector<uint8_t> row(width * bytes);
     for (size_t i = 0; i < 3 * height; ++i) {
-        augment_kernels().normal(key, i * width, width, numbers.data());
+        augment_kernels().normal(key_of(value + 4), i * width, width, numbers.data());
         if (value[6] != 0) std::reverse(numbers.begin(), numbers.begin() + static_cast<ptrdiff_t>(width));
         round_floats(numbers.data(), width, out.dtype, row.data());
         const size_t c = i / height, y = top + i % height;
@@ -314,17 +325,19 @@ void Augmenter::step(const AugmentStep& step) {
         case AugmentOp::affine:
         case AugmentOp::perspective: warp(step); break;
         case AugmentOp::blur: blur(static_cast<int>(v[0]), static_cast<int>(v[1]), v[2]); break;
-        case AugmentOp::erase: {
-            finish_table();
-            Output planar;
-            planar.data = rgb_[0];
-            planar.width = width_;
-            planar.row_elements = static_cast<size_t>(width_);
-            planar.channel_elements = static_cast<size_t>(rgb_[1] - rgb_[0]);
-            const uint8_t rgb[3] = {static_cast<uint8_t>(v[4]), static_cast<uint8_t>(v[5]), static_cast<uint8_t>(v[6])};
-            fill_rectangle(planar, v, rgb);
+        case AugmentOp::permute: {
+            uint8_t* const from[3] = {rgb_[0], rgb_[1], rgb_[2]};
+            for (int c = 0; c < 3; ++c) rgb_[c] = from[static_cast<int>(v[c])];
             break;
         }
+        case AugmentOp::add_noise: add_noise(v); break;
+        case AugmentOp::erase:
+            finish_table();
+            for (int c = 0; c < 3; ++c)
+                for (int y = 0; y < static_cast<int>(v[2]); ++y)
+                    std::memset(rgb_[c] + ptrdiff_t{static_cast<int>(v[0]) + y} * width_ + static_cast<int>(v[1]),
+                                static_cast<uint8_t>(v[4 + c]), static_cast<size_t>(v[3]));
+            break;
         case AugmentOp::nothing:
         case AugmentOp::erase_output:
         case AugmentOp::erase_noise:
@@ -396,6 +409,27 @@ void Augmenter::warp(const AugmentStep& step) {
         augment_kernels().warp(place, interleaved_.data(), height_, width_, fill, other_);
     }
     exchange();
+}
+
+// As torchvision's GaussianNoise of uint8: whole numbers, cut towards 0, are added.
+void Augmenter::add_noise(const double* value) {
+    constexpr size_t kChunk = 1024;
+    finish_table();
+    numbers_.resize(kChunk + kNumberPadding);
+    const float mean = static_cast<float>(value[2]), deviation = static_cast<float>(value[3]);
+    const bool is_clipped = value[4] != 0;
+    for (size_t c = 0; c < 3; ++c) {
+        for (size_t i = 0; i < area(); i += kChunk) {
+            const size_t n = std::min(kChunk, area() - i);
+            augment_kernels().normal(key_of(value), c * area() + i, n, numbers_.data());
+            uint8_t* const samples = rgb_[c] + i;
+            for (size_t k = 0; k < n; ++k) {
+                const float scaled = numbers_[k] * deviation;
+                const int sum = samples[k] + static_cast<int>(mean + scaled);
+                samples[k] = static_cast<uint8_t>(is_clipped ? std::clamp(sum, 0, 255) : sum);
+            }
+        }
+    }
 }
 
 void Augmenter::blur(int columns, int rows, double sigma) {

@@ -35,6 +35,8 @@ enum class AugmentOp : int {
     affine,        // [xx, xy, x0, yx, yy, y0, fill, filter]: where a pixel comes from; fill is R + 256 G + 65536 B
     perspective,   // [a, b, c, d, e, f, g, h, fill, filter]
     blur,          // [kernel width, kernel height, sigma]; odd, at most kMostTaps
+    permute,       // [channels that become R, G and B, 0-2]
+    add_noise,     // [key's upper 32 bits, lower ones, mean, deviation, clipped: 0 or 1 to wrap around], at most kMostNoise
     erase,         // [top, left, height, width, R, G, B], 0-255
     erase_output,  // the same, in units of the output, after all others
     erase_noise,   // [top, left, height, width, key's upper 32 bits, lower ones, mirrored: 0 or 1], also after them
@@ -44,6 +46,7 @@ enum class AugmentOp : int {
 enum class WarpFilter : int { nearest, bilinear, bicubic, count };
 
 inline constexpr int kMostTaps = 63;
+inline constexpr double kMostNoise = 2550;
 
 // A row of a table of doubles: the op's number and its values.
 struct AugmentStep {
@@ -83,6 +86,7 @@ class Augmenter {
     void autocontrast();
     void sharpen(float factor);
     void warp(const AugmentStep& step);
+    void add_noise(const double* value);
     void blur(int columns, int rows, double sigma);
     void add_table(const uint8_t table[256]);
     void finish_table();
@@ -96,6 +100,7 @@ class Augmenter {
     Bytes memory_[2];
     Bytes interleaved_;
     std::vector<int16_t> row_;
+    std::vector<float> numbers_;
     bool has_table_ = false;  // one that is not applied yet: tables in a row become one
     uint8_t table_[256] = {};
 };
