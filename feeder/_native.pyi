@@ -42,17 +42,18 @@ class AugmentOp(enum.IntEnum):
     SHARPNESS = 8
     POSTERIZE = 9
     SOLARIZE = 10
-    AUTOCONTRAST = 11
-    EQUALIZE = 12
-    INVERT = 13
-    AFFINE = 14
-    PERSPECTIVE = 15
-    BLUR = 16
-    PERMUTE = 17
-    ADD_NOISE = 18
-    ERASE = 19
-    ERASE_OUTPUT = 20
-    ERASE_NOISE = 21
+    SOLARIZE_ADD = 11
+    AUTOCONTRAST = 12
+    EQUALIZE = 13
+    INVERT = 14
+    AFFINE = 15
+    PERSPECTIVE = 16
+    BLUR = 17
+    PERMUTE = 18
+    ADD_NOISE = 19
+    ERASE = 20
+    ERASE_OUTPUT = 21
+    ERASE_NOISE = 22
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""

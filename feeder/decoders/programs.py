@@ -17,7 +17,7 @@ from feeder import transforms as T
 from feeder.decoders.device.fused import erasing_of
 from feeder.decoders.op_math import augmentation_affine
 from feeder.errors import DecodeError
-from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
 from feeder.transforms.op import Params
@@ -40,12 +40,17 @@ _FILTERS = {
     "bicubic": _native.WarpFilter.BICUBIC.value,
 }
 _STEPS = np.array([getattr(_OPS, name.upper()).value for name in COLOR_STEPS], np.float64)
+_NAMES = {kind: name.upper() for kind, name in ENHANCEMENTS.items()} | {"SolarizeAdd": "SOLARIZE_ADD"}
 # Of each augmentation that moves no pixels; 0 for the others.
 _KINDS = np.array(
     [getattr(_OPS, ENHANCEMENTS.get(kind, kind).upper(), _OPS.NOTHING).value for kind in AUGMENTATIONS], np.float64
 )
 _ENHANCES = np.array([kind in ENHANCEMENTS for kind in AUGMENTATIONS])
 _WARPS = np.array([kind == "Rotate" or augmentation_affine(kind, 0.0) is not None for kind in AUGMENTATIONS])
+_TIMM_WARPS = np.array([kind == "Rotate" or kind[:5] in ("Shear", "Trans") for kind in TIMM_AUGMENTATIONS])
+_TIMM_KINDS = np.array(
+    [getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in TIMM_AUGMENTATIONS], np.float64
+)
 _POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize", "Rotate"))
 
 
@@ -240,6 +245,18 @@ def _augment(
     return block
 
 
+def _timm_augment(op: T.TimmRandAugment, params: Params, size: tuple[int, int]) -> Programs:
+    kind, value = params["kind"], params["value"]
+    block = _block(*kind.shape)
+    block[:, :, 0] = _TIMM_KINDS[kind]
+    block[:, :, 1] = value
+    for row, place in np.argwhere(_TIMM_WARPS[kind]).tolist():
+        name, strength = TIMM_AUGMENTATIONS[kind[row, place]], float(value[row, place])
+        matrix = timm_matrix(name, strength, size[1], size[0]) or rotation_matrix(size[1], size[0], strength)
+        _warp(block[row, place], _OPS.AFFINE, matrix, op)
+    return block
+
+
 def _warp(row: npt.NDArray[np.float64], kind: _native.AugmentOp, matrix: Sequence[float], op: Any) -> None:
     red, green, blue = op.fill
     numbers = (kind.value, *matrix, red + 256 * green + 65536 * blue, _FILTERS[op.interpolation])
@@ -326,5 +343,6 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.RandomRotation: _rotate,
     T.RandomSolarize: _if_drawn(_OPS.SOLARIZE, "threshold"),
     T.RandomVerticalFlip: _if_drawn(_OPS.FLIP),
+    T.TimmRandAugment: _timm_augment,
     T.TrivialAugmentWide: _augment,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
 from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
@@ -104,6 +104,7 @@ __all__ = [
     "SanitizeBoundingBoxes",
     "SanitizeKeyPoints",
     "ScaleJitter",
+    "TimmRandAugment",
     "ToDtype",
     "ToImage",
     "ToPureTensor",

@@ -48,6 +48,7 @@ void add_augment(nb::module_& module) {
         .value("SHARPNESS", AugmentOp::sharpness)
         .value("POSTERIZE", AugmentOp::posterize)
         .value("SOLARIZE", AugmentOp::solarize)
+        .value("SOLARIZE_ADD", AugmentOp::solarize_add)
         .value("AUTOCONTRAST", AugmentOp::autocontrast)
         .value("EQUALIZE", AugmentOp::equalize)
         .value("INVERT", AugmentOp::invert)

@@ -47,6 +47,7 @@ from feeder.transforms import (
     RandomVerticalFlip,
     Recipe,
     Resize,
+    TimmRandAugment,
     ToDtype,
     TrivialAugmentWide,
 )
@@ -83,6 +84,9 @@ GRAY: list[list[Op]] = [
     [ColorJitter((0.1, 2.5), (0.0, 2.0), (0.0, 3.0), 0.2)],
     [RandAugment(3, 20, fill=(1, 2, 3))],
     [TrivialAugmentWide(interpolation="bilinear")],
+    [TimmRandAugment("rand-m9-mstd0.5-inc1-n4-p1")],
+    [TimmRandAugment("rand-m10-mstd101-n4-p0.8", "bicubic", fill=7)],
+    [TimmRandAugment("rand-n4-m7-mmax9", "nearest")],
     [AutoAugment()],
     [AutoAugment("cifar10")],
     [AutoAugment("svhn", fill=77)],

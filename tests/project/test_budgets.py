@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 170,
     "dataset": 2_115,
-    "decoders": 3_647,
+    "decoders": 3_678,
     "fields": 360,
     "loader": 8_610,
     "order": 960,
@@ -29,9 +29,9 @@ STATEMENTS = {
     "shard": 8_840,
     "system": 715,
     "tools": 5_740,
-    "transforms": 1_940,
+    "transforms": 1_992,
 }
-TOKENS = 455_000
+TOKENS = 456_420
 OWN_PARAMETERS = 15
 DENSE = 34
 

@@ -41,6 +41,7 @@ from feeder.transforms import (
     RandomZoomOut,
     Recipe,
     Resize,
+    TimmRandAugment,
     ToDtype,
     TrivialAugmentWide,
 )
@@ -65,6 +66,7 @@ ALL_OPS: list[Op] = [
     RandomApply([GaussianBlur(3), RandomRotation(5)]),
     RandAugment(),
     TrivialAugmentWide(),
+    TimmRandAugment(),
     AutoAugment("cifar10"),
     AugMix(),
     RandomChoice([RandomInvert(), Compose([RandomSolarize(9), RandomRotation(5)]), RandomEqualize()], [1, 2, 3]),

@@ -51,6 +51,7 @@ from feeder.transforms import (
     RandomZoomOut,
     Recipe,
     Resize,
+    TimmRandAugment,
     ToDtype,
     TrivialAugmentWide,
 )
@@ -216,6 +217,10 @@ def test_dtype_is_taken_from_torch_numpy_or_by_name(value: object) -> None:
         (lambda: RandomPhotometricDistort(p=2), "probability"),
         (lambda: GaussianNoise(sigma=-0.1), "sigma"),
         (lambda: GaussianNoise(11.0), "mean"),
+        (lambda: TimmRandAugment("augmix-m3"), "config must be timm's"),
+        (lambda: TimmRandAugment("rand-m9-t3a"), "other sets of augmentations"),
+        (lambda: TimmRandAugment("rand-m9.5"), "config must be timm's"),
+        (lambda: TimmRandAugment("rand-p1.5"), "config must be timm's"),
         (lambda: RandomChoice(RandomInvert()), "must be a sequence"),  # type: ignore[arg-type]
         (lambda: RandomChoice([RandomInvert()], [0.5, 0.5]), "1 numbers, one for each op"),
         (lambda: RandomChoice([RandomInvert()] * 2, [-1, 3]), "0 or more"),

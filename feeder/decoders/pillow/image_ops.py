@@ -16,7 +16,7 @@ from feeder import transforms as T
 from feeder.decoders.op_math import augmentation_affine, blur_weights
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import uniform
-from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.matrices import affine_matrix, perspective_matrix
 from feeder.transforms.photometric import COLOR_STEPS
@@ -257,7 +257,7 @@ def _if_drawn(change: Callable[[Image.Image, Any], Image.Image]) -> Callable[[Im
     return lambda image, op, row: change(image, op) if row[op.drawn_name] else image
 
 
-_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
+_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TimmRandAugment | T.TrivialAugmentWide
 
 
 def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
@@ -285,6 +285,24 @@ def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: floa
     if kind == "Invert":
         return ImageOps.invert(image)
     return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+
+
+def _timm_augment(image: Image.Image, op: T.TimmRandAugment, row: Row) -> Image.Image:
+    for number, value in zip(row["kind"], row["value"].tolist(), strict=True):
+        image = _timm_augment_once(image, op, TIMM_AUGMENTATIONS[number], value)
+    return image
+
+
+def _timm_augment_once(image: Image.Image, op: T.TimmRandAugment, kind: str, value: float) -> Image.Image:
+    matrix = timm_matrix(kind, value, image.width, image.height)
+    if matrix is not None:
+        resample = _WARPS[op.interpolation]
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=resample, fillcolor=op.fill)
+    if kind == "Solarize":
+        return _solarize(image, value)
+    if kind == "SolarizeAdd":
+        return image.point([min(255, i + int(value)) if i < 128 else i for i in range(256)] * 3)
+    return _augment_once(image, op, kind, value - 1.0 if kind in ENHANCEMENTS else value)
 
 
 def _mix_chains(image: Image.Image, op: T.AugMix, row: Row) -> Image.Image:
@@ -347,6 +365,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.SanitizeBoundingBoxes: _nothing,
     T.SanitizeKeyPoints: _nothing,
     T.ScaleJitter: _resize,
+    T.TimmRandAugment: _timm_augment,
     T.TrivialAugmentWide: _augment,
 }
 

@@ -123,6 +123,34 @@ void warp(const int32_t place[6], const uint8_t* pixels, int height, int width, 
     }
 }
 
+void warp_bilinear(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+                   uint8_t* const rgb[3]) {
+    size_t to = 0;
+    for (int row = 0; row < height; ++row) {
+        for (int column = 0; column < width; ++column, ++to) {
+            const double x_in = column + 0.5, y_in = row + 0.5;
+            double x = map[0] * x_in + map[1] * y_in + map[2], y = map[3] * x_in + map[4] * y_in + map[5];
+            if (!is_affine) {
+                const double distance = map[6] * x_in + map[7] * y_in + 1;
+                x /= distance, y /= distance;
+            }
+            const bool inside = x >= 0.0 && x < width && y >= 0.0 && y < height;
+            x = inside ? x - 0.5 : 0.0, y = inside ? y - 0.5 : 0.0;
+            const double left = std::floor(x), top = std::floor(y), dx = x - left, dy = y - top;
+            const int x0 = left < 0 ? 0 : static_cast<int>(left), x1 = left + 1 < width ? static_cast<int>(left) + 1 : x0;
+            const int y0 = top < 0 ? 0 : static_cast<int>(top), y1 = top + 1 < height ? static_cast<int>(top) + 1 : y0;
+            const uint8_t* const upper = pixels + 3 * ptrdiff_t{y0} * width;
+            const uint8_t* const lower = pixels + 3 * ptrdiff_t{y1} * width;
+            for (int c = 0; c < 3; ++c) {
+                const double above = upper[3 * x0 + c] + (upper[3 * x1 + c] - upper[3 * x0 + c]) * dx;
+                const double below = lower[3 * x0 + c] + (lower[3 * x1 + c] - lower[3 * x0 + c]) * dx;
+                const auto value = static_cast<uint8_t>(above + (below - above) * dy);
+                rgb[c][to] = inside ? value : static_cast<uint8_t>(fill >> 8 * c);
+            }
+        }
+    }
+}
+
 constexpr int kChunk = 64;
 
 // sum[x] += weight * (a[x] + b[x]), in products of 16 bits, for which every CPU has vectors.
@@ -196,7 +224,7 @@ void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<
 }  // namespace
 
 const AugmentKernels& portable_augment_kernels() {
-    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur, normal};
+    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, warp_bilinear, blur, normal};
     return kernels;
 }
 

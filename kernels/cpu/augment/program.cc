@@ -102,6 +102,7 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
         case AugmentOp::sharpness: return v[0] >= 0 ? nullptr : "a factor is negative";
         case AugmentOp::hue: return is_whole(v[0], 0, 255) ? nullptr : "a hue's shift is not 0-255";
         case AugmentOp::posterize: return is_whole(v[0], 0, 8) ? nullptr : "bits kept are not 0-8";
+        case AugmentOp::solarize_add: return is_whole(v[0], 0, 255) ? nullptr : "levels to add are not 0-255";
         case AugmentOp::affine: return has_fill_and_filter(v + 6) ? nullptr : "a warp's fill or filter is unknown";
         case AugmentOp::perspective: return has_fill_and_filter(v + 8) ? nullptr : "a warp's fill or filter is unknown";
         case AugmentOp::blur:
@@ -319,6 +320,7 @@ void Augmenter::step(const AugmentStep& step) {
         case AugmentOp::sharpness: sharpen(factor_of(v[0])); break;
         case AugmentOp::posterize: look_up_each([&](int i) { return i & (0xff00 >> static_cast<int>(v[0])); }); break;
         case AugmentOp::solarize: look_up_each([&](int i) { return i < v[0] ? i : 255 - i; }); break;
+        case AugmentOp::solarize_add: look_up_each([&](int i) { return i < 128 ? std::min(255, i + static_cast<int>(v[0])) : i; }); break;
         case AugmentOp::autocontrast: autocontrast(); break;
         case AugmentOp::equalize: equalize(); break;
         case AugmentOp::invert: look_up_each([](int i) { return 255 - i; }); break;
@@ -393,22 +395,28 @@ void Augmenter::warp(const AugmentStep& step) {
     const auto filter = static_cast<WarpFilter>(static_cast<int>(rest[1]));
     const WarpSource source = {{rgb_[0], rgb_[1], rgb_[2]}, height_, width_};
     int32_t place[6];
-    if (!is_affine || filter != WarpFilter::nearest) {
+    if (filter == WarpFilter::bilinear) {
+        augment_kernels().warp_bilinear(step.value, is_affine, interleaved(), height_, width_, fill, other_);
+    } else if (!is_affine || filter != WarpFilter::nearest) {
         warp_filtered(source, step.value, is_affine, filter, fill, other_);
     } else if (step.value[1] == 0 && step.value[3] == 0) {
         warp_straight(source, step.value, fill, other_);
     } else if (!fixed_places(step.value, height_, width_, place) || area() >= size_t{1} << 29) {
         warp_stepwise(source, step.value, fill, other_);
     } else {
-        if (!interleaved_.reserve(3 * area() + kPlanePadding)) throw std::bad_alloc();
-        for (int y = 0; y < height_; ++y) {
-            const size_t at = static_cast<size_t>(y) * static_cast<size_t>(width_);
-            const uint8_t* const rows[3] = {rgb_[0] + at, rgb_[1] + at, rgb_[2] + at};
-            pixel_kernels().interleave(rows, width_, interleaved_.data() + 3 * at);
-        }
-        augment_kernels().warp(place, interleaved_.data(), height_, width_, fill, other_);
+        augment_kernels().warp(place, interleaved(), height_, width_, fill, other_);
     }
     exchange();
+}
+
+const uint8_t* Augmenter::interleaved() {
+    if (!interleaved_.reserve(3 * area() + kPlanePadding)) throw std::bad_alloc();
+    for (int y = 0; y < height_; ++y) {
+        const size_t at = static_cast<size_t>(y) * static_cast<size_t>(width_);
+        const uint8_t* const rows[3] = {rgb_[0] + at, rgb_[1] + at, rgb_[2] + at};
+        pixel_kernels().interleave(rows, width_, interleaved_.data() + 3 * at);
+    }
+    return interleaved_.data();
 }
 
 // As torchvision's GaussianNoise of uint8: whole numbers, cut towards 0, are added.

@@ -29,6 +29,7 @@ enum class AugmentOp : int {
     sharpness,
     posterize,     // [bits kept, 0-8]
     solarize,      // [threshold]
+    solarize_add,  // [added to levels below 128, 0-255]
     autocontrast,
     equalize,
     invert,
@@ -86,6 +87,7 @@ class Augmenter {
     void autocontrast();
     void sharpen(float factor);
     void warp(const AugmentStep& step);
+    const uint8_t* interleaved();
     void add_noise(const double* value);
     void blur(int columns, int rows, double sigma);
     void add_table(const uint8_t table[256]);
