@@ -51,9 +51,12 @@ class AugmentOp(enum.IntEnum):
     BLUR = 17
     PERMUTE = 18
     ADD_NOISE = 19
-    ERASE = 20
-    ERASE_OUTPUT = 21
-    ERASE_NOISE = 22
+    MIX_START = 20
+    MIX_ADD = 21
+    MIX_FINISH = 22
+    ERASE = 23
+    ERASE_OUTPUT = 24
+    ERASE_NOISE = 25
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""

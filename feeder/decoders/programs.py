@@ -225,7 +225,7 @@ def _halves(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _augment(
-    op: T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: tuple[int, int]
+    op: T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: tuple[int, int]
 ) -> Programs:
     kind, magnitude = params["kind"], params["magnitude"]
     block = _block(*kind.shape)
@@ -243,6 +243,21 @@ def _augment(
             matrix = affine_matrix(width, height, **augmentation_affine(AUGMENTATIONS[number], strength) or {})
         _warp(block[row, place], _OPS.AFFINE, matrix, op)
     return block
+
+
+def _mix_chains(op: T.AugMix, params: Params, size: tuple[int, int]) -> Programs:
+    weights = params["weights"]
+    parts = [_OPS.MIX_START, *[_OPS.MIX_ADD] * op.mixture_width, _OPS.MIX_FINISH]
+    ends = np.zeros((len(parts), len(weights), 1, _COLUMNS))
+    for number, kind in enumerate(parts):
+        ends[number, :, 0, 0] = kind.value
+    ends[:-1, :, 0, 1] = weights.T
+
+    blocks = [ends[0]]
+    for chain in range(op.mixture_width):
+        drawn = {name: params[name][:, chain] for name in ("kind", "magnitude")}
+        blocks += [_augment(op, drawn, size), ends[1 + chain]]
+    return np.concatenate([*blocks, ends[-1]], axis=1)
 
 
 def _timm_augment(op: T.TimmRandAugment, params: Params, size: tuple[int, int]) -> Programs:
@@ -322,6 +337,7 @@ def _ordered(op: T.RandomOrder, params: Params, size: tuple[int, int]) -> Progra
 
 
 _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] = {
+    T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,

@@ -57,6 +57,9 @@ void add_augment(nb::module_& module) {
         .value("BLUR", AugmentOp::blur)
         .value("PERMUTE", AugmentOp::permute)
         .value("ADD_NOISE", AugmentOp::add_noise)
+        .value("MIX_START", AugmentOp::mix_start)
+        .value("MIX_ADD", AugmentOp::mix_add)
+        .value("MIX_FINISH", AugmentOp::mix_finish)
         .value("ERASE", AugmentOp::erase)
         .value("ERASE_OUTPUT", AugmentOp::erase_output)
         .value("ERASE_NOISE", AugmentOp::erase_noise);

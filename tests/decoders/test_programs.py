@@ -18,6 +18,7 @@ from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.programs import has_programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import (
+    AugMix,
     AutoAugment,
     ColorJitter,
     Compose,
@@ -87,6 +88,8 @@ GRAY: list[list[Op]] = [
     [TimmRandAugment("rand-m9-mstd0.5-inc1-n4-p1")],
     [TimmRandAugment("rand-m10-mstd101-n4-p0.8", "bicubic", fill=7)],
     [TimmRandAugment("rand-n4-m7-mmax9", "nearest")],
+    [AugMix(), RandomVerticalFlip(), AugMix(10, 2, 4, 0.3, False, "nearest", fill=(9, 8, 7))],
+    [RandomInvert(), RandomApply([AugMix(5, 1)], 0.6), RandomSolarize(99)],
     [AutoAugment()],
     [AutoAugment("cifar10")],
     [AutoAugment("svhn", fill=77)],

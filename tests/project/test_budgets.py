@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 170,
     "dataset": 2_115,
-    "decoders": 3_678,
+    "decoders": 3_690,
     "fields": 360,
     "loader": 8_610,
     "order": 960,
@@ -31,7 +31,7 @@ STATEMENTS = {
     "tools": 5_740,
     "transforms": 1_992,
 }
-TOKENS = 456_420
+TOKENS = 456_620
 OWN_PARAMETERS = 15
 DENSE = 34
 

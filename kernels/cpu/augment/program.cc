@@ -102,6 +102,8 @@ const char* step_fault(const AugmentStep& step, int height, int width) {
         case AugmentOp::sharpness: return v[0] >= 0 ? nullptr : "a factor is negative";
         case AugmentOp::hue: return is_whole(v[0], 0, 255) ? nullptr : "a hue's shift is not 0-255";
         case AugmentOp::posterize: return is_whole(v[0], 0, 8) ? nullptr : "bits kept are not 0-8";
+        case AugmentOp::mix_start:
+        case AugmentOp::mix_add: return v[0] >= 0 && v[0] <= 1 ? nullptr : "a weight is not 0-1";
         case AugmentOp::solarize_add: return is_whole(v[0], 0, 255) ? nullptr : "levels to add are not 0-255";
         case AugmentOp::affine: return has_fill_and_filter(v + 6) ? nullptr : "a warp's fill or filter is unknown";
         case AugmentOp::perspective: return has_fill_and_filter(v + 8) ? nullptr : "a warp's fill or filter is unknown";
@@ -208,6 +210,7 @@ void fill_noise(const Output& out, const double* value) {
 }  // namespace
 
 const char* program_fault(Program program, int height, int width) {
+    bool is_mixing = false;
     for (const AugmentStep& step : program) {
         if (!is_whole(step.op, 0, static_cast<int>(AugmentOp::count) - 1)) return "an op has an unknown number";
         // Floats may be erased with any value.
@@ -215,6 +218,9 @@ const char* program_fault(Program program, int height, int width) {
         const bool finite = std::all_of(step.value, step.value + checked, [](double v) { return std::isfinite(v); });
         if (!finite) return "an op's value is not finite";
         if (const char* fault = step_fault(step, height, width)) return fault;
+        is_mixing = is_mixing || step.kind() == AugmentOp::mix_start;
+        if (!is_mixing && (step.kind() == AugmentOp::mix_add || step.kind() == AugmentOp::mix_finish))
+            return "a part is mixed before the first";
     }
     return nullptr;
 }
@@ -333,6 +339,9 @@ void Augmenter::step(const AugmentStep& step) {
             break;
         }
         case AugmentOp::add_noise: add_noise(v); break;
+        case AugmentOp::mix_start: mix(static_cast<float>(v[0]), true); break;
+        case AugmentOp::mix_add: mix(static_cast<float>(v[0]), false); break;
+        case AugmentOp::mix_finish: finish_mix(); break;
         case AugmentOp::erase:
             finish_table();
             for (int c = 0; c < 3; ++c)
@@ -407,6 +416,29 @@ void Augmenter::warp(const AugmentStep& step) {
         augment_kernels().warp(place, interleaved(), height_, width_, fill, other_);
     }
     exchange();
+}
+
+void Augmenter::mix(float weight, bool is_first) {
+    finish_table();
+    if (is_first) {
+        sum_.assign(3 * area(), 0.0f);
+        mixed_.resize(3 * area());
+    }
+    for (size_t c = 0; c < 3; ++c) {
+        float* const sum = sum_.data() + c * area();
+        uint8_t *const samples = rgb_[c], *const whole = mixed_.data() + c * area();
+        for (size_t i = 0; i < area(); ++i) {
+            const float part = weight * static_cast<float>(samples[i]);
+            sum[i] += part;
+        }
+        std::memcpy(is_first ? whole : samples, is_first ? samples : whole, area());
+    }
+}
+
+void Augmenter::finish_mix() {
+    has_table_ = false;
+    for (size_t c = 0; c < 3; ++c)
+        for (size_t i = 0; i < area(); ++i) rgb_[c][i] = static_cast<uint8_t>(std::min(sum_[c * area() + i], 255.0f));
 }
 
 const uint8_t* Augmenter::interleaved() {

@@ -38,6 +38,9 @@ enum class AugmentOp : int {
     blur,          // [kernel width, kernel height, sigma]; odd, at most kMostTaps
     permute,       // [channels that become R, G and B, 0-2]
     add_noise,     // [key's upper 32 bits, lower ones, mean, deviation, clipped: 0 or 1 to wrap around], at most kMostNoise
+    mix_start,     // [weight]: the image, with this weight, is the first part of a sum
+    mix_add,       // [weight]: adds what the ops since made of the image, and goes back to it; behind mix_start
+    mix_finish,    // the sum, cut to whole levels, is the image; behind mix_start
     erase,         // [top, left, height, width, R, G, B], 0-255
     erase_output,  // the same, in units of the output, after all others
     erase_noise,   // [top, left, height, width, key's upper 32 bits, lower ones, mirrored: 0 or 1], also after them
@@ -87,6 +90,8 @@ class Augmenter {
     void autocontrast();
     void sharpen(float factor);
     void warp(const AugmentStep& step);
+    void mix(float weight, bool is_first);
+    void finish_mix();
     const uint8_t* interleaved();
     void add_noise(const double* value);
     void blur(int columns, int rows, double sigma);
@@ -103,6 +108,8 @@ class Augmenter {
     Bytes interleaved_;
     std::vector<int16_t> row_;
     std::vector<float> numbers_;
+    std::vector<float> sum_;       // of a mix
+    std::vector<uint8_t> mixed_;   // the image that it began with
     bool has_table_ = false;  // one that is not applied yet: tables in a row become one
     uint8_t table_[256] = {};
 };
