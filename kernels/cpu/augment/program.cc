@@ -424,21 +424,26 @@ void Augmenter::mix(float weight, bool is_first) {
         sum_.assign(3 * area(), 0.0f);
         mixed_.resize(3 * area());
     }
+    const size_t n = area();
     for (size_t c = 0; c < 3; ++c) {
-        float* const sum = sum_.data() + c * area();
-        uint8_t *const samples = rgb_[c], *const whole = mixed_.data() + c * area();
-        for (size_t i = 0; i < area(); ++i) {
+        float* const sum = sum_.data() + c * n;
+        uint8_t *const samples = rgb_[c], *const whole = mixed_.data() + c * n;
+        for (size_t i = 0; i < n; ++i) {
             const float part = weight * static_cast<float>(samples[i]);
             sum[i] += part;
         }
-        std::memcpy(is_first ? whole : samples, is_first ? samples : whole, area());
+        std::memcpy(is_first ? whole : samples, is_first ? samples : whole, n);
     }
 }
 
 void Augmenter::finish_mix() {
     has_table_ = false;
-    for (size_t c = 0; c < 3; ++c)
-        for (size_t i = 0; i < area(); ++i) rgb_[c][i] = static_cast<uint8_t>(std::min(sum_[c * area() + i], 255.0f));
+    const size_t n = area();
+    for (size_t c = 0; c < 3; ++c) {
+        const float* const sum = sum_.data() + c * n;
+        uint8_t* const samples = rgb_[c];
+        for (size_t i = 0; i < n; ++i) samples[i] = static_cast<uint8_t>(static_cast<int>(std::min(sum[i], 255.0f)));
+    }
 }
 
 const uint8_t* Augmenter::interleaved() {
@@ -462,9 +467,10 @@ void Augmenter::add_noise(const double* value) {
         for (size_t i = 0; i < area(); i += kChunk) {
             const size_t n = std::min(kChunk, area() - i);
             augment_kernels().normal(key_of(value), c * area() + i, n, numbers_.data());
+            const float* const numbers = numbers_.data();
             uint8_t* const samples = rgb_[c] + i;
             for (size_t k = 0; k < n; ++k) {
-                const float scaled = numbers_[k] * deviation;
+                const float scaled = numbers[k] * deviation;
                 const int sum = samples[k] + static_cast<int>(mean + scaled);
                 samples[k] = static_cast<uint8_t>(is_clipped ? std::clamp(sum, 0, 255) : sum);
             }
