@@ -73,6 +73,7 @@ def _views(T: Any, recipe: str, size: int) -> list[list[Any]]:
         "randaugment": lambda: [T.RandAugment(2, 9)],
         "trivialaugment": lambda: [T.TrivialAugmentWide()],
         "autoaugment": lambda: [T.AutoAugment()],
+        "timm": lambda: [T.TimmRandAugment("rand-m9-mstd0.5-inc1")],
         "simclr": lambda: [
             T.RandomApply([T.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
             T.RandomGrayscale(0.2),
@@ -80,6 +81,8 @@ def _views(T: Any, recipe: str, size: int) -> list[list[Any]]:
         ],
     }.get(recipe, list)
     behind = {"erasing": [T.RandomErasing(p=0.001)], "lambda": [T.Lambda(same)]}.get(recipe, [])
+    if recipe == "timm":
+        behind = [T.RandomErasing(0.25, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value="random")]
     values = [T.ToImage(), T.ToDtype(torch.float32, scale=True), T.Normalize(MEAN, STD)]
     return [[T.RandomResizedCrop(size), T.RandomHorizontalFlip(), *ops(), *values, *behind]]
 
@@ -352,7 +355,7 @@ def unable(name: str, recipe: str) -> str | None:
     policies = ("randaugment", "trivialaugment", "autoaugment", "timm")
     if name.startswith("albumentations") or name.startswith("AlbumentationsX"):
         return "Albumentations has no such policy" if recipe in policies else None
-    if recipe == "timm" and not name.startswith("torchvision, "):
+    if recipe == "timm" and not name.startswith(("feeder, ", "torchvision, ")):
         whose = "timm's ops take Pillow's images" if name.startswith("torchvision") else "it lacks timm's RandAugment"
         return whose
     if recipe == "lambda" and name.startswith("DALI"):

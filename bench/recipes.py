@@ -14,8 +14,8 @@ AlbumentationsX  torch's DataLoader with OpenCV, without its threads: INTER_LINE
 DALI             on the CPU, one thread, queues of 2 and 3 batches, exact and fast IDCT. It decodes the crop alone and
                  flips last. Its policies' op sets, the order of its color ops and their pivots differ; its batches stay
                  in its own memory.
-timm             the recipe is timm's own transform on torchvision's rows, with bilinear resizing; like timm, it drops
-                 the jitter beside RandAugment.
+timm             the recipe is timm's own transform on torchvision's rows, with bilinear resizing, and the same ops of
+                 feeder.transforms on feeder's; like timm, it drops the jitter beside RandAugment.
 
     python -m bench.recipes --images IMAGES --rivals DIR [--without NAMES] [--only RECIPES] [--core 0] [--repeats 9]
         [--seconds 3] [--json OUT]

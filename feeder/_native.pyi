@@ -42,14 +42,21 @@ class AugmentOp(enum.IntEnum):
     SHARPNESS = 8
     POSTERIZE = 9
     SOLARIZE = 10
-    AUTOCONTRAST = 11
-    EQUALIZE = 12
-    INVERT = 13
-    AFFINE = 14
-    PERSPECTIVE = 15
-    BLUR = 16
-    ERASE = 17
-    ERASE_OUTPUT = 18
+    SOLARIZE_ADD = 11
+    AUTOCONTRAST = 12
+    EQUALIZE = 13
+    INVERT = 14
+    AFFINE = 15
+    PERSPECTIVE = 16
+    BLUR = 17
+    PERMUTE = 18
+    ADD_NOISE = 19
+    MIX_START = 20
+    MIX_ADD = 21
+    MIX_FINISH = 22
+    ERASE = 23
+    ERASE_OUTPUT = 24
+    ERASE_NOISE = 25
 
 class WarpFilter(enum.IntEnum):
     """The filter of a warp."""

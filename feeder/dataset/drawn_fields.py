@@ -9,7 +9,7 @@ import numpy as np
 
 from feeder.dataset.extras import Column, Extra
 from feeder.errors import ArgumentError
-from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
 from feeder.transforms.choice import Branches
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["DRAWN_FIELDS", "CropBox", "ImageSizes", "OriginalSize", "check_crop_box"]
 
 _FLIPS = (RandomHorizontalFlip, RandomVerticalFlip)  # which have probabilities of their own
-_WARPS = (AugMix, AutoAugment, RandAugment, RandomAffine, RandomPerspective, RandomRotation, TrivialAugmentWide)
+_AUTOMATIC = AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide
+_WARPS = (*_AUTOMATIC, RandomAffine, RandomPerspective, RandomRotation)
 
 
 class _Drawn(Extra):

@@ -1,10 +1,11 @@
 """Programs for the kernels: the ops behind the base path, with the values drawn for each image.
 
-What is left at the end of a recipe, functions of the user's and noise, runs on the finished arrays.
+What is left at the end of a recipe, functions of the user's, runs on the finished arrays.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from feeder.decoders.decoder import View
 from feeder.decoders.device.fused import erasing_of
 from feeder.decoders.op_math import augmentation_affine
 from feeder.errors import DecodeError
-from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.function import kept_generators
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
@@ -31,7 +32,7 @@ __all__ = ["Programs", "finish", "finish_apart", "has_programs", "last_native", 
 Programs = npt.NDArray[np.float64]
 
 _COLUMNS = 12
-_ON_ARRAYS = (T.Lambda, T.RandomErasing)
+_ON_ARRAYS = (T.Lambda, T.GaussianNoise)
 _MOST_TAPS = 63  # of a blur, in the kernels
 _OPS = _native.AugmentOp
 _FILTERS = {
@@ -41,18 +42,26 @@ _FILTERS = {
     "bicubic": _native.WarpFilter.BICUBIC.value,
 }
 _STEPS = np.array([getattr(_OPS, name.upper()).value for name in COLOR_STEPS], np.float64)
+_NAMES = {kind: name.upper() for kind, name in ENHANCEMENTS.items()} | {"SolarizeAdd": "SOLARIZE_ADD"}
 # Of each augmentation that moves no pixels; 0 for the others.
 _KINDS = np.array(
     [getattr(_OPS, ENHANCEMENTS.get(kind, kind).upper(), _OPS.NOTHING).value for kind in AUGMENTATIONS], np.float64
 )
 _ENHANCES = np.array([kind in ENHANCEMENTS for kind in AUGMENTATIONS])
 _WARPS = np.array([kind == "Rotate" or augmentation_affine(kind, 0.0) is not None for kind in AUGMENTATIONS])
+_TIMM_WARPS = np.array([kind == "Rotate" or kind[:5] in ("Shear", "Trans") for kind in TIMM_AUGMENTATIONS])
+_TIMM_KINDS = np.array(
+    [getattr(_OPS, _NAMES.get(kind, kind.upper()), _OPS.NOTHING).value for kind in TIMM_AUGMENTATIONS], np.float64
+)
 _POSTERIZE, _SOLARIZE, _ROTATE = (AUGMENTATIONS.index(kind) for kind in ("Posterize", "Solarize", "Rotate"))
 
 
 def has_programs(recipe: T.Recipe) -> bool:
     """Returns True if the kernels run all ops of a recipe without variable sizes, up to :func:`last_native`."""
     rest = recipe.rest[: last_native(recipe)]
+    values = [number for number, op in enumerate(rest) if isinstance(op, (T.ToDtype, T.Normalize))]
+    if any(type(op) is T.RandomErasing and op.value is None for op in rest[: max(values, default=0)]):
+        return False  # the noise would have to be normalized, too
     return all(_is_native(op, is_float) for op, is_float in _after_values(rest))
 
 
@@ -131,7 +140,7 @@ def _is_native(op: T.Op, is_float: bool) -> bool:
     if isinstance(op, (TargetOp, T.ToDtype, T.Normalize)):
         return True
     if type(op) is T.RandomErasing:
-        return op.value is not None
+        return is_float or op.value is not None
     if is_float:
         return type(op) is T.RandomHorizontalFlip
     if isinstance(op, Branches):
@@ -178,18 +187,23 @@ def _block(count: int, steps: int = 1) -> Programs:
 
 def _erase(op: T.RandomErasing, params: Params, later: Sequence[T.Op], is_float: bool) -> Programs:
     block, erase = _block(len(params["erase"])), params["erase"]
-    value = erasing_of(op, params, later, is_float).value
-    block[:, 0, 0] = np.where(erase, (_OPS.ERASE_OUTPUT if is_float else _OPS.ERASE).value, 0)
+    kind = _OPS.ERASE_NOISE if op.value is None else _OPS.ERASE_OUTPUT if is_float else _OPS.ERASE
+    block[:, 0, 0] = np.where(erase, kind.value, 0)
     for column, name in enumerate(("i", "j", "h", "w"), start=1):
         block[:, 0, column] = params[name]
-    block[erase, 0, 5:8] = value
+    if op.value is None:
+        block[:, 0, 5:7] = _halves(params["key"])
+    else:
+        block[erase, 0, 5:8] = erasing_of(op, params, later, is_float).value
     return block
 
 
 def _mirror(block: Programs, flip: npt.NDArray[np.bool_], width: int) -> None:
-    """Mirrors the rectangles in the output, which are erased after all flips."""
-    erased = flip[:, None] & (block[:, :, 0] == _OPS.ERASE_OUTPUT.value)
+    """Mirrors the rectangles in the output, which are erased after all flips, and their noise."""
+    noise = flip[:, None] & (block[:, :, 0] == _OPS.ERASE_NOISE.value)
+    erased = noise | flip[:, None] & (block[:, :, 0] == _OPS.ERASE_OUTPUT.value)
     block[:, :, 2] = np.where(erased, width - block[:, :, 2] - block[:, :, 4], block[:, :, 2])
+    block[:, :, 7] = np.where(noise, 1.0 - block[:, :, 7], block[:, :, 7])
 
 
 def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[..., Programs]:
@@ -206,7 +220,7 @@ def _if_drawn(kind: _native.AugmentOp, argument: str | None = None) -> Callable[
     return write
 
 
-def _jitter(op: T.ColorJitter, params: Params, size: tuple[int, int]) -> Programs:
+def _jitter(op: T.ColorJitter | T.RandomPhotometricDistort, params: Params, size: tuple[int, int]) -> Programs:
     order = params["order"]
     values = np.zeros(order.shape)
     for column, name in enumerate(COLOR_STEPS):
@@ -216,12 +230,33 @@ def _jitter(op: T.ColorJitter, params: Params, size: tuple[int, int]) -> Program
     kinds = np.where([name in params for name in COLOR_STEPS], _STEPS, 0)
     block = _block(*order.shape)
     block[:, :, 0] = kinds[order]
+    if "change" in params:
+        block[:, :, 0] *= np.take_along_axis(params["change"], order, axis=1)
     block[:, :, 1] = np.take_along_axis(values, order, axis=1)
     return block
 
 
+def _distort(op: T.RandomPhotometricDistort, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["order"]))
+    block[:, 0, 0] = np.where((params["permutation"] == [0, 1, 2]).all(axis=1), 0, _OPS.PERMUTE.value)
+    block[:, 0, 1:4] = params["permutation"]
+    return np.concatenate([_jitter(op, params, size), block], axis=1)
+
+
+def _noise(op: T.GaussianNoise, params: Params, size: tuple[int, int]) -> Programs:
+    block = _block(len(params["key"]))
+    block[:, 0, 0] = _OPS.ADD_NOISE.value
+    block[:, 0, 1:3] = _halves(params["key"])
+    block[:, 0, 3:6] = np.float32(op.mean) * np.float32(255), np.float32(op.sigma) * np.float32(255), op.clip
+    return block
+
+
+def _halves(key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    return np.stack([key >> np.uint64(32), key & np.uint64(0xFFFFFFFF)], axis=1)
+
+
 def _augment(
-    op: T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: tuple[int, int]
+    op: T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide, params: Params, size: tuple[int, int]
 ) -> Programs:
     kind, magnitude = params["kind"], params["magnitude"]
     block = _block(*kind.shape)
@@ -237,6 +272,33 @@ def _augment(
             matrix = rotation_matrix(width, height, strength)
         else:
             matrix = affine_matrix(width, height, **augmentation_affine(AUGMENTATIONS[number], strength) or {})
+        _warp(block[row, place], _OPS.AFFINE, matrix, op)
+    return block
+
+
+def _mix_chains(op: T.AugMix, params: Params, size: tuple[int, int]) -> Programs:
+    weights = params["weights"]
+    parts = [_OPS.MIX_START, *[_OPS.MIX_ADD] * op.mixture_width, _OPS.MIX_FINISH]
+    ends = np.zeros((len(parts), len(weights), 1, _COLUMNS))
+    for number, kind in enumerate(parts):
+        ends[number, :, 0, 0] = kind.value
+    ends[:-1, :, 0, 1] = weights.T
+
+    blocks = [ends[0]]
+    for chain in range(op.mixture_width):
+        drawn = {name: params[name][:, chain] for name in ("kind", "magnitude")}
+        blocks += [_augment(op, drawn, size), ends[1 + chain]]
+    return np.concatenate([*blocks, ends[-1]], axis=1)
+
+
+def _timm_augment(op: T.TimmRandAugment, params: Params, size: tuple[int, int]) -> Programs:
+    kind, value = params["kind"], params["value"]
+    block = _block(*kind.shape)
+    block[:, :, 0] = _TIMM_KINDS[kind]
+    block[:, :, 1] = value
+    for row, place in np.argwhere(_TIMM_WARPS[kind]).tolist():
+        name, strength = TIMM_AUGMENTATIONS[kind[row, place]], float(value[row, place])
+        matrix = timm_matrix(name, strength, size[1], size[0]) or rotation_matrix(size[1], size[0], strength)
         _warp(block[row, place], _OPS.AFFINE, matrix, op)
     return block
 
@@ -293,11 +355,25 @@ def _branch(op: Branches, params: Params, size: tuple[int, int]) -> Programs:
     return np.concatenate(blocks, axis=1) if blocks else _block(count)
 
 
+def _ordered(op: T.RandomOrder, params: Params, size: tuple[int, int]) -> Programs:
+    branches = itertools.islice(op.branches(params), len(op.transforms))
+    ops = [[step for step in steps if not isinstance(step[0], TargetOp)] for _, steps in branches]
+    blocks = [programs([each for each, _ in some], [drawn for _, drawn in some], size) for some in ops]
+    count, most = len(params["order"]), max(0 if block is None else block.shape[1] for block in blocks)
+    whole = np.zeros((count, len(blocks), most, _COLUMNS))
+    for number, block in enumerate(blocks):
+        if block is not None:
+            whole[:, number, : block.shape[1]] = block
+    return whole[np.arange(count)[:, None], params["order"]].reshape(count, -1, _COLUMNS)
+
+
 _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] = {
+    T.AugMix: _mix_chains,
     T.AutoAugment: _augment,
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
     T.Grayscale: _if_drawn(_OPS.GRAYSCALE),
+    T.GaussianNoise: _noise,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_OPS.SHARPNESS, "sharpness_factor"),
     T.RandomAffine: _affine,
@@ -308,10 +384,13 @@ _WRITERS: dict[type[T.Op], Callable[[Any, Params, tuple[int, int]], Programs]] =
     T.RandomGrayscale: _if_drawn(_OPS.GRAYSCALE),
     T.RandomHorizontalFlip: _if_drawn(_OPS.MIRROR),
     T.RandomInvert: _if_drawn(_OPS.INVERT),
+    T.RandomOrder: _ordered,
     T.RandomPerspective: _tilt,
+    T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(_OPS.POSTERIZE, "bits"),
     T.RandomRotation: _rotate,
     T.RandomSolarize: _if_drawn(_OPS.SOLARIZE, "threshold"),
     T.RandomVerticalFlip: _if_drawn(_OPS.FLIP),
+    T.TimmRandAugment: _timm_augment,
     T.TrivialAugmentWide: _augment,
 }

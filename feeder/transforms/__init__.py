@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment, AutoAugmentPolicy
-from feeder.transforms.choice import RandomApply, RandomChoice
+from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.conversions import ConvertImageDtype, PILToTensor, ToImage, ToPureTensor, ToTensor
 from feeder.transforms.distort import RandomAffine, RandomPerspective, RandomRotation
 from feeder.transforms.enhance import (
@@ -31,7 +31,15 @@ from feeder.transforms.iou_crop import RandomIoUCrop
 from feeder.transforms.mixing import BatchOp, CutMix, MixedLabels, MixUp
 from feeder.transforms.op import Op
 from feeder.transforms.padding import Pad, RandomZoomOut
-from feeder.transforms.photometric import ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale
+from feeder.transforms.photometric import (
+    ColorJitter,
+    GaussianBlur,
+    GaussianNoise,
+    Grayscale,
+    RandomErasing,
+    RandomGrayscale,
+    RandomPhotometricDistort,
+)
 from feeder.transforms.recipe import Compose, Draws, Recipe
 from feeder.transforms.scale_jitter import ScaleJitter
 from feeder.transforms.shortest_size import RandomShortestSize
@@ -59,6 +67,7 @@ __all__ = [
     "CutMix",
     "Draws",
     "GaussianBlur",
+    "GaussianNoise",
     "Grayscale",
     "Image",
     "KeyPoints",
@@ -83,7 +92,9 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomInvert",
     "RandomIoUCrop",
+    "RandomOrder",
     "RandomPerspective",
+    "RandomPhotometricDistort",
     "RandomPosterize",
     "RandomResizedCrop",
     "RandomRotation",
@@ -96,6 +107,7 @@ __all__ = [
     "SanitizeBoundingBoxes",
     "SanitizeKeyPoints",
     "ScaleJitter",
+    "TimmRandAugment",
     "ToDtype",
     "ToImage",
     "ToPureTensor",

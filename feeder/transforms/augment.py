@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +13,17 @@ from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_fill, check_warp_interpolation
 from feeder.transforms.op import Drawn, FloatArray, IntArray, Op, Uniforms
 
-__all__ = ["AUGMENTATIONS", "ENHANCEMENTS", "RandAugment", "TrivialAugmentWide", "signed", "strengths"]
+__all__ = [
+    "AUGMENTATIONS",
+    "ENHANCEMENTS",
+    "TIMM_AUGMENTATIONS",
+    "RandAugment",
+    "TimmRandAugment",
+    "TrivialAugmentWide",
+    "signed",
+    "strengths",
+    "timm_matrix",
+]
 
 # torchvision's order; the drawn number of an augmentation is its place here.
 AUGMENTATIONS = (
@@ -35,6 +48,28 @@ ENHANCEMENTS = {"Brightness": "brightness", "Color": "saturation", "Contrast": "
 # RandAugment and TrivialAugmentWide choose among all but the last; AutoAugment's policies have that one, too.
 _DRAWN = AUGMENTATIONS.index("Invert")
 _SIGNED = np.array([1 <= i <= 9 for i in range(len(AUGMENTATIONS))])
+
+# timm's order, after one that does nothing.
+TIMM_AUGMENTATIONS = (
+    "Identity",
+    "AutoContrast",
+    "Equalize",
+    "Invert",
+    "Rotate",
+    "Posterize",
+    "Solarize",
+    "SolarizeAdd",
+    "Color",
+    "Contrast",
+    "Brightness",
+    "Sharpness",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+)
+_SECTION = re.compile(r"(mstd|mmax|inc|m|n|p)(\d+(?:\.\d+)?|inf)")
+_LEVELS = 10.0  # of timm's strengths
 
 
 @dataclass(frozen=True, init=False)
@@ -124,6 +159,101 @@ class TrivialAugmentWide(Op):
         most = np.full((len(sizes), 1), 32.0)
         strength = strengths(kind, bins, self.num_magnitude_bins, most, most, 0.99, 135.0, 0.99, 6)
         return Drawn({"kind": kind, "magnitude": signed(kind, strength, uniform[:, 1:2])}, sizes)
+
+
+class _Config(NamedTuple):
+    """The sections of timm's configuration."""
+
+    m: float = 10.0
+    n: float = 2.0
+    p: float = 0.5
+    mstd: float = 0.0
+    mmax: float = _LEVELS
+    inc: float = 0.0
+
+
+@lru_cache
+def _config(text: str) -> _Config:
+    name, *sections = text.split("-")
+    found = [_SECTION.fullmatch(section) for section in sections]
+    given = {each[1]: float(each[2]) for each in found if each is not None}
+    config = _Config(**given)
+    whole = all(value == int(value) for value in (config.m, config.n, config.mmax, config.inc) if value != np.inf)
+    if name != "rand" or None in found or not whole or max(config.p, config.inc) > 1 or max(config[:2]) > 1000:
+        raise ArgumentError(
+            f"config must be timm's, such as 'rand-m9-mstd0.5-inc1', of the sections m, n, p, mstd, mmax and inc, got "
+            f"{text!r}; other sets of augmentations (t) are not among feeder's"
+        )
+    return config
+
+
+@dataclass(frozen=True, init=False)
+class TimmRandAugment(Op):
+    """Does random augmentations as timm's RandAugment, whose set, strengths and probabilities are its own.
+
+    Args:
+        config: timm's configuration, such as "rand-m9-mstd0.5-inc1": strength m (10), number of augmentations n (2),
+            probability p of each (0.5), standard deviation of the strength mstd (0; above 100: uniform from 0 to m),
+            largest strength mmax (10), and inc1 for augmentations that all grow with the strength.
+        interpolation: By name, as torchvision's ``InterpolationMode`` or Pillow's constant.
+        fill: One number or (R, G, B), 0-255, for pixels from outside the image; timm's is the mean of its images.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    draws_from_size = False
+
+    config: str
+    interpolation: str
+    fill: tuple[int, int, int]
+
+    def __init__(
+        self,
+        config: str = "rand-m9-mstd0.5-inc1",
+        interpolation: object = "bilinear",
+        fill: object = (124, 116, 104),
+    ) -> None:
+        _config(config)
+        self._set(config=config, interpolation=check_warp_interpolation(interpolation), fill=check_fill(fill))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws ``kind``, [N, n], numbers in ``TIMM_AUGMENTATIONS``, and ``value``, of timm's own units."""
+        config = _config(self.config)
+        count = int(config.n)
+        choice, fires, first, second, sign = np.split(uniforms(5 * count), 5, axis=1)
+        kind = np.floor(choice * (len(TIMM_AUGMENTATIONS) - 1)).astype(np.int64) + 1
+
+        if config.mstd > 100:
+            level = first * config.m
+        else:
+            level = config.m + config.mstd * np.sqrt(-2.0 * np.log1p(-first)) * np.cos(2.0 * np.pi * second)
+        level = np.clip(level, 0.0, config.mmax or _LEVELS)
+        value = _timm_values(kind, level / _LEVELS, np.where(sign > 0.5, -1.0, 1.0), config.inc == 1)
+        fired = fires <= config.p
+        return Drawn({"kind": np.where(fired, kind, 0), "value": np.where(fired, value, 0.0)}, sizes)
+
+
+def _timm_values(kind: IntArray, part: FloatArray, sign: FloatArray, increasing: bool) -> FloatArray:
+    """Returns degrees, bits kept, thresholds, levels added, factors and shares of the size, by the kind."""
+    bits, threshold = np.trunc(part * 4), np.minimum(256, np.trunc(part * 256))
+    factor = part * 1.8 + 0.1
+    if increasing:
+        bits, threshold, factor = np.maximum(4 - bits, 0), 256 - threshold, np.maximum(0.1, 1.0 + sign * (part * 0.9))
+    turn, shear, shift = sign * (part * 30.0), sign * (part * 0.3), sign * (part * 0.45)
+    none, added = np.zeros_like(part), np.minimum(128, np.trunc(part * 110))
+    values = [none] * 4 + [turn, np.minimum(bits, 8), threshold, added] + [factor] * 4 + [shear] * 2 + [shift] * 2
+    return np.choose(kind, values)
+
+
+def timm_matrix(kind: str, value: float, width: int, height: int) -> tuple[float, ...] | None:
+    """Returns where a pixel (x, y) comes from, as Pillow takes it, (xx, xy, x0, yx, yy, y0); None for other kinds."""
+    return {
+        "ShearX": (1.0, value, 0.0, 0.0, 1.0, 0.0),
+        "ShearY": (1.0, 0.0, 0.0, value, 1.0, 0.0),
+        "TranslateX": (1.0, 0.0, value * width, 0.0, 1.0, 0.0),
+        "TranslateY": (1.0, 0.0, 0.0, 0.0, 1.0, value * height),
+    }.get(kind)
 
 
 def _check_bins(count: int) -> None:

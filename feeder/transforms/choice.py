@@ -16,7 +16,7 @@ from feeder.transforms.op import Drawn, IntArray, Op, Params, SizeBounds, Unifor
 from feeder.transforms.recipe import Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
-__all__ = ["Branches", "RandomApply", "RandomChoice", "Steps"]
+__all__ = ["Branches", "RandomApply", "RandomChoice", "RandomOrder", "Steps"]
 
 # No resize or crop leaves both unchanged.
 _PROBES = SizeBounds((7, 5), fixed=True), SizeBounds((4, 11), fixed=True)
@@ -151,3 +151,40 @@ class RandomChoice(Branches):
         for number, ops in enumerate(self.transforms):
             yield params["choice"] == number, self._steps(params, first, len(ops))
             first += len(ops)
+
+
+@dataclass(frozen=True, init=False)
+class RandomOrder(Branches):
+    """Applies several ops in an order drawn for each image.
+
+    Args:
+        transforms: Ops that keep the image's size and dtype; a ``Compose`` among them stays together.
+
+    Raises:
+        ArgumentError: for another op.
+    """
+
+    draws_from_size = False
+
+    transforms: tuple[tuple[Op, ...], ...]
+
+    def __init__(self, transforms: Sequence[Op]) -> None:
+        if not isinstance(transforms, Sequence) or not transforms:
+            raise ArgumentError(f"transforms must be a sequence of one op or more, got {transforms!r}")
+        self._set(transforms=tuple(self._checked(each) for each in transforms))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        order: Params = {"order": np.argsort(uniforms(len(self.transforms)), axis=1, kind="stable")}
+        return Drawn(order | self._draw_inner(uniforms, sizes), sizes)
+
+    @property
+    def inner_ops(self) -> tuple[Op, ...]:
+        return tuple(op for ops in self.transforms for op in ops)
+
+    def branches(self, params: Mapping[str, Any]) -> Iterator[tuple[Any, Steps]]:
+        """Yields the ops once for each place in the order."""
+        for place in range(len(self.transforms)):
+            first = 0
+            for number, ops in enumerate(self.transforms):
+                yield params["order"][..., place] == number, self._steps(params, first, len(ops))
+                first += len(ops)

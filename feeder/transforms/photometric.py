@@ -12,12 +12,22 @@ from feeder.errors import ArgumentError
 from feeder.transforms.arguments import check_probability, check_range, check_size
 from feeder.transforms.op import Drawn, IntArray, Op, Params, ProbabilityOp, Uniforms
 
-__all__ = ["COLOR_STEPS", "ColorJitter", "GaussianBlur", "Grayscale", "RandomErasing", "RandomGrayscale"]
+__all__ = [
+    "COLOR_STEPS",
+    "ColorJitter",
+    "GaussianBlur",
+    "GaussianNoise",
+    "Grayscale",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomPhotometricDistort",
+]
 
 # The steps of ColorJitter, by their numbers in the drawn order.
 COLOR_STEPS = ("brightness", "contrast", "saturation", "hue")
 
 _ATTEMPTS = 10
+_MOST_NOISE = 10.0  # times white, which int16 holds with all that is drawn
 
 
 @dataclass(frozen=True, init=False)
@@ -77,6 +87,64 @@ def _factor_range(
         value = (max(center - value, low) if center else -value, center + value)
     bounds = check_range(name, value, low=low, high=high)
     return None if bounds == (center, center) else bounds
+
+
+@dataclass(frozen=True, init=False)
+class RandomPhotometricDistort(Op):
+    """Changes brightness, contrast, saturation and hue, and exchanges the channels, each with probability ``p``.
+
+    The contrast is changed before saturation and hue, or after them, as drawn (Liu et al., 2015).
+
+    Args:
+        brightness: (min, max) of the factor.
+        contrast: As brightness.
+        saturation: As brightness.
+        hue: (min, max) of the shift, in turns of the color circle, within [-0.5, 0.5].
+        p: Probability of each change, 0 to 1.
+
+    Raises:
+        ArgumentError: for an argument outside its range.
+    """
+
+    draws_from_size = False
+
+    brightness: tuple[float, float]
+    contrast: tuple[float, float]
+    saturation: tuple[float, float]
+    hue: tuple[float, float]
+    p: float
+
+    def __init__(
+        self,
+        brightness: Sequence[float] = (0.875, 1.125),
+        contrast: Sequence[float] = (0.5, 1.5),
+        saturation: Sequence[float] = (0.5, 1.5),
+        hue: Sequence[float] = (-0.05, 0.05),
+        p: float = 0.5,
+    ) -> None:
+        self._set(
+            brightness=check_range("brightness", brightness, low=0.0),
+            contrast=check_range("contrast", contrast, low=0.0),
+            saturation=check_range("saturation", saturation, low=0.0),
+            hue=check_range("hue", hue, low=-0.5, high=0.5),
+            p=check_probability(p),
+        )
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        """Draws as :class:`ColorJitter` does, with ``change``, bool [N, 4], for its steps, and ``permutation``, [N, 3],
+        the channels that become R, G and B."""
+        uniform = uniforms(2 * len(COLOR_STEPS) + 5)
+        before, exchange, places = uniform[:, 8:9] < 0.5, uniform[:, 9:10] < self.p, uniform[:, 10:]
+
+        params: Params = {
+            "order": np.where(before, [0, 1, 2, 3], [0, 2, 3, 1]),
+            "change": uniform[:, 0:8:2] < self.p,
+            "permutation": np.where(exchange, np.argsort(places, axis=1, kind="stable"), [0, 1, 2]),
+        }
+        for number, name in enumerate(COLOR_STEPS):
+            low, high = getattr(self, name)
+            params[name] = low + uniform[:, 2 * number + 1] * (high - low)
+        return Drawn(params, sizes)
 
 
 class RandomGrayscale(ProbabilityOp):
@@ -149,6 +217,35 @@ class GaussianBlur(Op):
 
     def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
         return Drawn({"sigma": self.sigma[0] + uniforms(1)[:, 0] * (self.sigma[1] - self.sigma[0])}, sizes)
+
+
+@dataclass(frozen=True, init=False)
+class GaussianNoise(Op):
+    """Adds normally distributed noise to each value of the image.
+
+    Args:
+        mean: Mean of the noise, where white is 1, also in uint8 images.
+        sigma: Its standard deviation.
+        clip: True to keep the values from 0 to white; False lets those of uint8 images wrap around.
+
+    Raises:
+        ArgumentError: if the mean is not within [-10, 10], or the deviation not within [0, 10].
+    """
+
+    draws_from_size = False
+    on_arrays = True
+
+    mean: float
+    sigma: float
+    clip: bool
+
+    def __init__(self, mean: float = 0.0, sigma: float = 0.1, clip: bool = True) -> None:
+        check_range("mean", (mean, mean), low=-_MOST_NOISE, high=_MOST_NOISE)
+        check_range("sigma", (sigma, sigma), low=0.0, high=_MOST_NOISE)
+        self._set(mean=float(mean), sigma=float(sigma), clip=bool(clip))
+
+    def draw(self, uniforms: Uniforms, sizes: IntArray) -> Drawn:
+        return Drawn({"key": uniforms.keys()}, sizes)
 
 
 @dataclass(frozen=True, init=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feeder.errors import ArgumentError
-from feeder.transforms.augment import RandAugment, TrivialAugmentWide
+from feeder.transforms.augment import RandAugment, TimmRandAugment, TrivialAugmentWide
 from feeder.transforms.augmix import AugMix
 from feeder.transforms.autoaugment import AutoAugment
 from feeder.transforms.choice import Branches
@@ -205,7 +205,7 @@ def _check_has_work(op: Op, targets: tuple[Target, ...]) -> None:
 
 def _check_op(op: Op, targets: tuple[Target, ...]) -> None:
     name = type(op).__name__
-    if targets and isinstance(op, (AugMix, AutoAugment, RandAugment, TrivialAugmentWide)):
+    if targets and isinstance(op, (AugMix, AutoAugment, RandAugment, TimmRandAugment, TrivialAugmentWide)):
         raise ArgumentError(
             f"{name} can't be used with targets, as in torchvision v2: its augmentations move the image alone; give "
             "RandomAffine and ColorJitter, or RandomChoice of several ops, in its place"

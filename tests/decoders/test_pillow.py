@@ -106,10 +106,12 @@ def test_every_augmentation_is_covered_by_the_golden_pixels() -> None:
         "RandomApply",
         "RandomChoice",
         "RandomIoUCrop",
+        "RandomOrder",
         "RandomShortestSize",
         "SanitizeBoundingBoxes",
         "SanitizeKeyPoints",
         "ScaleJitter",
+        "TimmRandAugment",
     }
 
 

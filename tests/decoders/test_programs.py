@@ -18,9 +18,12 @@ from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 from feeder.decoders.programs import has_programs
 from feeder.errors import BackendError, DecodeError
 from feeder.transforms import (
+    AugMix,
     AutoAugment,
     ColorJitter,
+    Compose,
     GaussianBlur,
+    GaussianNoise,
     Lambda,
     Normalize,
     Op,
@@ -36,13 +39,16 @@ from feeder.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomOrder,
     RandomPerspective,
+    RandomPhotometricDistort,
     RandomPosterize,
     RandomRotation,
     RandomSolarize,
     RandomVerticalFlip,
     Recipe,
     Resize,
+    TimmRandAugment,
     ToDtype,
     TrivialAugmentWide,
 )
@@ -69,6 +75,9 @@ EXACT: list[list[Op]] = [
     [RandomErasing(0.7, value=(9, 300, -4)), RandomHorizontalFlip(), RandomInvert()],
     [RandomApply([RandomInvert(1.0), RandomHorizontalFlip()], 0.4), RandomErasing(0.7, value=9)],
     [RandomChoice([RandomInvert(), RandomRotation(20), RandomEqualize()], (1, 2, 3))],
+    [RandomOrder([Compose([RandomInvert(), RandomRotation(20)]), RandomEqualize(), Compose([]), RandomErasing(0.8)])],
+    [RandomPhotometricDistort(p=0.6, contrast=(1, 1), saturation=(1, 1)), RandomErasing(0.6, value=(1, 2, 3))],
+    [RandomHorizontalFlip(), RandomPhotometricDistort((1, 1), (1, 1), (1, 1), (0, 0), 0.9), RandomVerticalFlip()],
 ]
 GRAY: list[list[Op]] = [
     [RandomGrayscale(0.5)],
@@ -76,9 +85,15 @@ GRAY: list[list[Op]] = [
     [ColorJitter((0.1, 2.5), (0.0, 2.0), (0.0, 3.0), 0.2)],
     [RandAugment(3, 20, fill=(1, 2, 3))],
     [TrivialAugmentWide(interpolation="bilinear")],
+    [TimmRandAugment("rand-m9-mstd0.5-inc1-n4-p1")],
+    [TimmRandAugment("rand-m10-mstd101-n4-p0.8", "bicubic", fill=7)],
+    [TimmRandAugment("rand-n4-m7-mmax9", "nearest")],
+    [AugMix(), RandomVerticalFlip(), AugMix(10, 2, 4, 0.3, False, "nearest", fill=(9, 8, 7))],
+    [RandomInvert(), RandomApply([AugMix(5, 1)], 0.6), RandomSolarize(99)],
     [AutoAugment()],
     [AutoAugment("cifar10")],
     [AutoAugment("svhn", fill=77)],
+    [RandomPhotometricDistort(), RandomOrder([RandomGrayscale(0.5), ColorJitter(contrast=0.4), RandomSolarize(99)])],
     [RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], 0.8), RandomGrayscale(0.2), RandomSolarize(128, 0.2)],
 ]
 
@@ -127,6 +142,12 @@ def test_blurs_have_the_references_pixels_within_a_level() -> None:
     check([RandomApply([GaussianBlur((5, 9))], 0.6)], (40, 31), atol=1.0)
 
 
+@pytest.mark.parametrize("op", [GaussianNoise(), GaussianNoise(0.2, 1.5), GaussianNoise(-0.3, 10, clip=False)], ids=str)
+def test_noise_of_bytes_is_the_references_within_a_level(op: Op) -> None:
+    check([RandomInvert(), op, RandomHorizontalFlip()], (40, 31), atol=0.5, share=1e-4)
+    check([RandomOrder([op, RandomInvert()])], (17, 9), atol=0.5, share=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_floats_are_erased_after_normalization(dtype: str) -> None:
     values: list[Op] = [ToDtype(dtype, scale=True), NORMALIZE]
@@ -145,10 +166,20 @@ def test_fractions_of_a_level_are_cut_where_bytes_are_erased() -> None:
     check([RandomErasing(1.0, value=(127.999999999, 0.999999999, 255.0))], (17, 40))
 
 
-def test_functions_and_noise_run_on_finished_arrays() -> None:
-    noise, flip = RandomErasing(0.6, value="random"), RandomHorizontalFlip()
-    for tail in ([Lambda(np.negative)], [noise], [RandomErasing(0.5), noise, flip, Lambda(np.negative), flip]):
+def test_functions_run_on_finished_arrays() -> None:
+    flip = RandomHorizontalFlip()
+    for tail in ([Lambda(np.negative)], [GaussianNoise(0.3)], [RandomErasing(0.5), flip, Lambda(np.negative), flip]):
         check([RandomInvert(), NORMALIZE, *tail], (17, 40))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_noise_is_the_references_to_a_unit_in_the_last_place(dtype: str) -> None:
+    values: list[Op] = [RandomInvert(), ToDtype(dtype, scale=True), NORMALIZE]
+    noise, flip = RandomErasing(0.8, value="random"), RandomHorizontalFlip()
+    check([*values, noise], (32, 40), atol=1e-6, share=1e-4)
+    check([*values, flip, noise, RandomErasing(0.5), flip, noise, flip], (17, 23), atol=1e-6, share=1e-4)
+    if dtype == "float32":
+        check([*values, noise, Lambda(np.negative), noise], (17, 40), atol=1e-6)
 
 
 def test_subclasses_of_ops_are_refused_by_name_for_images_that_pillow_decodes() -> None:
@@ -188,6 +219,7 @@ def test_what_has_no_native_form_is_left_to_the_reference() -> None:
         [GaussianBlur(65)],
         [NORMALIZE, RandomErasing(value="random"), ToDtype("float16")],
         [RandomApply([Lambda(np.negative)])],
+        [ToDtype("float32", scale=True), GaussianNoise(), NORMALIZE],
     ]
     for ops in others:
         assert not has_programs(Recipe.of([Resize((17, 40)), *ops]))

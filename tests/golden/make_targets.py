@@ -115,6 +115,8 @@ def flips_and_borders() -> list[Step]:
     steps.append(step("RandomApply", {"transforms": flips}, applied, lambda t: F.vertical_flip(F.horizontal_flip(t))))
     chosen = {"choice": 1, "0.flip": True, "1.flip_vertically": True}
     steps.append(step("RandomChoice", {"transforms": flips}, chosen, F.vertical_flip))
+    ordered = {"order": [1, 0], "0.flip": True, "1.flip_vertically": True}
+    steps.append(step("RandomOrder", {"transforms": flips}, ordered, lambda t: F.horizontal_flip(F.vertical_flip(t))))
     return steps
 
 

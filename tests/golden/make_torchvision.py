@@ -19,6 +19,7 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from feeder.decoders.pillow.image_ops import normal
 from tests.support.conformance import natural_image
 
 HEIGHT, WIDTH = 16, 20
@@ -85,6 +86,24 @@ def pixel_cases(image: Image.Image) -> list[tuple[str, dict[str, Any], dict[str,
         given = dict(zip(names, factors, strict=True))
         params = {"fn_idx": torch.tensor(order), **{f"{name}_factor": value for name, value in given.items()}}
         cases.append(("ColorJitter", args, {"order": order, **given}, v2.ColorJitter().transform(image, params)))
+    for change, order, permutation in (
+        ([True, True, True, True], [0, 1, 2, 3], [2, 0, 1]),
+        ([False, True, True, False], [0, 2, 3, 1], [0, 1, 2]),
+        ([True, False, False, True], [0, 2, 3, 1], [1, 0, 2]),
+    ):
+        strengths = dict(zip(names, (0.9, 1.4, 0.6, -0.04), strict=True))
+        changed = zip(strengths.items(), change, strict=True)
+        params = {f"{name}_factor": factor if is_changed else None for (name, factor), is_changed in changed}
+        params |= {"contrast_before": order[1] == 1, "channel_permutation": torch.tensor(permutation)}
+        row = {**strengths, "change": change, "order": order, "permutation": permutation}
+        out = v2.RandomPhotometricDistort().transform(image, params)
+        cases.append(("RandomPhotometricDistort", {}, row, out))
+    tensor = F.pil_to_tensor(image)
+    numbers = torch.from_numpy(normal({"key": 5}, tensor.numpy())).float()
+    for args in ({}, {"mean": -0.2, "sigma": 0.5}, {"sigma": 2.0, "clip": False}):
+        with mock.patch.object(torch, "randn_like", return_value=numbers):
+            out = F.to_pil_image(v2.GaussianNoise(**args).transform(tensor, {}))
+        cases.append(("GaussianNoise", args, {"key": 5}, out))
     cases.append(("RandomGrayscale", {}, {"gray": True}, F.rgb_to_grayscale(image, 3)))
     for kernel, sigma in (([3, 3], 0.4), ([5, 9], 1.7), ([7, 3], 0.1)):
         out = F.gaussian_blur(image, kernel, [sigma, sigma])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from feeder import _native as native
 from feeder.decoders.pillow.image_ops import IMAGE_OPS
+from feeder.order.random import uniform
 from feeder.transforms import GaussianBlur
 from feeder.transforms.matrices import affine_matrix, perspective_matrix, rotation_matrix
 
@@ -105,6 +107,11 @@ def test_hue_of_a_lattice_of_all_colors_has_pillows_bytes(level: str) -> None:
         pytest.param(gray, (step(Op.GRAYSCALE),), id="grayscale"),
         pytest.param(lambda i: ImageOps.posterize(i, 3), (step(Op.POSTERIZE, 3),), id="posterize"),
         pytest.param(lambda i: ImageOps.solarize(i, 100), (step(Op.SOLARIZE, 100),), id="solarize"),
+        pytest.param(
+            lambda i: i.point([min(255, k + 70) if k < 128 else k for k in range(256)] * 3),
+            (step(Op.SOLARIZE_ADD, 70),),
+            id="solarize_add",
+        ),
         pytest.param(ImageOps.autocontrast, (step(Op.AUTOCONTRAST),), id="autocontrast"),
         pytest.param(ImageOps.equalize, (step(Op.EQUALIZE),), id="equalize"),
         pytest.param(ImageOps.invert, (step(Op.INVERT),), id="invert"),
@@ -207,11 +214,54 @@ def test_blur_is_the_references_within_a_level_and_equal_at_all_levels(level: st
             native.set_simd_level(level)
 
 
+def test_channels_are_exchanged_and_noise_is_added(level: str) -> None:
+    image = images(29)[-4]
+    height, width = image.shape[:2]
+    exchanged = run(image, step(Op.INVERT), step(Op.PERMUTE, 2, 0, 1), step(Op.ERASE, 1, 2, 9, 8, 5, 6, 7))
+    expected = 255 - image[:, :, [2, 0, 1]]
+    expected[1:10, 2:10] = (5, 6, 7)
+    assert np.array_equal(exchanged, expected)
+    numbers = noise_of(77, height, width).transpose(1, 2, 0)
+    for mean, deviation in ((0.0, 25.5), (-60.3, 300.0)):
+        sums = image + (np.float32(mean) + numbers * np.float32(deviation)).astype(np.int64)
+        assert np.array_equal(run(image, step(Op.ADD_NOISE, 0, 77, mean, deviation, 1)), sums.clip(0, 255))
+        assert np.array_equal(run(image, step(Op.ADD_NOISE, 0, 77, mean, deviation, 0)), sums & 255)
+
+
 def test_erasing_fills_a_rectangle(level: str) -> None:
     image = images(23)[-4]
     erased = image.copy()
     erased[3:10, 5:50] = (1, 2, 255)
     assert np.array_equal(run(image, step(Op.ERASE, 3, 5, 7, 45, 1, 2, 255)), erased)
+
+
+@pytest.mark.parametrize("key", [0, 1, 0x0123456789ABCDEF, (1 << 64) - 1])
+def test_noise_is_keyed_by_element_and_equal_at_all_levels(level: str, key: int) -> None:
+    height, width = 61, 97
+    numbers = uniform(key, 0, np.arange(3 * height * width), 0, 2)
+    normal = np.sqrt(-2.0 * np.log1p(-numbers[:, 0])) * np.cos(2.0 * np.pi * numbers[:, 1])
+    expected = normal.astype(np.float32).reshape(3, height, width)
+    found = noise_of(key, height, width)
+    difference = np.abs(found - expected) / np.spacing(np.abs(expected))
+    assert difference.max() <= 1
+    assert (difference > 0).mean() < 1e-4
+    native.set_simd_level("portable")
+    assert np.array_equal(found, noise_of(key, height, width))
+    native.set_simd_level(level)
+
+
+def noise_of(key: int, height: int, width: int) -> npt.NDArray[np.float32]:
+    """Returns float32 [3, H, W] of an image that is erased as a whole."""
+    file = BytesIO()
+    np.save(file, np.zeros((height, width, 3), np.uint8))
+    out = np.zeros((1, 3, height, width), np.float32)
+    program = np.array([[step(Op.ERASE_NOISE, 0, 0, height, width, key >> 32, key & 0xFFFFFFFF)]])
+    box = np.array([[0, 0, width, height]])
+    ones = np.ones(3, np.float32)
+    arguments = box.astype(np.float64), box.astype(np.int32), np.zeros(1, np.uint8), out
+    view = native.View(*arguments, layout="nchw", dtype="float32", scale=ones, bias=ones, programs=program)
+    native.decode_views([file.getvalue()], [view], np.ones(1, np.uint8), threads=1)
+    return out[0]
 
 
 @pytest.mark.parametrize(
@@ -227,9 +277,21 @@ def test_erasing_fills_a_rectangle(level: str) -> None:
         (step(Op.AFFINE, 1, 0, 0, 0, 1, 0, 0, 3), "fill or filter"),
         (step(Op.BLUR, 4, 3, 1.0), "kernel"),
         (step(Op.BLUR, 65, 3, 1.0), "kernel"),
+        (step(Op.SOLARIZE_ADD, 256), "0-255"),
+        (step(Op.MIX_START, 1.5), "weight"),
+        (step(Op.MIX_ADD, 0.5), "before the first"),
+        (step(Op.MIX_FINISH), "before the first"),
+        (step(Op.PERMUTE, 0, 1, 1), "some order"),
+        (step(Op.PERMUTE, 0, 1, 3), "some order"),
+        (step(Op.ADD_NOISE, 1 << 32, 0, 0, 1, 1), "noise"),
+        (step(Op.ADD_NOISE, 0, 0, 3000, 1, 1), "noise"),
+        (step(Op.ADD_NOISE, 0, 0, 0, -1, 1), "noise"),
         (step(Op.ERASE, 1, 1, 8, 2, 0, 0, 0), "rectangle"),
         (step(Op.ERASE, 1, 1, 2, 2, 0, 256, 0), "color"),
         (step(Op.ERASE_OUTPUT, 0, -1, 1, 1, 0, 0, 0), "rectangle"),
+        (step(Op.ERASE_NOISE, 0, 0, 9, 1), "rectangle"),
+        (step(Op.ERASE_NOISE, 0, 0, 1, 1, -1, 0), "key"),
+        (step(Op.ERASE_NOISE, 0, 0, 1, 1, 0, 0, 2), "mirror"),
     ],
 )
 def test_wrong_programs_are_refused(values: list[float], reason: str) -> None:

@@ -25,15 +25,18 @@ from feeder.transforms import (
     RandomGrayscale,
     RandomHorizontalFlip,
     RandomInvert,
+    RandomOrder,
     RandomPerspective,
+    RandomPhotometricDistort,
     RandomResizedCrop,
     RandomRotation,
     RandomVerticalFlip,
     RandomZoomOut,
     Resize,
+    TimmRandAugment,
     TrivialAugmentWide,
 )
-from feeder.transforms.augment import AUGMENTATIONS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS
 from feeder.transforms.op import Uniforms
 from tests.golden import torchvision_cases
 from tests.support.recipes import ALL_OPS, SIZES, draw
@@ -138,6 +141,59 @@ def test_weights_and_chains_of_augmix_are_distributed_as_those_of_torchvision(al
     kinds = np.bincount(params["kind"][params["kind"] != 0], minlength=15)
     assert not kinds[14]
     np.testing.assert_allclose(kinds[1:14] / kinds.sum(), 1 / 13, atol=0.01)
+
+
+# What timm 1.0's level functions give for the strengths 0, 2.7, 8.6 and 10, the sign a plus: of each kind by
+# default, and with inc1 where that differs.
+TIMM_LEVELS = (0.0, 2.7, 8.6, 10.0)
+TIMM_VALUES: dict[str, tuple[tuple[float, ...], ...]] = {
+    "Rotate": ((0, 8.1, 25.8, 30),),
+    "Posterize": ((0, 1, 3, 4), (4, 3, 1, 0)),
+    "Solarize": ((0, 69, 220, 256), (256, 187, 36, 0)),
+    "SolarizeAdd": ((0, 29, 94, 110),),
+    "Color": ((0.1, 0.586, 1.648, 1.9), (1, 1.243, 1.774, 1.9)),
+    "Contrast": ((0.1, 0.586, 1.648, 1.9), (1, 1.243, 1.774, 1.9)),
+    "Brightness": ((0.1, 0.586, 1.648, 1.9), (1, 1.243, 1.774, 1.9)),
+    "Sharpness": ((0.1, 0.586, 1.648, 1.9), (1, 1.243, 1.774, 1.9)),
+    "ShearX": ((0, 0.081, 0.258, 0.3),),
+    "ShearY": ((0, 0.081, 0.258, 0.3),),
+    "TranslateX": ((0, 0.1215, 0.387, 0.45),),
+    "TranslateY": ((0, 0.1215, 0.387, 0.45),),
+}
+
+
+@pytest.mark.parametrize("kind", TIMM_AUGMENTATIONS[1:])
+def test_strengths_of_timms_augmentations_are_its_own(kind: str) -> None:
+    number = TIMM_AUGMENTATIONS.index(kind)
+    size = np.array([[9, 9]])
+    expected = TIMM_VALUES.get(kind, ((0.0,) * 4,))
+    for increasing in (0, 1):
+        op = TimmRandAugment(f"rand-m10-n1-mstd101-inc{increasing}")
+        for level, value in zip(TIMM_LEVELS, expected[increasing % len(expected)], strict=True):
+            given = (number - 0.5) / 15, 0.5, level / 10, 0.0
+            params, _ = op.draw(Given(*given, 0.4), size)
+            assert params["kind"].tolist() == [[number]]
+            np.testing.assert_allclose(params["value"], [[value]], rtol=1e-12, atol=1e-12)
+            params, _ = op.draw(Given(*given, 0.6), size)
+            signed = kind[:5] in ("Rotat", "Shear", "Trans")
+            turned = max(0.1, 2 - value) if kind in ENHANCEMENTS and increasing else -value if signed else value
+            np.testing.assert_allclose(params["value"], [[turned]], rtol=1e-12, atol=1e-12)
+
+
+def test_timms_augmentations_are_drawn_as_often_as_in_timm() -> None:
+    count = 6000
+    ops: list[Op] = [TimmRandAugment("rand-m9-mstd0.5-inc1"), TimmRandAugment("rand-m20-n3-p0.8-mmax15")]
+    usual, strong = draw(ops, sizes=np.full((count, 2), 9), ids=np.arange(count)).ops
+    for params, p in ((usual, 0.5), (strong, 0.8)):
+        assert abs((params["kind"] > 0).mean() - p) < 0.02
+        kinds = np.bincount(params["kind"].ravel(), minlength=16)[1:]
+        np.testing.assert_allclose(kinds / kinds.sum(), 1 / 15, atol=0.01)
+    turns = usual["value"][usual["kind"] == TIMM_AUGMENTATIONS.index("Rotate")]
+    assert abs((turns < 0).mean() - 0.5) < 0.08
+    assert abs(np.abs(turns).mean() - 27) < 0.2
+    assert abs(np.abs(turns).std() - 1.5) < 0.3  # a little less, as no strength is above 10
+    assert np.abs(turns).max() == 30
+    assert np.abs(strong["value"][strong["kind"] == TIMM_AUGMENTATIONS.index("Rotate")]).min() == 45
 
 
 @pytest.mark.parametrize("policy", AutoAugmentPolicy)
@@ -279,6 +335,29 @@ def test_random_numbers_fill_their_ranges() -> None:
     for number, (x, y) in enumerate(((0, 0), (width - 5, 0), (width - 5, height - 3), (0, height - 3))):
         assert set(tilt["corners"][:, number, 0]) == set(range(x, x + 5))
         assert set(tilt["corners"][:, number, 1]) == set(range(y, y + 3))
+
+
+def test_distortions_and_orders_are_drawn_as_often_as_in_torchvision() -> None:
+    count = 4000
+    ops: list[Op] = [
+        RandomPhotometricDistort(p=0.3),
+        RandomOrder([RandomInvert(0.4), ColorJitter(0.1), RandomInvert()]),
+    ]
+    distort, order = draw(ops, sizes=np.full((count, 2), 9), ids=np.arange(count)).ops
+    assert abs(distort["change"].mean(axis=0) - 0.3).max() < 0.03
+    assert abs((distort["order"] == [0, 1, 2, 3]).all(axis=1).mean() - 0.5) < 0.03
+    assert (distort["order"][:, 0] == 0).all()
+    assert (np.sort(distort["order"], axis=1) == [0, 1, 2, 3]).all()
+    exchanged = (distort["permutation"] != [0, 1, 2]).any(axis=1)
+    assert abs(exchanged.mean() - 0.3 * 5 / 6) < 0.03  # one of six permutations leaves all in place
+    for name, low, high in (("brightness", 0.875, 1.125), ("contrast", 0.5, 1.5), ("hue", -0.05, 0.05)):
+        assert low <= distort[name].min() < low + 0.01 * (high - low), name
+        assert high - 0.01 * (high - low) < distort[name].max() < high, name
+    both = np.concatenate([distort["change"], exchanged[:, None], distort["hue"][:, None]], axis=1)
+    assert abs(np.corrcoef(both.T) - np.eye(6)).max() < 0.06
+    for one, times in zip(*np.unique(order["order"], axis=0, return_counts=True), strict=True):
+        assert abs(times / count - 1 / 6) < 0.03, one
+    assert abs(order["0.change"].mean() - 0.4) < 0.03
 
 
 def subclasses(of: type[Op]) -> list[type[Op]]:

@@ -122,7 +122,9 @@ def test_bad_arguments_are_refused_by_name(make: Any, message: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("op", [T.AugMix(), T.AutoAugment(), T.RandAugment(), T.TrivialAugmentWide()], ids=repr)
+@pytest.mark.parametrize(
+    "op", [T.AugMix(), T.AutoAugment(), T.RandAugment(), T.TimmRandAugment(), T.TrivialAugmentWide()], ids=repr
+)
 @pytest.mark.parametrize("target", [T.Mask(), T.BoundingBoxes(), T.KeyPoints()], ids=repr)
 def test_automatic_augmentation_is_refused_with_targets_as_in_torchvision(op: T.Op, target: Any) -> None:
     for recipe in ([op], [T.RandomApply([op])]):

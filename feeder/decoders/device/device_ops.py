@@ -15,10 +15,11 @@ import torch
 
 from feeder import transforms as T
 from feeder.decoders.device import color, geometry_ops
-from feeder.decoders.device.erase import erase
+from feeder.decoders.device.erase import add_noise, erase
 from feeder.decoders.device.fused import erasing_of, fused_from
 from feeder.decoders.device.rows import change_rows, per_image
 from feeder.decoders.op_math import augmentation_affine
+from feeder.decoders.tensors import to_device
 from feeder.errors import BackendError
 from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
 from feeder.transforms.choice import Branches
@@ -57,11 +58,16 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
 
     if isinstance(op, (T.RandomIoUCrop, T.RandomShortestSize, T.RandomZoomOut, T.ScaleJitter)):
         return "its images are of different sizes"
+    if isinstance(op, T.GaussianNoise) and not is_batched:
+        return "its noise is added to uint8 images on a device; put it before ToDtype and Normalize"
+    if isinstance(op, T.TimmRandAugment):
+        return "its augmentations run on the CPU alone"
     if type(op) not in (*DEVICE_OPS, T.Normalize):
         return "it is no op of feeder.transforms"
     for each in op.inner_ops if isinstance(op, Branches) else ():
         if (problem := _problem(each, extent, is_batched)) is not None:
             return f"of {type(each).__name__} in it: {problem}"
+
     if not is_batched:
         return None
     if isinstance(op, (T.Resize, T.RandomResizedCrop)) and op.interpolation != "bilinear":
@@ -107,6 +113,26 @@ def _jitter(images: torch.Tensor, op: T.ColorJitter, params: Params) -> torch.Te
             if name in params:
                 rows = np.flatnonzero(order[:, place] == number)
                 _adjust(images, rows, name, params[name][rows])
+    return images
+
+
+def _distort(images: torch.Tensor, op: T.RandomPhotometricDistort, params: Params) -> torch.Tensor:
+    for place in range(len(COLOR_STEPS)):
+        for number, name in enumerate(COLOR_STEPS):
+            rows = np.flatnonzero((params["order"][:, place] == number) & params["change"][:, number])
+            _adjust(images, rows, name, params[name][rows])
+    exchanged = np.flatnonzero((params["permutation"] != [0, 1, 2]).any(axis=1))
+
+    def permute(some: torch.Tensor, part: slice) -> torch.Tensor:
+        channels = to_device(params["permutation"][exchanged[part]], some.device)
+        return some[torch.arange(len(some), device=some.device)[:, None], channels]
+
+    change_rows(images, exchanged, permute)
+    return images
+
+
+def _add_noise(images: torch.Tensor, op: T.GaussianNoise, params: Params) -> torch.Tensor:
+    add_noise(images, params["key"], 255 * op.mean, 255 * op.sigma, op.clip)
     return images
 
 
@@ -271,6 +297,7 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.ColorJitter: _jitter,
     T.GaussianBlur: _blur,
     T.Grayscale: _if_drawn(lambda some, _: color.grayscale(some)),
+    T.GaussianNoise: _add_noise,
     T.Pad: _pad,
     T.RandAugment: _augment,
     T.RandomAdjustSharpness: _if_drawn(_sharpen),
@@ -284,7 +311,9 @@ DEVICE_OPS: dict[type[T.Op], Callable[[torch.Tensor, Any, Params], torch.Tensor]
     T.RandomGrayscale: _if_drawn(lambda some, _: color.grayscale(some)),
     T.RandomHorizontalFlip: _if_drawn(lambda some, _: some.flip(3)),
     T.RandomInvert: _if_drawn(lambda some, _: color.invert(some)),
+    T.RandomOrder: _branch,
     T.RandomPerspective: _tilt,
+    T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda some, op: color.posterize(some, np.full(len(some), op.bits))),
     T.RandomResizedCrop: _resize,
     T.RandomRotation: _rotate,

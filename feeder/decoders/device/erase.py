@@ -9,7 +9,7 @@ import torch
 from feeder.decoders.device.fused import Erasing
 from feeder.decoders.tensors import to_device
 
-__all__ = ["erase"]
+__all__ = ["add_noise", "erase"]
 
 # Numbers of noise made at a time; each takes about 100 bytes meanwhile.
 NUMBERS_AT_ONCE = 1 << 21
@@ -36,6 +36,24 @@ def erase(images: torch.Tensor, erasing: Erasing) -> None:
     for group in np.split(rows, np.flatnonzero(np.diff(before // NUMBERS_AT_ONCE)) + 1):
         if len(group):
             _write_noise(images, group, boxes[group], erasing)
+
+
+def add_noise(images: torch.Tensor, keys: npt.NDArray[np.uint64], mean: float, sigma: float, is_clipped: bool) -> None:
+    """Adds noise to each image, that of the other backends within a level.
+
+    Args:
+        images: uint8 [N, 3, H, W], contiguous.
+        keys: [N], its seeds.
+        mean: Its mean, in levels.
+        sigma: Its standard deviation, in levels.
+        is_clipped: False lets sums wrap around.
+    """
+    number = torch.arange(images[0].numel(), device=images.device)
+    for image, key in zip(images, keys.tolist(), strict=True):
+        low, high = (torch.full_like(number, half) for half in (key & _MASK32, key >> 32))
+        noise = (mean + _normal(low, high, number).float() * sigma).int().reshape(image.shape)
+        sums = image + noise
+        image.copy_(sums.clamp(0, 255) if is_clipped else sums & 255)
 
 
 def _write_value(images: torch.Tensor, boxes: npt.NDArray[np.int32], value: npt.NDArray[np.float32]) -> None:

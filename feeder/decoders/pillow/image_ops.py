@@ -13,12 +13,12 @@ from feeder import transforms as T
 from feeder.decoders.op_math import augmentation_affine, blur_weights
 from feeder.errors import DecodeError
 from feeder.order.random import uniform
-from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS
+from feeder.transforms.augment import AUGMENTATIONS, ENHANCEMENTS, TIMM_AUGMENTATIONS, timm_matrix
 from feeder.transforms.choice import Branches
 from feeder.transforms.matrices import affine_matrix, perspective_matrix
 from feeder.transforms.photometric import COLOR_STEPS
 
-__all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row"]
+__all__ = ["ARRAY_OPS", "IMAGE_OPS", "FloatImage", "Row", "normal"]
 
 # One sample's drawn parameters by name.
 Row = Mapping[str, Any]
@@ -116,12 +116,17 @@ def _perspective(image: Image.Image, op: T.RandomPerspective, row: Row) -> Image
     return image.transform(image.size, method, matrix, resample=resample, fillcolor=op.fill)
 
 
-def _color_jitter(image: Image.Image, op: T.ColorJitter, row: Row) -> Image.Image:
+def _color_jitter(image: Image.Image, op: T.ColorJitter | T.RandomPhotometricDistort, row: Row) -> Image.Image:
     for step in row["order"]:
         name = COLOR_STEPS[step]
-        if name in row:
+        if name in row and ("change" not in row or row["change"][step]):
             image = _ADJUSTMENTS[name](image, float(row[name]))
     return image
+
+
+def _distort(image: Image.Image, op: T.RandomPhotometricDistort, row: Row) -> Image.Image:
+    channels = _color_jitter(image, op, row).split()
+    return Image.merge("RGB", [channels[number] for number in row["permutation"]])
 
 
 def _shift_hue(image: Image.Image, turns: float) -> Image.Image:
@@ -166,14 +171,28 @@ def _erase_array(array: npt.NDArray[Any], op: T.RandomErasing, row: Row) -> npt.
     erased = array.copy()
     window = erased[:, top : top + height, left : left + width]
     if op.value is None:
-        # Box and Muller: two uniform numbers make a normal one.
-        u = uniform(int(row["key"]), 0, np.arange(window.size), 0, 2)
-        noise = np.sqrt(-2.0 * np.log1p(-u[:, 0])) * np.cos(2.0 * np.pi * u[:, 1])
-        window[...] = noise.reshape(window.shape)
+        window[...] = normal(row, window)
     else:
         value = np.array(op.value)
         window[...] = (np.clip(value, 0, 255) if array.dtype == np.uint8 else value)[:, None, None]
     changed: npt.NDArray[Any] = erased
+    return changed
+
+
+def normal(row: Row, like: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Returns normally distributed numbers, by Box and Muller: two uniform numbers make one."""
+    u = uniform(int(row["key"]), 0, np.arange(like.size), 0, 2)
+    noise: npt.NDArray[np.float64] = np.sqrt(-2.0 * np.log1p(-u[:, 0])) * np.cos(2.0 * np.pi * u[:, 1])
+    return noise.reshape(like.shape)
+
+
+def _add_noise(array: npt.NDArray[Any], op: T.GaussianNoise, row: Row) -> npt.NDArray[Any]:
+    white = np.float32(255.0 if array.dtype == np.uint8 else 1.0)
+    noise = np.float32(op.mean) * white + normal(row, array).astype(np.float32) * (np.float32(op.sigma) * white)
+    if array.dtype == np.uint8:
+        noise = noise.astype(np.int32)
+    noisy = array + noise
+    changed: npt.NDArray[Any] = (np.clip(noisy, 0, white) if op.clip else noisy).astype(array.dtype)
     return changed
 
 
@@ -205,7 +224,7 @@ def _if_drawn(change: Callable[[Image.Image, Any], Image.Image]) -> Callable[[Im
     return lambda image, op, row: change(image, op) if row[op.drawn_name] else image
 
 
-_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TrivialAugmentWide
+_Automatic = T.AugMix | T.AutoAugment | T.RandAugment | T.TimmRandAugment | T.TrivialAugmentWide
 
 
 def _augment(image: Image.Image, op: _Automatic, row: Row) -> Image.Image:
@@ -233,6 +252,24 @@ def _augment_once(image: Image.Image, op: _Automatic, kind: str, magnitude: floa
     if kind == "Invert":
         return ImageOps.invert(image)
     return _ADJUSTMENTS[ENHANCEMENTS[kind]](image, 1.0 + magnitude)
+
+
+def _timm_augment(image: Image.Image, op: T.TimmRandAugment, row: Row) -> Image.Image:
+    for number, value in zip(row["kind"], row["value"].tolist(), strict=True):
+        image = _timm_augment_once(image, op, TIMM_AUGMENTATIONS[number], value)
+    return image
+
+
+def _timm_augment_once(image: Image.Image, op: T.TimmRandAugment, kind: str, value: float) -> Image.Image:
+    matrix = timm_matrix(kind, value, image.width, image.height)
+    if matrix is not None:
+        resample = _WARPS[op.interpolation]
+        return image.transform(image.size, Image.Transform.AFFINE, matrix, resample=resample, fillcolor=op.fill)
+    if kind == "Solarize":
+        return _solarize(image, value)
+    if kind == "SolarizeAdd":
+        return image.point([min(255, i + int(value)) if i < 128 else i for i in range(256)] * 3)
+    return _augment_once(image, op, kind, value - 1.0 if kind in ENHANCEMENTS else value)
 
 
 def _mix_chains(image: Image.Image, op: T.AugMix, row: Row) -> Image.Image:
@@ -265,6 +302,7 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.ClampKeyPoints: _nothing,
     T.ColorJitter: _color_jitter,
     T.GaussianBlur: _blur,
+    T.GaussianNoise: _as_array(_add_noise),
     T.Grayscale: _if_drawn(lambda image, _: _grayscale(image)),
     T.Lambda: _call,
     T.Pad: lambda image, op, _: _pad_image(image, op.padding, op.fill, op.padding_mode),
@@ -281,7 +319,9 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.RandomHorizontalFlip: _if_drawn(lambda image, _: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)),
     T.RandomIoUCrop: lambda image, _, row: _window(image, row),
     T.RandomInvert: _if_drawn(lambda image, _: ImageOps.invert(image)),
+    T.RandomOrder: _branch,
     T.RandomPerspective: _perspective,
+    T.RandomPhotometricDistort: _distort,
     T.RandomPosterize: _if_drawn(lambda image, op: _posterize(image, op.bits)),
     T.RandomResizedCrop: lambda image, op, row: _resize(_window(image, row), op, row),
     T.RandomRotation: _rotate,
@@ -293,12 +333,14 @@ IMAGE_OPS: dict[type[T.Op], Callable[[Image.Image, Any, Row], Image.Image]] = {
     T.SanitizeBoundingBoxes: _nothing,
     T.SanitizeKeyPoints: _nothing,
     T.ScaleJitter: _resize,
+    T.TimmRandAugment: _timm_augment,
     T.TrivialAugmentWide: _augment,
 }
 
 ARRAY_OPS: dict[type[T.Op], Callable[[FloatImage, Any, Row], FloatImage]] = {
     T.ClampBoundingBoxes: _nothing,
     T.ClampKeyPoints: _nothing,
+    T.GaussianNoise: _add_noise,
     T.Lambda: lambda array, op, row: op.call(array, int(row["key"])),
     T.RandomErasing: _erase_array,
     T.RandomHorizontalFlip: lambda array, _, row: array[:, :, ::-1] if row["flip"] else array,

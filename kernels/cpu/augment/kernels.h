@@ -13,6 +13,7 @@
 namespace feeder {
 
 inline constexpr size_t kPlanePadding = 128;
+inline constexpr size_t kNumberPadding = 8;  // floats
 inline constexpr int kRowMargin = 64;  // samples before and after those of a row in working memory
 
 // Half of a symmetric kernel: weight[0] is the middle's, and all of them add up to 1 << bits. One more is zero.
@@ -39,9 +40,17 @@ struct AugmentKernels {
     void (*warp)(const int32_t place[6], const uint8_t* pixels, int height, int width, uint32_t fill,
                  uint8_t* const rgb[3]);
 
+    // An affine map of six numbers, or a perspective of eight; bilinear, in Pillow's doubles. `pixels` is interleaved, with
+    // kPlanePadding.
+    void (*warp_bilinear)(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+                          uint8_t* const rgb[3]);
+
     // `row` is working memory of the width and kRowMargin on both sides, twice.
     void (*blur)(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples, int height, int width,
                  int16_t* row, uint8_t* out);
+
+    // Normally distributed numbers first ... first + n - 1 of a key; see normal.h. `out` is padded by kNumberPadding.
+    void (*normal)(uint64_t key, uint64_t first, size_t n, float* out);
 };
 
 inline constexpr float kMostFactor = 1e6f;  // which already leaves nothing but 0, 255 and what it does not change

@@ -1,7 +1,9 @@
 // The reference of kernels.h: plain loops, as Pillow has them.
+#include <cmath>
 #include <cstring>
 
 #include "cpu/augment/kernels.h"
+#include "cpu/augment/normal.h"
 
 namespace feeder {
 namespace {
@@ -121,6 +123,34 @@ void warp(const int32_t place[6], const uint8_t* pixels, int height, int width, 
     }
 }
 
+void warp_bilinear(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+                   uint8_t* const rgb[3]) {
+    size_t to = 0;
+    for (int row = 0; row < height; ++row) {
+        for (int column = 0; column < width; ++column, ++to) {
+            const double x_in = column + 0.5, y_in = row + 0.5;
+            double x = map[0] * x_in + map[1] * y_in + map[2], y = map[3] * x_in + map[4] * y_in + map[5];
+            if (!is_affine) {
+                const double distance = map[6] * x_in + map[7] * y_in + 1;
+                x /= distance, y /= distance;
+            }
+            const bool inside = x >= 0.0 && x < width && y >= 0.0 && y < height;
+            x = inside ? x - 0.5 : 0.0, y = inside ? y - 0.5 : 0.0;
+            const double left = std::floor(x), top = std::floor(y), dx = x - left, dy = y - top;
+            const int x0 = left < 0 ? 0 : static_cast<int>(left), x1 = left + 1 < width ? static_cast<int>(left) + 1 : x0;
+            const int y0 = top < 0 ? 0 : static_cast<int>(top), y1 = top + 1 < height ? static_cast<int>(top) + 1 : y0;
+            const uint8_t* const upper = pixels + 3 * ptrdiff_t{y0} * width;
+            const uint8_t* const lower = pixels + 3 * ptrdiff_t{y1} * width;
+            for (int c = 0; c < 3; ++c) {
+                const double above = upper[3 * x0 + c] + (upper[3 * x1 + c] - upper[3 * x0 + c]) * dx;
+                const double below = lower[3 * x0 + c] + (lower[3 * x1 + c] - lower[3 * x0 + c]) * dx;
+                const auto value = static_cast<uint8_t>(above + (below - above) * dy);
+                rgb[c][to] = inside ? value : static_cast<uint8_t>(fill >> 8 * c);
+            }
+        }
+    }
+}
+
 constexpr int kChunk = 64;
 
 // sum[x] += weight * (a[x] + b[x]), in products of 16 bits, for which every CPU has vectors.
@@ -160,10 +190,41 @@ void blur(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples,
     }
 }
 
+struct OneNumber {
+    using Doubles = double;
+    using Words = uint64_t;
+    using D = Doubles;
+    using V = Words;
+    static constexpr size_t kLanes = 1;
+    static V set(uint64_t x) { return x; }
+    static V lanes() { return 0; }
+    static V plus(V a, V b) { return a + b; }
+    static V product(V a, V b) { return (a & UINT32_MAX) * (b & UINT32_MAX); }
+    static V both(V a, V b) { return a & b; }
+    static V either(V a, V b) { return a | b; }
+    static V different(V a, V b) { return a ^ b; }
+    template <int kBits>
+    static V left(V x) { return x << kBits; }
+    template <int kBits>
+    static V right(V x) { return x >> kBits; }
+    static D as_double(V x) { D found; return std::memcpy(&found, &x, sizeof x), found; }
+    static V as_bits(D x) { V found; return std::memcpy(&found, &x, sizeof x), found; }
+    static D real(double x) { return x; }
+    static D plus(D a, D b) { return a + b; }
+    static D minus(D a, D b) { return a - b; }
+    static D times(D a, D b) { return a * b; }
+    static D over(D a, D b) { return a / b; }
+    static D root(D x) { return std::sqrt(x); }
+    static D choose(V k, D odd, D even) { return k & 1 ? odd : even; }
+    static void store(float* at, D x) { *at = static_cast<float>(x); }
+};
+
+void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<OneNumber>{key}(first, n, out); }
+
 }  // namespace
 
 const AugmentKernels& portable_augment_kernels() {
-    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur};
+    static constexpr AugmentKernels kernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, warp_bilinear, blur, normal};
     return kernels;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/augment/kernels.h"
+#include "cpu/augment/normal.h"
 
 namespace feeder {
 namespace {
@@ -447,6 +448,118 @@ void warp(const int32_t place[6], const uint8_t* pixels, int height, int width, 
     }
 }
 
+struct Numbers {
+#if defined(__AVX512VBMI__)
+    using D = __m512d;
+    static V as_bits(D x) { return _mm512_castpd_si512(x); }
+    static D as_double(V x) { return _mm512_castsi512_pd(x); }
+    static V either(V a, V b) { return _mm512_or_si512(a, b); }
+    static V both(V a, V b) { return _mm512_and_si512(a, b); }
+    static V different(V a, V b) { return _mm512_xor_si512(a, b); }
+    static V set(uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
+    static D choose(V k, D odd, D even) { return _mm512_mask_blend_pd(_mm512_test_epi64_mask(k, set(1)), even, odd); }
+    static void store(float* at, D x) { _mm256_storeu_ps(at, _mm512_cvtpd_ps(x)); }
+    static void store(uint8_t* at, D x) {
+        _mm_storel_epi64(reinterpret_cast<__m128i*>(at), _mm256_cvtepi32_epi8(_mm512_cvttpd_epi32(x)));
+    }
+    static V at_least(D a, D b) { return _mm512_movm_epi64(_mm512_cmp_pd_mask(a, b, _CMP_GE_OQ)); }
+    static V below(D a, D b) { return _mm512_movm_epi64(_mm512_cmp_pd_mask(a, b, _CMP_LT_OQ)); }
+    static V pixels(const uint8_t* from, V at) { return _mm512_i64gather_epi64(at, from, 1); }
+#else
+    using D = __m256d;
+    static V as_bits(D x) { return _mm256_castpd_si256(x); }
+    static D as_double(V x) { return _mm256_castsi256_pd(x); }
+    static V either(V a, V b) { return _mm256_or_si256(a, b); }
+    static V both(V a, V b) { return _mm256_and_si256(a, b); }
+    static V different(V a, V b) { return _mm256_xor_si256(a, b); }
+    static V set(uint64_t x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
+    static D choose(V k, D odd, D even) { return _mm256_blendv_pd(even, odd, as_double(_mm256_slli_epi64(k, 63))); }
+    static void store(float* at, D x) { _mm_storeu_ps(at, _mm256_cvtpd_ps(x)); }
+    static void store(uint8_t* at, D x) {
+        const __m128i bytes = _mm_shuffle_epi8(_mm256_cvttpd_epi32(x), _mm_set1_epi32(0x0c080400));
+        _mm_storeu_si32(at, bytes);
+    }
+    static V at_least(D a, D b) { return _mm256_castpd_si256(_mm256_cmp_pd(a, b, _CMP_GE_OQ)); }
+    static V below(D a, D b) { return _mm256_castpd_si256(_mm256_cmp_pd(a, b, _CMP_LT_OQ)); }
+    static V pixels(const uint8_t* from, V at) {
+        return _mm256_i64gather_epi64(reinterpret_cast<const long long*>(from), at, 1);
+    }
+#endif
+    using Words = V;
+    using Doubles = D;
+    static constexpr size_t kLanes = kBytes / 8;
+    static V lanes() {
+        alignas(64) uint64_t numbers[kLanes];
+        for (size_t i = 0; i < kLanes; ++i) numbers[i] = i;
+        return load(numbers);
+    }
+    static V plus(V a, V b) { return FEEDER_MM(add_epi64)(a, b); }
+    static V product(V a, V b) { return FEEDER_MM(mul_epu32)(a, b); }
+    template <int kBits>
+    static V left(V x) { return FEEDER_MM(slli_epi64)(x, kBits); }
+    template <int kBits>
+    static V right(V x) { return FEEDER_MM(srli_epi64)(x, kBits); }
+    static D real(double x) { return FEEDER_MM(set1_pd)(x); }
+    static D plus(D a, D b) { return FEEDER_MM(add_pd)(a, b); }
+    static D minus(D a, D b) { return FEEDER_MM(sub_pd)(a, b); }
+    static D times(D a, D b) { return FEEDER_MM(mul_pd)(a, b); }
+    static D over(D a, D b) { return FEEDER_MM(div_pd)(a, b); }
+    static D floor(D x) { return FEEDER_MM(floor_pd)(x); }
+    static D least(D a, D b) { return FEEDER_MM(min_pd)(a, b); }
+    static D most(D a, D b) { return FEEDER_MM(max_pd)(a, b); }
+    static D root(D x) { return FEEDER_MM(sqrt_pd)(x); }
+};
+
+// One gather of two neighbours, six bytes, for each pixel and row; see sharpen().
+void warp_bilinear(const double* map, bool is_affine, const uint8_t* pixels, int height, int width, uint32_t fill,
+                   uint8_t* const rgb[3]) {
+    using N = Numbers;
+    using D = N::Doubles;
+    const V mask = N::set(UINT32_MAX), byte = N::set(255), w = N::set(static_cast<uint64_t>(width));
+    const D zero = N::real(0), one = N::real(1), half = N::real(0.5), shift = N::real(0x1p52);
+    const D most_x = N::real(width), most_y = N::real(height);
+    const auto whole = [&](D x) { return N::as_bits(N::plus(x, shift)); };  // in the lower 32 bits
+    const auto level = [&](V bytes) { return N::minus(N::as_double(N::either(bytes, N::as_bits(shift))), shift); };
+    const auto between = [](D a, D b, D part) { return N::plus(a, N::times(N::minus(b, a), part)); };
+    const D lanes = level(N::lanes());
+    for (int row = 0; row < height; ++row) {
+        const double y_in = row + 0.5;
+        const auto place = [&](const double* factors, D x_in) {
+            return N::plus(N::times(N::real(factors[0]), x_in), N::real(factors[1] * y_in));
+        };
+        for (int column = 0; column < width; column += static_cast<int>(N::kLanes)) {
+            const D x_in = N::plus(lanes, N::real(column + 0.5));
+            D x = N::plus(place(map, x_in), N::real(map[2])), y = N::plus(place(map + 3, x_in), N::real(map[5]));
+            if (!is_affine) {
+                const D distance = N::plus(place(map + 6, x_in), one);
+                x = N::over(x, distance), y = N::over(y, distance);
+            }
+            const V inside = N::both(N::both(N::at_least(x, zero), N::below(x, most_x)),
+                                     N::both(N::at_least(y, zero), N::below(y, most_y)));
+            x = N::minus(N::as_double(N::both(N::as_bits(x), inside)), half);
+            y = N::minus(N::as_double(N::both(N::as_bits(y), inside)), half);
+            const D left = N::floor(x), top = N::floor(y), dx = N::minus(x, left), dy = N::minus(y, top);
+            const D x0 = N::most(left, zero), x1 = N::least(N::plus(left, one), N::minus(most_x, one));
+            const D y0 = N::most(top, zero), y1 = N::least(N::plus(top, one), N::minus(most_y, one));
+            const V first = N::both(whole(x0), mask), has_right = N::below(x0, x1);
+            D line[2][3];
+            for (int i = 0; i < 2; ++i) {
+                const V at = N::plus(N::product(whole(i == 0 ? y0 : y1), w), first);
+                const V found = N::pixels(pixels, N::plus(at, N::plus(at, at)));
+                const V right = select(has_right, N::right<24>(found), found);
+                line[i][0] = between(level(N::both(found, byte)), level(N::both(right, byte)), dx);
+                line[i][1] = between(level(N::both(N::right<8>(found), byte)), level(N::both(N::right<8>(right), byte)), dx);
+                line[i][2] = between(level(N::both(N::right<16>(found), byte)), level(N::both(N::right<16>(right), byte)), dx);
+            }
+            for (int c = 0; c < 3; ++c) {
+                const V value = N::as_bits(between(line[0][c], line[1][c], dy));
+                const V around = N::as_bits(N::real(static_cast<uint8_t>(fill >> 8 * c)));
+                N::store(rgb[c] + ptrdiff_t{row} * width + column, N::as_double(select(inside, value, around)));
+            }
+        }
+    }
+}
+
 constexpr int kHalf = kBytes / 2;
 
 #if defined(__AVX512VBMI__)
@@ -520,7 +633,10 @@ void blur(const BlurTaps& columns, const BlurTaps& rows, const uint8_t* samples,
     }
 }
 
-constexpr AugmentKernels kKernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, blur};
+// Writes whole vectors: up to kNumberPadding floats behind the last.
+void normal(uint64_t key, uint64_t first, size_t n, float* out) { NormalNumbers<Numbers>{key}(first, n, out); }
+
+constexpr AugmentKernels kKernels = {look_up, gray_sum, grayscale, saturate, shift_hue, sharpen, warp, warp_bilinear, blur, normal};
 
 }  // namespace
 }  // namespace feeder

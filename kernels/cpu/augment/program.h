@@ -29,20 +29,28 @@ enum class AugmentOp : int {
     sharpness,
     posterize,     // [bits kept, 0-8]
     solarize,      // [threshold]
+    solarize_add,  // [added to levels below 128, 0-255]
     autocontrast,
     equalize,
     invert,
     affine,        // [xx, xy, x0, yx, yy, y0, fill, filter]: where a pixel comes from; fill is R + 256 G + 65536 B
     perspective,   // [a, b, c, d, e, f, g, h, fill, filter]
     blur,          // [kernel width, kernel height, sigma]; odd, at most kMostTaps
+    permute,       // [channels that become R, G and B, 0-2]
+    add_noise,     // [key's upper 32 bits, lower ones, mean, deviation, clipped: 0 or 1 to wrap around], at most kMostNoise
+    mix_start,     // [weight]: the image, with this weight, is the first part of a sum
+    mix_add,       // [weight]: adds what the ops since made of the image, and goes back to it; behind mix_start
+    mix_finish,    // the sum, cut to whole levels, is the image; behind mix_start
     erase,         // [top, left, height, width, R, G, B], 0-255
     erase_output,  // the same, in units of the output, after all others
+    erase_noise,   // [top, left, height, width, key's upper 32 bits, lower ones, mirrored: 0 or 1], also after them
     count,
 };
 
 enum class WarpFilter : int { nearest, bilinear, bicubic, count };
 
 inline constexpr int kMostTaps = 63;
+inline constexpr double kMostNoise = 2550;
 
 // A row of a table of doubles: the op's number and its values.
 struct AugmentStep {
@@ -60,7 +68,7 @@ const char* program_fault(Program program, int height, int width);
 // True if an op changes uint8 pixels.
 bool changes_pixels(Program program);
 
-// Runs the ops on the output that follow all others.
+// Runs the ops on the output that follow all others. Throws std::bad_alloc.
 void erase_output(Program program, const Output& out);
 
 // Runs programs on one image after the other. One per thread.
@@ -82,6 +90,10 @@ class Augmenter {
     void autocontrast();
     void sharpen(float factor);
     void warp(const AugmentStep& step);
+    void mix(float weight, bool is_first);
+    void finish_mix();
+    const uint8_t* interleaved();
+    void add_noise(const double* value);
     void blur(int columns, int rows, double sigma);
     void add_table(const uint8_t table[256]);
     void finish_table();
@@ -95,6 +107,9 @@ class Augmenter {
     Bytes memory_[2];
     Bytes interleaved_;
     std::vector<int16_t> row_;
+    std::vector<float> numbers_;
+    std::vector<float> sum_;       // of a mix
+    std::vector<uint8_t> mixed_;   // the image that it began with
     bool has_table_ = false;  // one that is not applied yet: tables in a row become one
     uint8_t table_[256] = {};
 };

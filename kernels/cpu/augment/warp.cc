@@ -14,8 +14,8 @@ int place_of(double at, int length) { return at >= 0.0 && at < length ? static_c
 uint8_t fill_of(uint32_t fill, int channel) { return static_cast<uint8_t>(fill >> 8 * channel); }
 
 // Four neighbours along an axis, those past the edge replaced by the edge's.
-void neighbours(int first, int length, int count, int out[4]) {
-    for (int i = 0; i < count; ++i) out[i] = std::clamp(first + i, 0, length - 1);
+void neighbours(int first, int length, int out[4]) {
+    for (int i = 0; i < 4; ++i) out[i] = std::clamp(first + i, 0, length - 1);
 }
 
 double cubic(const double p[4], double d) {
@@ -24,41 +24,23 @@ double cubic(const double p[4], double d) {
     return b + d * (p2 + d * (p3 + d * p4));
 }
 
-struct Bilinear {
-    static uint8_t at(const uint8_t* plane, int width, const int* columns, const int* rows, double dx, double dy) {
-        double line[2];
-        for (int i = 0; i < 2; ++i) {
-            const uint8_t* const row = plane + ptrdiff_t{rows[i]} * width;
-            line[i] = row[columns[0]] + (row[columns[1]] - row[columns[0]]) * dx;
-        }
-        return static_cast<uint8_t>(line[0] + (line[1] - line[0]) * dy);
-    }
-    static constexpr int kCount = 2, kBefore = 0;
-};
-
-struct Bicubic {
-    static uint8_t at(const uint8_t* plane, int width, const int* columns, const int* rows, double dx, double dy) {
-        double line[4];
-        for (int i = 0; i < 4; ++i) {
-            const uint8_t* const row = plane + ptrdiff_t{rows[i]} * width;
-            const double points[4] = {static_cast<double>(row[columns[0]]), static_cast<double>(row[columns[1]]),
-                                      static_cast<double>(row[columns[2]]), static_cast<double>(row[columns[3]])};
-            line[i] = cubic(points, dx);
-        }
-        const double value = cubic(line, dy);
-        return value <= 0.0 ? uint8_t{0} : value >= 255.0 ? uint8_t{255} : static_cast<uint8_t>(value);
-    }
-    static constexpr int kCount = 4, kBefore = 1;
-};
-
-template <typename Filter>
-void filter_pixel(const WarpSource& source, double x, double y, size_t to, uint8_t* const rgb[3]) {
+void bicubic_pixel(const WarpSource& source, double x, double y, size_t to, uint8_t* const rgb[3]) {
     x -= 0.5, y -= 0.5;
     const double left = std::floor(x), top = std::floor(y);
     int columns[4], rows[4];
-    neighbours(static_cast<int>(left) - Filter::kBefore, source.width, Filter::kCount, columns);
-    neighbours(static_cast<int>(top) - Filter::kBefore, source.height, Filter::kCount, rows);
-    for (int c = 0; c < 3; ++c) rgb[c][to] = Filter::at(source.rgb[c], source.width, columns, rows, x - left, y - top);
+    neighbours(static_cast<int>(left) - 1, source.width, columns);
+    neighbours(static_cast<int>(top) - 1, source.height, rows);
+    for (int c = 0; c < 3; ++c) {
+        double line[4];
+        for (int i = 0; i < 4; ++i) {
+            const uint8_t* const row = source.rgb[c] + ptrdiff_t{rows[i]} * source.width;
+            const double points[4] = {static_cast<double>(row[columns[0]]), static_cast<double>(row[columns[1]]),
+                                      static_cast<double>(row[columns[2]]), static_cast<double>(row[columns[3]])};
+            line[i] = cubic(points, x - left);
+        }
+        const double value = cubic(line, y - top);
+        rgb[c][to] = value <= 0.0 ? uint8_t{0} : value >= 255.0 ? uint8_t{255} : static_cast<uint8_t>(value);
+    }
 }
 
 }  // namespace
@@ -133,13 +115,12 @@ void warp_filtered(const WarpSource& source, const double* map, bool is_affine, 
                 for (int c = 0; c < 3; ++c) rgb[c][to] = fill_of(fill, c);
                 continue;
             }
-            switch (filter) {
-                case WarpFilter::bilinear: filter_pixel<Bilinear>(source, x, y, to, rgb); break;
-                case WarpFilter::bicubic: filter_pixel<Bicubic>(source, x, y, to, rgb); break;
-                default:
-                    for (int c = 0; c < 3; ++c)
-                        rgb[c][to] = source.rgb[c][static_cast<ptrdiff_t>(y) * source.width + static_cast<ptrdiff_t>(x)];
+            if (filter == WarpFilter::bicubic) {
+                bicubic_pixel(source, x, y, to, rgb);
+                continue;
             }
+            const ptrdiff_t from = static_cast<ptrdiff_t>(y) * source.width + static_cast<ptrdiff_t>(x);
+            for (int c = 0; c < 3; ++c) rgb[c][to] = source.rgb[c][from];
         }
     }
 }
