@@ -170,7 +170,7 @@ def test_an_interrupted_run_leaves_a_folder_that_resumes(
         file.release()
         _, errors = driver.end(130)
     assert "the same command resumes the run" in errors
-    assert sorted(path.name for path in (out / ".work").iterdir() if path.suffix != ".json") == ["inputs.npy"]
+    assert {path.suffix for path in (out / ".work").iterdir()} == {".json"}
     assert not list(out.rglob("*.tmp"))
     Driver(cluster, tree, out).end()
     assert contents(out) == expected

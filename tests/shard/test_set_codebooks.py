@@ -13,12 +13,11 @@ import pytest
 from feeder import DataLoader, ShardDataset
 from feeder.decoders.packed import MOST_CODEBOOKS, codebook_id, codebook_name
 from feeder.errors import FormatError
-from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
-from feeder.shard.format.set_header import SetHeader
+from feeder.shard.format.set_header import HEADER_MAGIC, SetHeader
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions

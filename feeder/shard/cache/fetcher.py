@@ -30,10 +30,8 @@ from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plans
 from feeder.shard.cache.presence import RECORDS, blocks_of
 from feeder.shard.cache.set_files import SetFiles
-from feeder.shard.store.mirror import check_same
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
-from feeder.system.files import open_regular
 
 __all__ = ["Fetcher", "become_fetcher", "main"]
 
@@ -123,29 +121,6 @@ class Fetcher:
     def is_wanted(self) -> bool:
         """Returns False once the client that the calling thread works for is gone."""
         return self._client is None or self._client in self._clients
-
-    @property
-    def place(self) -> str:
-        """URL of the set."""
-        return str(self.store.url)
-
-    @property
-    def budget_bytes(self) -> int:
-        """Most bytes that the cache may take."""
-        return self.files.budget_bytes
-
-    @property
-    def reads_crops(self) -> bool:
-        """False: it asks for what is needed itself, which is no image."""
-        return False
-
-    def open(self, name: str, expected: bytes = b"") -> int:
-        """Opens a file for reading; see :meth:`feeder.shard.store.mirror.Mirror.open`."""
-        with self.files.lock:
-            known = self.files.files.get(name)
-            if known is not None:
-                check_same(self.place, name, known.record.identity, expected)
-            return open_regular(os.path.join(self.folder, name))
 
     def serve(self, listener: socket.socket) -> None:
         """Serves clients until there has been none for a while, or the last one left after an error: it may have been
@@ -397,7 +372,7 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
             timeout=options["timeout_s"],
             allow_private=options["allow_private"],
         )
-        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher, fetcher.is_wanted)
+        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)
 

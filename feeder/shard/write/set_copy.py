@@ -15,7 +15,6 @@ from feeder.errors import ChangedError, FormatError, NotFoundError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.sealed_head import damaged
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import RANGE_BYTES, Entry, Store, download
@@ -26,9 +25,6 @@ from feeder.system.files import exclusive_lock, open_regular
 __all__ = ["SetCopy", "at_once", "entry_of"]
 
 _REQUESTS = 16  # at once
-# The most of an index's whole size beside its core, which has 26 bytes a sample or more: the steps of an image of
-# 65,535 rows take 16 KiB.
-_WHOLE_TIMES = 1024
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -61,12 +57,11 @@ class SetCopy:
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, place: str, *, whole: bool = False) -> Iterator[SetCopy]:
+    def of(cls, place: str) -> Iterator[SetCopy]:
         """Opens the set at a path or a URL.
 
         Args:
             place: The set's folder, or a local index file.
-            whole: True to have the optional groups of a remote set's indexes, too; see Note [Shard index].
 
         Raises:
             FormatError: if there is none, or its index is damaged.
@@ -77,7 +72,7 @@ class SetCopy:
             return
         store = open_store(place)
         with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, ThreadPoolExecutor(_REQUESTS) as pool:
-            copy = cls(folder, str(store.url), store, mirror=_StoreMirror(store, folder, pool, whole=whole))
+            copy = cls(folder, str(store.url), store, mirror=_StoreMirror(store, folder, pool))
             with copy._shown_in_errors():
                 if not copy.fetch(INDEX_NAME):
                     raise FormatError(
@@ -229,17 +224,15 @@ class _StoreMirror:
         store: The store.
         folder: The folder.
         pool: Threads that fetch.
-        whole: True to fetch the optional groups of indexes, too.
     """
 
     budget_bytes, reads_crops = 1 << 62, False
 
-    def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor, *, whole: bool) -> None:
+    def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor) -> None:
         self.place = str(store.url)
         self._store = store
         self._folder = folder
         self._pool = pool
-        self._whole = whole
         self._local = threading.local()
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
@@ -253,12 +246,6 @@ class _StoreMirror:
 
     def _fetch(self, name: str, size_bytes: int) -> _Descriptor:
         with tempfile.TemporaryFile(dir=self._folder) as file:
-            if self._whole:
-                found = self._store.size(name).size_bytes
-                if not size_bytes <= found <= _WHOLE_TIMES * size_bytes:
-                    reason = f"it has {found:,} bytes, expected {size_bytes:,} before its optional groups"
-                    raise damaged(self._store.url.object(name), reason)
-                size_bytes = found
             for start in range(0, size_bytes, RANGE_BYTES):
                 file.write(self._store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
             file.flush()

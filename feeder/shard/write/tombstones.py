@@ -28,7 +28,7 @@ from feeder.errors import ShardError
 from feeder.order.sample_order import substitute
 from feeder.shard.format.block_sums import BLOCK_BYTES, BlockSums
 from feeder.shard.format.sealed_head import short_hash
-from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, take_rows, write_shard_index
+from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, write_shard_index
 from feeder.shard.format.tar import BLOCK_BYTES as TAR_BLOCK
 from feeder.shard.format.tar import Member, members_of
 from feeder.system.files import atomic_file, open_regular
@@ -155,20 +155,18 @@ def write_tombstones(index: ShardIndex, number: int, rows: Mapping[int, str], er
         OSError: if the index can't be written.
     """
     gone = dict(sorted({**index.taken_down(), **rows}.items()))
-    source = np.arange(index.samples)
-    for row in gone:
-        source[row] = _substitute(row, number, index.samples, gone)
-
+    sources = (_substitute(row, number, index.samples, gone) if row in gone else row for row in range(index.samples))
     group = json.dumps({"rows": [*gone], "keys": [*gone.values()]}, separators=(",", ":")).encode()
     write_shard_index(
         index.path,
-        take_rows(index.columns(), source),
+        [index.sample(row) for row in sources],
         index.fields,
         index.targets,
         erased.blocks,
         index.tar_bytes,
         index.codebooks(),
-        {TAKEN_DOWN: group},
+        is_numbered=index.is_numbered,
+        further={TAKEN_DOWN: group},
     )
 
 
