@@ -99,6 +99,7 @@ def test_a_shard_with_what_is_no_codebook_goes_into_no_set(tmp_path: Path, kind:
     text = json.dumps(HOSTILE[kind]).encode()
     assert at + size == len(data)
     head["groups"]["codebooks"] = [at, len(text), short_hash(text).hex()]
+    head["groups"]["steps"][0] = at + len(text)  # which are none
     path.write_bytes(sealed(path.read_bytes()[:8], head) + data[:at] + text)
     with pytest.raises(FormatError, match=r"0\.fidx.*its codebooks"):
         write_set(str(tmp_path / "index.bin"), [ShardRecord("0.tar", 1, 5000, "00" * 32)], None)

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -25,10 +24,10 @@ from feeder.errors import FeederError, NotFoundError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile, Plan
 from feeder.shard.cache.downloads import Downloads, Wait
-from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
+from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plans
-from feeder.shard.cache.presence import RECORDS, blocks_of
+from feeder.shard.cache.presence import blocks_of
 from feeder.shard.cache.set_files import SetFiles
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
@@ -422,9 +421,6 @@ def become_fetcher(
 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
-        if isinstance(fetcher, FeederError) or not fetcher.files.used_bytes:
-            _remove_empty(folder)
-
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -449,11 +445,3 @@ def _refuse(listener: socket.socket, error: FeederError) -> None:
         with channel:
             channel.recv(MESSAGE_BYTES)
             channel.send(json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
-
-
-def _remove_empty(folder: str) -> None:
-    """Removes a mirror's folder in which nothing was cached, with the lock held, unless it holds a file of somebody."""
-    own = {LOCK, LOG, MARK, RECORDS}
-    with contextlib.suppress(OSError):
-        if set(os.listdir(folder)) <= own:
-            shutil.rmtree(folder)

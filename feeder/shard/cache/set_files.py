@@ -53,7 +53,6 @@ class SetFiles:
         self._index = index
         self._is_wanted = is_wanted
         self._lock = threading.Lock()
-        self._locks: collections.defaultdict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._known: collections.OrderedDict[str, Contents] = collections.OrderedDict()
         self._header: SetHeader | None = None
         self._compared: bytes | None = None  # hash of the header that the cache was compared with
@@ -65,20 +64,17 @@ class SetFiles:
             FeederError: if there is no such file, or the set is damaged.
         """
         with self._lock:
-            lock = self._locks[name]
-        with lock:  # for one at a time, as it may have to be fetched
-            with self._lock:
-                known = self._known.get(name)
-                if known is not None:
-                    self._known.move_to_end(name)
-                    return known
-            self._refuse_unwanted(name)
-            found = self._find(name)
-            with self._lock:
-                self._known[name] = found
-                while len(self._known) > _KNOWN:
-                    self._locks.pop(self._known.popitem(last=False)[0], None)
-            return found
+            known = self._known.get(name)
+            if known is not None:
+                self._known.move_to_end(name)
+                return known
+        self._refuse_unwanted(name)
+        found = self._find(name)
+        with self._lock:  # another thread may have been faster
+            found = self._known.setdefault(name, found)
+            while len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        return found
 
     def forget(self) -> None:
         """Asks the store for the set's header when it is needed next: it may have been replaced."""

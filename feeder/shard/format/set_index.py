@@ -249,8 +249,6 @@ class SetIndex:
 
     def source_rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Row numbers of samples in their table, int64 [N]."""
-        if len(ids) == len(self):  # all of them, in order
-            return self.column("source_row").astype(np.int64)[ids]
         found = (self._one(i) for i in ids.tolist())
         return np.array([index.source_row(row) for index, row in found], np.int64)
 
@@ -361,19 +359,6 @@ class SetIndex:
         """
         for _, index in self._each():
             index.check()
-
-    def field_name(self, field: int) -> str:
-        """Name of a field, by its number.
-
-        Raises:
-            FormatError: if there is no such field.
-        """
-        if not 0 <= field < len(self.fields):
-            raise FormatError(
-                f"{self.path}: names field {field}, but has {len(self.fields)} of them; it is damaged: rebuild it with "
-                "`feeder index`, or shard the dataset again"
-            )
-        return self.fields[field]
 
     def shard_index(self, shard: int) -> ShardIndex:
         """The index of a shard, by the shard's number.

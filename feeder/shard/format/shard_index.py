@@ -156,7 +156,7 @@ class SampleRow(NamedTuple):
 
 
 class Details(NamedTuple):
-    """What few reads need of a sample; see Note [Sample]. Members are (field, length, gap), see Note [Shard index]."""
+    """The details of a sample, which few reads need; see Note [Sample]. Members are (field, length, gap), see Note [Shard index]."""
 
     key: bytes
     path: bytes

@@ -114,7 +114,8 @@ def _append(
     records = [each.record for each in written]
     header = folder.file(INDEX_NAME)
     earlier = version_path(header, index.version)
-    _copy(header, earlier)
+    with open(header, "rb", opener=open_regular) as old, atomic_file(earlier) as file:
+        shutil.copyfileobj(old, file)
     folder.publish(earlier)
 
     next_header = folder.part(INDEX_NAME)
@@ -194,11 +195,6 @@ def _complete(folder: OutputFolder) -> None:
     if expected == file_sha256(folder.file(INDEX_NAME)):
         os.replace(pending, folder.file(MANIFEST_NAME))
         folder.publish(folder.file(MANIFEST_NAME))
-
-
-def _copy(source: str, to: str) -> None:
-    with open(source, "rb", opener=open_regular) as old, atomic_file(to) as file:
-        shutil.copyfileobj(old, file)
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -105,16 +105,9 @@ class OutputFolder(SetCopy):
         return None if self.force else Manifest.read(self.path)
 
     def image_field(self) -> str | None:
-        """Image field of the set in the folder, finished or not, for the next run to keep; None if it has none."""
+        """Image field of the finished set in the folder, for the next run to keep; None if it has none."""
         manifest = self.manifest()
-        if manifest is not None:
-            return manifest.source.get("image_field")
-        try:
-            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
-                recorded = json.load(file).get("image_field")
-        except (OSError, ValueError, AttributeError):  # no plan, or a damaged one, which is reported later
-            return None
-        return recorded if isinstance(recorded, str) else None
+        return None if manifest is None else manifest.source.get("image_field")
 
     def check_complete(self, manifest: Manifest, settings: dict[str, Any], source: Source) -> None:
         """Checks that a finished shard set has the settings and the source of this run.
@@ -211,9 +204,7 @@ class OutputFolder(SetCopy):
             ShardError: if the unfinished run had other settings or inputs; names the first difference.
         """
         inputs = len(source.table) + len(source.rejected)
-        image_field = ";".join(source.image_fields) or None
         plan = {"settings": settings, "version": version, "inputs": inputs, "digest": plan_digest(settings, source)}
-        plan |= {"image_field": image_field}
         is_replaced = self.force and os.path.exists(self.file(MANIFEST_NAME))
         if os.path.exists(self._plan_path) and not is_replaced:
             try:

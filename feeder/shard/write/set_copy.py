@@ -17,12 +17,12 @@ from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
 from feeder.shard.store.open_store import open_store
-from feeder.shard.store.store import RANGE_BYTES, Entry, Store, download
+from feeder.shard.store.store import RANGE_BYTES, Store, download
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock, open_regular
 
-__all__ = ["SetCopy", "at_once", "entry_of"]
+__all__ = ["SetCopy", "at_once"]
 
 _REQUESTS = 16  # at once
 
@@ -107,8 +107,7 @@ class SetCopy:
                 yield copy
 
     def index(self) -> SetIndex:
-        """Opens the set's index. That of a set in a store asks for the indexes of shards when they are read, and keeps
-        few of them.
+        """Opens the set's index. That of a set in a store asks for the indexes of shards when they are read.
 
         Raises:
             FormatError: if there is none, or it is damaged.
@@ -208,17 +207,9 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_R
         return list(pool.map(call, items))
 
 
-def entry_of(store: Store, name: str) -> Entry | None:
-    """Returns the entry of an object; None if there is none."""
-    try:
-        return store.size(name)
-    except NotFoundError:
-        return None
-
-
 class _StoreMirror:
-    """A mirror of a set in a store that has the indexes which each thread has asked for last, in files without names;
-    see :class:`feeder.shard.store.mirror.Mirror`. The set's header is in its folder as a whole.
+    """A mirror of a set in a store that copies the indexes which a thread asks for into a folder; see
+    :class:`feeder.shard.store.mirror.Mirror`. The set's header is there as a whole.
 
     Args:
         store: The store.
@@ -233,30 +224,22 @@ class _StoreMirror:
         self._store = store
         self._folder = folder
         self._pool = pool
-        self._local = threading.local()
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         sizes = {name: end for name, _, end in wants if name != INDEX_NAME}
-        if sizes:
-            self._local.files = {}  # closed before others come
-            self._local.files = dict(zip(sizes, self._pool.map(self._fetch, sizes, sizes.values()), strict=True))
+        for _ in self._pool.map(self._fetch, map(self._path, sizes), sizes, sizes.values()):
+            pass
 
     def open(self, name: str, expected: bytes = b"") -> int:
-        return os.dup(self._local.files[name].descriptor)
+        descriptor = open_regular(self._path(name))
+        os.unlink(self._path(name))  # it takes space only while it is open or mapped
+        return descriptor
 
-    def _fetch(self, name: str, size_bytes: int) -> _Descriptor:
-        with tempfile.TemporaryFile(dir=self._folder) as file:
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, str(threading.get_ident()), name)
+
+    def _fetch(self, path: str, name: str, size_bytes: int) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
             for start in range(0, size_bytes, RANGE_BYTES):
                 file.write(self._store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
-            file.flush()
-            return _Descriptor(os.dup(file.fileno()))
-
-
-class _Descriptor:
-    """A descriptor that is closed with its last reference."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)
