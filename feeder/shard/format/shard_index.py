@@ -156,7 +156,10 @@ class SampleRow(NamedTuple):
 
 
 class Details(NamedTuple):
-    """The details of a sample, which few reads need; see Note [Sample]. Members are (field, length, gap), see Note [Shard index]."""
+    """The details of a sample, which few reads need; see Note [Sample].
+
+    Members are (field, length, gap), see Note [Shard index].
+    """
 
     key: bytes
     path: bytes

@@ -273,6 +273,12 @@ def test_bytes_that_come_in_pieces_go_on_after_a_cut_where_they_were(bucket: Buc
         next(store.pieces("x", 0, 1, '"other"'))
 
 
+def test_a_small_object_takes_one_request(bucket: Bucket, fault_proxy: FaultProxy) -> None:
+    bucket.put("x", b"12345")
+    assert open_store(bucket.url).get("x") == b"12345"
+    assert [request.method for request in fault_proxy.requests()] == ["GET"]
+
+
 def test_uploads_survive_faults_whole(real_bucket: Bucket, fault_proxy: FaultProxy, tmp_path: Path) -> None:
     data = os.urandom(RANGE_BYTES * 2)
     (tmp_path / "shard").write_bytes(data)
