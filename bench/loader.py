@@ -76,7 +76,7 @@ from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from feeder.tools.bench.result_file import interleave, save, spread
 from feeder.transforms import Compose, Normalize, RandomHorizontalFlip, RandomResizedCrop, ToDtype
-from tests.support.shard_sets import change_columns
+from tests.support.shard_sets import change_samples
 
 RECIPE = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
 _COPY_BYTES = 1 << 30
@@ -314,10 +314,7 @@ def _disk_bytes() -> int:
 def index_without_rows(path: Path) -> None:
     """Takes the places of rows in images out of the indexes of a set."""
 
-    def change(_: int, columns: dict[str, Any]) -> None:
-        columns |= {"row_start": columns["row_start"] * np.uint64(0), "row_data": columns["row_data"][:0]}
-
-    change_columns(path, change)
+    change_samples(path, lambda _, samples: [sample._replace(row_data=b"") for sample in samples])
 
 
 def _copy_ns(memory: np.ndarray[Any, Any], size: int) -> float:

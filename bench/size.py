@@ -38,7 +38,7 @@ from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.set_header import INDEX_SUFFIX
-from feeder.shard.format.shard_index import ShardIndex
+from feeder.shard.format.shard_index import ShardIndex, write_shard_index
 from feeder.shard.write.set_writer import index_path, write_set
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -152,11 +152,16 @@ def index_bytes(images: Path, copies: int) -> dict[str, float]:
 
 
 def _index_bytes(folder: Path) -> int:
-    """Returns the size of a set's header and of its shards' indexes, less the paths of the samples."""
-    indexes = [ShardIndex(str(path)) for path in folder.glob(f"*{INDEX_SUFFIX}")]
-    files = [folder / INDEX_NAME, *(Path(index.path) for index in indexes)]
-    paths = sum(end - start for start, end, _ in (index.place("paths") for index in indexes))
-    return sum(path.stat().st_size for path in files) - paths
+    """Returns the size of a set's header and of its shards' indexes, without the paths of the samples."""
+    size = (folder / INDEX_NAME).stat().st_size
+    with tempfile.TemporaryDirectory() as made:
+        for path in folder.glob(f"*{INDEX_SUFFIX}"):
+            index, to = ShardIndex(str(path)), Path(made, path.name)
+            samples = [index.sample(row)._replace(path=b"") for row in range(index.samples)]
+            rest = index.fields, index.targets, index.blocks(), index.tar_bytes, index.codebooks()
+            write_shard_index(str(to), samples, *rest, is_numbered=index.is_numbered)
+            size += to.stat().st_size
+    return size
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ def make_header(folder: Path, samples: int) -> None:
     rows = np.zeros(-(-samples // _SHARD_SAMPLES), ROW)
     rows["samples"], rows["size_bytes"], rows["index_bytes"] = _SHARD_SAMPLES, _SHARD_BYTES, _INDEX_BYTES
     rows["samples"][-1] -= len(rows) * _SHARD_SAMPLES - samples
-    info = SetInfo(("jpg",), None, (), samples, 999, is_numbered=False, fingerprint="0" * 32)
+    info = SetInfo(("jpg",), None, (), 999, is_numbered=False, fingerprint="0" * 32)
     write_header(str(folder / INDEX_NAME), info, rows, cast(Any, ShardNames(len(rows))))
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from feeder.dataset.shard_fields import HEADER_BYTES
 from feeder.dataset.shard_reader import ShardReader
@@ -17,7 +15,7 @@ from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.set_header import ImageOf
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.format.shard_index import ShardIndex, take_rows, write_shard_index
+from feeder.shard.format.shard_index import SampleRow, ShardIndex, write_shard_index
 from feeder.shard.source.image_field import split_fields
 from feeder.shard.store.mirror import Mirror
 from feeder.shard.write.set_writer import index_path, own_suffix, write_set
@@ -27,7 +25,6 @@ from feeder.system.warning import warn
 __all__ = ["index_of_field", "open_shards"]
 
 _AT_ONCE = 1000  # headers that a store is asked for together
-_PLACE = ("field", "offset", "length", "width", "height", "orientation")
 
 
 def open_shards(
@@ -131,11 +128,11 @@ def _make(index: SetIndex, fields: Sequence[str], path: str, image_field: str, m
     found = []
     for number in range(index.shard_count):
         own = index.shard_index(number)
-        columns, failure = _columns(reader, own, fields, index.header.sample_range(number)[0])
-        found.append((own, columns))
+        samples, failure = _samples(reader, own, fields, index.header.sample_range(number)[0])
+        found.append((own, samples))
         reason = reason or failure
 
-    kept = sum(len(columns["offset"]) for _, columns in found)
+    kept = sum(len(samples) for _, samples in found)
     if not kept:
         raise ArgumentError(
             f"image_field={image_field!r}: no sample of {index.path} has a readable image there{reason}"
@@ -143,23 +140,22 @@ def _make(index: SetIndex, fields: Sequence[str], path: str, image_field: str, m
 
     folder, suffix, shards = os.path.dirname(path), own_suffix(path), []
     try:
-        for number, (own, columns) in enumerate(found):
+        for number, (own, samples) in enumerate(found):
             name, size_bytes = index.shard_entry(number)
             to = index_path(folder, name, suffix)
             os.makedirs(os.path.dirname(to) or ".", exist_ok=True)
-            write_shard_index(to, columns, own.fields, own.targets, own.blocks(), size_bytes, own.codebooks())
-            shards.append(ShardRecord(name, len(columns["offset"]), size_bytes, index.shard_hash(number).hex()))
+            rest = own.fields, own.targets, own.blocks(), size_bytes, own.codebooks()
+            write_shard_index(to, samples, *rest, is_numbered=own.is_numbered)
+            shards.append(ShardRecord(name, len(samples), size_bytes, index.shard_hash(number).hex()))
         origin = ImageOf(index.identity.hex(), len(index) - kept)
         write_set(path, shards, index.classes, suffix=suffix, image_of=origin)
     except OSError as error:
         raise ArgumentError(f"{error.filename or path}: can't be written: {error.strerror}") from error
 
 
-def _columns(
-    reader: ShardReader, own: ShardIndex, fields: Sequence[str], first: int
-) -> tuple[dict[str, npt.NDArray[Any]], str]:
-    """Returns the columns of a shard's samples that have a readable image in the fields, and why the first one of the
-    others has none, if it has such a field. The first member of each is the image of the old index.
+def _samples(reader: ShardReader, own: ShardIndex, fields: Sequence[str], first: int) -> tuple[list[SampleRow], str]:
+    """Returns a shard's samples that have a readable image in the fields, and why the first one of the others has none,
+    if it has such a field. The first member of each is the image of the old index.
 
     Args:
         reader: The set's reader.
@@ -167,40 +163,31 @@ def _columns(
         fields: The fields, of which the first that a sample has is its image.
         first: Number of the shard's first sample.
     """
-    columns, reason = own.columns(), ""
+    numbers = [own.fields.index(field) for field in fields if field in own.fields]
+    found, reason = list[tuple[int, SampleRow]](), ""
+    for row in range(own.samples):
+        sample = own.sample(row)
+        members = [(sample.field, sample.offset, sample.length), *sample.members]
+        places = {member[0]: member for member in members}
+        field = next((number for number in numbers if number in places), None)
+        if field is not None:
+            _, offset, length = places[field]
+            image = sample._replace(field=field, offset=offset, length=length, members=members, row_data=b"")
+            found.append((first + row, image))
 
-    samples = np.arange(own.samples)
-    starts = columns["member_start"].astype(np.int64)
-    owners = np.repeat(samples, starts[1:] - starts[:-1])
-
-    place = {name: columns[name].astype(np.int64) for name in _PLACE}
-    has_field = np.zeros(own.samples, bool)
-
-    for field in reversed([own.fields.index(field) for field in fields if field in own.fields]):
-        images, rows = np.flatnonzero(columns["field"] == field), np.flatnonzero(columns["member_field"] == field)
-        for name in ("field", "offset", "length"):  # the first field counts, so it is written last
-            place[name][images] = columns[name][images]
-            place[name][owners[rows]] = columns[f"member_{name}"][rows]
-        has_field[images] = has_field[owners[rows]] = True
-
-    rows = np.flatnonzero(has_field)
-    for k, row in enumerate(rows.tolist()):
+    kept = []
+    for k, (i, sample) in enumerate(found):
         if k % _AT_ONCE == 0:
-            some = rows[k : k + _AT_ONCE]
-            reader.bring(first + some, place["offset"][some], np.minimum(place["length"][some], HEADER_BYTES))
+            some = found[k : k + _AT_ONCE]
+            ids, offsets, lengths = np.array([(i, each.offset, each.length) for i, each in some], np.int64).T
+            reader.bring(ids, offsets, np.minimum(lengths, HEADER_BYTES))
         try:
-            info = reader.header(first + row, int(place["offset"][row]), int(place["length"][row]))
+            info = reader.header(i, sample.offset, sample.length)
         except (DecodeError, ValueError) as error:
             if isinstance(error.__cause__, OSError):  # the disk's fault, which must not leave the sample out for good
                 raise
-            has_field[row], reason = False, reason or f"; the first, {reader.index.key(first + row)!r}: {error}"
+            reason = reason or f"; the first, {reader.index.key(i)!r}: {error}"
         else:
-            place["width"][row], place["height"][row] = info.width_px, info.height_px
-            place["orientation"][row] = info.orientation
-
-    order = np.argsort(np.concatenate([samples, owners]), kind="stable")
-    for name in ("field", "offset", "length"):
-        columns[f"member_{name}"] = np.concatenate([columns[name], columns[f"member_{name}"]])[order]
-    columns["member_start"] = starts + np.arange(own.samples + 1)
-    columns["row_start"], columns["row_data"] = np.zeros(own.samples + 1, np.uint64), np.zeros(0, np.uint32)
-    return take_rows(columns | place, np.flatnonzero(has_field)), reason
+            width, height = info.width_px, info.height_px
+            kept.append(sample._replace(width=width, height=height, orientation=info.orientation))
+    return kept, reason

@@ -22,7 +22,6 @@ import os
 import threading
 import time
 import zlib
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -211,12 +210,11 @@ class ShardReader(ShardFields):
         """Time since when shards must not have changed, nanoseconds; None: a mirror has checked their bytes."""
         return self.made_ns if self.mirror is None else None
 
-    def bring_images(self, ids: npt.NDArray[np.int64], *, by_rows: bool) -> None:
+    def bring_images(self, ids: npt.NDArray[np.int64]) -> None:
         """Has the images of a remote set brought into the mirror and their shards opened, for the kernels.
 
         Args:
             ids: int64 [N], the samples.
-            by_rows: True to bring the places of their rows, too.
 
         Raises:
             StoreError: if they can't be had.
@@ -225,8 +223,7 @@ class ShardReader(ShardFields):
             return
         rows = self.index.rows(ids)
         shards, offsets, lengths = rows.shard.tolist(), rows.offset.tolist(), rows.length.tolist()
-        wants = self.index.missing_steps(set(shards)) if by_rows else []
-        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths], wants)
+        self._bring(list(zip(shards, offsets, lengths, strict=True)), [(0, 0, length) for length in lengths])
         for shard in set(shards):
             self._open(shard)
 
@@ -257,19 +254,16 @@ class ShardReader(ShardFields):
                 self.index.hold([shard], by_rows=by_rows)
                 self._open(shard)
 
-    def _bring(
-        self, places: list[tuple[int, int, int]], ranges: list[Any], further: Sequence[tuple[str, int, int]] = ()
-    ) -> None:
+    def _bring(self, places: list[tuple[int, int, int]], ranges: list[Any]) -> None:
         """Has the bytes of images brought into the mirror, all in one go; those outside a shard are left out.
 
         Args:
             places, ranges: (shard, offset, length) and (head, begin, end), as in :meth:`read`.
-            further: Ranges of other files that are to come with them.
         """
         assert self.mirror is not None
         self._own_files().close()  # the mirror may have made a shard's file anew
         shards = {shard: self.index.shard_entry(shard) for shard in {shard for shard, _, _ in places}}
-        wants = [*further]
+        wants = []
         for (shard, offset, length), (head, begin, end) in zip(places, ranges, strict=True):
             name, size = shards[shard]
             if length <= size and offset <= size - length:

@@ -107,7 +107,7 @@ def inspect(place: str | SetCopy) -> Report:
         bytes=index.size_bytes,
         settings=manifest.settings if manifest else None,
         rejected=manifest.rejected if manifest else None,
-        fields={index.field_name(number): rows for number, rows in found.fields.items()},
+        fields={index.fields[number]: rows for number, rows in found.fields.items()},
         orientations={str(k): found.orientations[k] for k in sorted(found.orientations)},
         unlabelled=found.unlabelled,
         targets={

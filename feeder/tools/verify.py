@@ -15,7 +15,6 @@ from feeder.decoders.packed import add_codebooks, is_packed_field, unpack_checke
 from feeder.decoders.targets.mask import MASK_HEAD_BYTES, check_mask
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.block_sums import BLOCK_BYTES, file_sums
-from feeder.shard.format.chunks import CHUNK_ROWS
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest, matches_checksum
 from feeder.shard.format.set_index import SetIndex
@@ -157,10 +156,6 @@ def _verify_indexed_shard(index: SetIndex, number: int, rows: range, checksum: s
         expected = own.blocks()
         fields = [*own.rows()["field"].tolist(), *own.column("member_field").tolist()]
         orientations = own.rows()["orientation"]
-        for row in range(0, own.samples, CHUNK_ROWS):
-            own.key(row), own.source_path(row)
-        if own.samples:
-            own.column("source_bytes")
     except FormatError as error:
         return [Damage(name, None, str(error))]
     damages = []

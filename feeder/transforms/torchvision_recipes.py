@@ -73,6 +73,7 @@ _SAME = frozenset(
         "RandomHorizontalFlip",
         "RandomInvert",
         "RandomPerspective",
+        "RandomPhotometricDistort",
         "RandomPosterize",
         "RandomResizedCrop",
         "RandomRotation",

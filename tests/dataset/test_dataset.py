@@ -33,7 +33,7 @@ from feeder.shard.source.folder import open_folder
 from feeder.transforms import Compose, Normalize, RandomResizedCrop, Resize, ToDtype
 from tests.support.gil import FREE_THREADED
 from tests.support.loader_data import encode, write_shards
-from tests.support.shard_sets import change_columns, damage_row
+from tests.support.shard_sets import change_samples, damage_row
 
 
 def _folder(root: Path) -> Path:
@@ -316,13 +316,13 @@ assert [bytes(buffer) for buffer in reader.read(ids).buffers] == parent
 
 @pytest.mark.parametrize(
     ("column", "row", "value"),
-    [("field", 2, 9), ("member_field", 4, 9), ("orientation", 2, 9)],
+    [("field", 2, 9), ("members", 2, [(9, 512, 1)]), ("orientation", 2, 9)],
 )
-def test_a_damaged_index_is_named(tmp_path: Path, column: str, row: int, value: int) -> None:
+def test_a_damaged_index_is_named(tmp_path: Path, column: str, row: int, value: Any) -> None:
     write_shards(tmp_path, 8)
     path = str(tmp_path / INDEX_NAME)
     damage_row(path, column, row, value)
-    dataset = ShardDataset(path, fields=("json", "png") if column.endswith("field") else ())
+    dataset = ShardDataset(path, fields=("json", "png") if column != "orientation" else ())
     assert dataset[1][1] == 1
     with pytest.raises((DecodeError, FormatError), match=r"index\.bin|shard-000000\.fidx"):
         dataset[2]
@@ -477,14 +477,7 @@ def test_a_million_samples_take_no_memory_per_sample_in_a_reader(tmp_path: Path)
     samples = 1_000_000
     large = str(write_shards(tmp_path, 1) / INDEX_NAME)
 
-    def repeat(_: int, columns: dict[str, Any]) -> None:
-        for name, column in columns.items():
-            if name.endswith("_start"):
-                columns[name] = np.concatenate([column, np.full(samples - 1, column[1])])
-            elif not name.endswith("_data") and not name.startswith("member_"):
-                columns[name] = np.full(samples, column[0])
-
-    change_columns(large, repeat)
+    change_samples(large, lambda _, own: own * samples)
     script = f"""
 import numpy as np
 from feeder.dataset.shard_reader import ShardReader

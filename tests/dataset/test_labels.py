@@ -27,7 +27,7 @@ from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop
 from tests.support.images import make_tree
 from tests.support.loader_data import encode
-from tests.support.shard_sets import change_columns, write_tar
+from tests.support.shard_sets import change_samples, write_tar
 
 COUNT = 20
 
@@ -269,7 +269,7 @@ def test_a_few_names_among_numbers_are_odd_and_many_are_classes() -> None:
 
 def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["a", "b", "c"])
-    change_columns(tmp_path / INDEX_NAME, classes=False)  # then they are in the manifest
+    change_samples(tmp_path / INDEX_NAME, classes=False)  # then they are in the manifest
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({"classes": manifest["classes"][:2]}))
     with pytest.raises(ArgumentError, match="has a label 2, but names of 2 classes only"):
@@ -278,7 +278,7 @@ def test_a_label_without_a_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_manifest_with_other_class_names_than_were_written_is_refused(tmp_path: Path) -> None:
     write_shards([{"png": encode(i), "cls": i} for i in range(3)], tmp_path, classes=["ant", "bee", "cat"])
-    change_columns(tmp_path / INDEX_NAME, classes=False)  # then they are in the manifest
+    change_samples(tmp_path / INDEX_NAME, classes=False)  # then they are in the manifest
     path = tmp_path / "manifest.json"
     written = path.read_bytes()
     path.write_bytes(written.replace(b'"bee"', b'"cow"'))

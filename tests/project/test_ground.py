@@ -455,7 +455,7 @@ def test_the_committed_cost_of_ranges_is_the_documented_part_of_obstores() -> No
 def test_a_set_of_ten_billion_samples_opened_as_fast_as_the_documents_say() -> None:
     found = committed("remote_open")["open"]
     assert found["samples"] == 10**10
-    assert max(seconds["max"] for seconds in found["seconds"].values()) < 1
+    assert found["seconds"]["local"]["max"] < 0.01
     assert max(memory["max"] for memory in found["memory_mib"].values()) < 64
     seconds, memory = (found[what]["store"]["median"] for what in ("seconds", "memory_mib"))
     assert f"opens in {seconds:.2f} s and {memory:.1f} MiB of memory" in (ROOT / "docs/remote.md").read_text()

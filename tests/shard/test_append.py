@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import pickle
@@ -11,8 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -36,7 +33,7 @@ from tests.support.fault_proxy import FaultProxy
 from tests.support.images import encode, pixels
 from tests.support.interrupted_runs import append_killed_at
 from tests.support.remote import Bucket
-from tests.support.shard_sets import contents, kept, one_image_index, samples_of, write_tar
+from tests.support.shard_sets import contents, kept, one_image_index, samples_of
 
 RECIPE = Compose([Resize((8, 8))])
 
@@ -380,67 +377,6 @@ def test_what_does_not_fit_is_refused_by_name(folder: Path, tmp_path: Path) -> N
     (tmp_path / "rows.csv").write_text(f"path,label\n{tmp_path}/images/b/0.jpg,7\n")
     with pytest.raises(SourceError, match="samples of a manifest and others do not go into one set"):
         append(str(folder), str(tmp_path / "rows.csv"), ShardOptions(columns=ManifestColumns(label="label")))
-
-
-def rows(folder: Path, name: str, seed: int, values: list[Any]) -> str:
-    """Makes images, and a manifest that has one of the values for each in its column "size"."""
-    images(folder / "images", seed, len(values))
-    lines = [json.dumps({"path": f"images/{seed + k}.jpg", "size": value}) for k, value in enumerate(values)]
-    (folder / f"{name}.jsonl").write_text("\n".join(lines))
-    return str(folder / f"{name}.jsonl")
-
-
-def arrays(folder: Path, seed: int, *values: npt.NDArray[Any]) -> str:
-    """Makes a tar of images with arrays."""
-    members = []
-    for k, value in enumerate(values):
-        np.save(file := io.BytesIO(), value)
-        members += [(f"{seed + k}.jpg", encode(pixels(seed + k))), (f"{seed + k}.vec.npy", file.getvalue())]
-    return str(write_tar(folder / f"{seed}.tar", members))
-
-
-@pytest.mark.parametrize(
-    ("values", "fitting", "others", "texts"),
-    [
-        ([1, None, 2.5], [3], ["3"], "text.* a number"),
-        (["a"], ["b", None], [2], "a number.* text"),
-        ([True], [False], [1], "a number.* true or false"),
-        ([[1]], [["x"], []], [{"x": 1}], "an object.* a list"),
-        ([1, "a"], [2], [], ""),
-        ([None], ["x"], [], ""),
-    ],
-)
-def test_a_column_of_another_type_is_refused_by_name(
-    tmp_path: Path, values: list[Any], fitting: list[Any], others: list[Any], texts: str
-) -> None:
-    out = str(tmp_path / "set")
-    shard(rows(tmp_path, "one", 0, values), out, kept())
-    append(out, rows(tmp_path, "two", 10, fitting), ShardOptions())
-    if others:
-        before = contents(Path(out))
-        with pytest.raises(SourceError, match=rf": its column 'json:size' holds {texts}; convert it"):
-            append(out, rows(tmp_path, "other", 20, others), ShardOptions())
-        assert contents(Path(out)) == before
-
-
-@pytest.mark.parametrize(
-    ("values", "fitting", "other", "texts"),
-    [
-        ([np.zeros(3)] * 2, [np.ones(3)] * 2, [np.zeros(4)] * 2, r"float64 \[4\], .* float64 \[3\]"),
-        ([np.zeros(3)] * 2, [np.ones(3)], [np.zeros(3, np.float32)], r"float32 \[N\], .* float64 \[3\]"),
-        ([np.zeros((2, 4))], [np.zeros((1, 4))], [np.zeros((2, 5))], r"float64 \[N, 5\], .* float64 \[N, 4\]"),
-        ([np.zeros(2), np.zeros(3)], [np.zeros(7)], [np.zeros((3, 1))], r"float64 \[N, 1\], .* float64 \[N\]"),
-    ],
-)
-@pytest.mark.parametrize("is_stored", [False, True])
-def test_arrays_of_another_dtype_or_shape_are_refused_by_name(
-    tmp_path: Path, bucket: Bucket, values: Any, fitting: Any, other: Any, texts: str, is_stored: bool
-) -> None:
-    out = f"{bucket.url}/set" if is_stored else str(tmp_path / "set")
-    shard(arrays(tmp_path, 0, *values), out, kept())
-    append(out, arrays(tmp_path, 10, *fitting), ShardOptions())
-    with pytest.raises(SourceError, match=rf"its column 'vec.npy' holds arrays of {texts}"):
-        append(out, arrays(tmp_path, 20, *other), ShardOptions())
 
 
 def test_a_set_in_a_store_gets_the_files_of_a_local_one_and_nothing_is_asked_of_its_shards(

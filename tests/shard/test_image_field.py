@@ -122,28 +122,17 @@ def test_another_field_is_taken_where_it_is_asked_for(
         assert "no field 'rgb.jpg', which is to be the image, among its fields: mask.png" in capsys.readouterr().err
 
 
-def test_a_resumed_run_and_a_finished_set_keep_their_own_choice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_set_keeps_its_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, out = tar(tmp_path / "t.tar", *[("left.jpg", "right.jpg")] * 6), tmp_path / "out"
     options = kept(samples_per_shard=2, shuffle=False, workers=1)
-    with monkeypatch.context() as patch:
-        patch.setattr("feeder.shard.write.write_run.write_set", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            shard(str(source), str(out), options)
-    (out / "shard-000001.tar").unlink()
+    shard(str(source), str(out), options)
     # A later feeder, say, that would choose otherwise.
     monkeypatch.setattr("feeder.shard.source.image_field.image_fields", lambda samples: ("right.jpg",))
-    for _ in range(2):
-        shard(str(source), str(out), options)
-        index = open_index(out / "index.bin")
-        assert [index.image_field(i) for i in range(6)] == ["left.jpg"] * 6
+    shard(str(source), str(out), options)
+    index = open_index(out / "index.bin")
+    assert [index.image_field(i) for i in range(6)] == ["left.jpg"] * 6
     with pytest.raises(ShardError, match=r"image_field=None, asked for image_field=right\.jpg"):
         shard(str(source), str(out), kept(samples_per_shard=2, shuffle=False, image_field="right.jpg"))
-
-
-def interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_an_image_whose_format_changes_takes_no_other_fields_name(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from feeder.shard.write.sharding import shard
 from feeder.system.progress import Progress
 from feeder.tools.verify import Damage, verify
 from tests.support.images import encode, make_tree, pixels
-from tests.support.shard_sets import change_columns, kept, rejected, tar_members, write_rows, write_tar
+from tests.support.shard_sets import change_samples, kept, rejected, tar_members, write_rows, write_tar
 
 JPEG = encode(pixels(1))
 GIB = 1 << 30
@@ -66,7 +66,7 @@ def test_a_sets_files_must_be_regular(tmp_path: Path, kind: str) -> None:
     dataset[0]
     with pytest.raises(FormatError, match=rf"{name}: .*can't be opened \(not a regular file\)"):
         dataset[4]
-    change_columns(out / "index.bin", classes=False)  # then they are in the manifest
+    change_samples(out / "index.bin", classes=False)  # then they are in the manifest
     put(out / "manifest.json", kind)
     for opened in (lambda: ShardDataset(out), lambda: verify(str(out))):
         with pytest.raises(FormatError, match=r"manifest\.json: .*not a regular file"):
@@ -137,7 +137,7 @@ def test_a_sparse_file_among_images_is_rejected_unread(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("little_memory")
 def test_an_index_or_manifest_of_zeros_is_not_read(tmp_path: Path) -> None:
     shard(str(make_tree(tmp_path / "images", 1, 2)), str(tmp_path / "out"), kept())
-    change_columns(tmp_path / "out" / "index.bin", classes=False)  # then they are in the manifest
+    change_samples(tmp_path / "out" / "index.bin", classes=False)  # then they are in the manifest
     os.truncate(tmp_path / "out" / "manifest.json", 3 * GIB)
     for opened in (lambda: ShardDataset(tmp_path / "out"), lambda: verify(str(tmp_path / "out"))):
         with pytest.raises(FormatError, match=r"manifest\.json: 3,221,225,472 bytes are more than any manifest has"):

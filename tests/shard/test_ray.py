@@ -8,10 +8,8 @@ import json
 import os
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,28 +103,6 @@ def test_the_set_is_that_of_one_machine(
     assert not re.sub(r"^\d+/60 images, .* left\n", "", errors, flags=re.M)
 
 
-def test_a_terminal_shows_the_bar_alone(
-    cluster: RayCluster, tree: Path, tmp_path: Path, plan: list[list[Path]]
-) -> None:
-    terminal, its_side = os.openpty()
-    fcntl.ioctl(its_side, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    shown = ""
-    with held(plan[5][2]) as file:
-        driver = Driver(cluster, tree, tmp_path / "out", errors=its_side)
-        os.close(its_side)
-        file.wait()
-        while not re.search(r"[1-9]\d*/60 \[.* img/s, .* MB/s, .* left\]", shown):
-            shown += os.read(terminal, 1 << 16).decode(errors="ignore")
-        file.release()
-        with contextlib.suppress(OSError):  # once nobody has its other side
-            while True:
-                shown += os.read(terminal, 1 << 16).decode(errors="ignore")
-    os.close(terminal)
-    driver.end()
-    lines = [line for line in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown).split("\r") if line.strip()]
-    assert [line for line in lines if not re.fullmatch(r" *\d+%\|.*\| \d+/60 \[.* left\] *\n?", line)] == []
-
-
 def test_a_killed_node_costs_the_shards_in_its_hands(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
     options = kept(samples_per_shard=60)  # one shard, which no other node tries because it is late
     shard(str(tree), str(tmp_path / "expected"), options)
@@ -170,7 +146,7 @@ def test_an_interrupted_run_leaves_a_folder_that_resumes(
         file.release()
         _, errors = driver.end(130)
     assert "the same command resumes the run" in errors
-    assert sorted(path.name for path in (out / ".work").iterdir() if path.suffix != ".json") == ["inputs.npy"]
+    assert {path.suffix for path in (out / ".work").iterdir()} == {".json"}
     assert not list(out.rglob("*.tmp"))
     Driver(cluster, tree, out).end()
     assert contents(out) == expected
@@ -223,24 +199,11 @@ def _site(folder: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_a_node_with_another_version_is_refused_by_name(
-    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
-) -> None:
-    with held(plan[0][2]) as file:  # or the first node may be done before the other one is asked
-        driver = Driver(cluster, tree, tmp_path / "out", "--json")
-        file.wait()
-        cluster.add_node(_site(tmp_path / "site", "import feeder; feeder.__version__ = '0.0.9'"), cores=2)
-        assert driver.process.stderr is not None
-        while "is refused" not in driver.process.stderr.readline():
-            assert driver.process.poll() is None
-        file.release()
-        printed, _ = driver.end()
-    (note,) = json.loads(printed)["notes"]
-    assert re.match(r"node \S+ is refused: it has feeder 0\.0\.9 \(the driver has \S+\); install the same", note)
-    assert contents(tmp_path / "out") == expected
+def test_a_node_with_another_version_ends_the_run_by_name(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
+    cluster.add_node(_site(tmp_path / "site", "import feeder; feeder.__version__ = '0.0.9'"))
     cluster.kill_node(cluster.nodes[0])
     _, errors = Driver(cluster, tree, tmp_path / "none").end(1)
-    assert re.search(r"no node of the Ray cluster can write shards: node \S+ is refused: it has feeder 0\.0\.9", errors)
+    assert re.search(r"it has feeder 0\.0\.9 \(the driver has \S+\); install the same .* \(on node \S+\)", errors)
     cluster.kill_node(cluster.nodes[0])
 
 
@@ -251,17 +214,15 @@ _OTHERS = {
 }
 
 
-def test_nodes_with_another_pillow_or_another_libjpeg_are_refused_by_name(
-    cluster: RayCluster, tree: Path, tmp_path: Path
+@pytest.mark.parametrize("name", _OTHERS)
+def test_a_node_with_another_pillow_or_another_libjpeg_ends_the_run(
+    cluster: RayCluster, tree: Path, tmp_path: Path, name: str
 ) -> None:
-    for number, code in enumerate(_OTHERS.values()):
-        cluster.add_node(_site(tmp_path / str(number), code))
+    cluster.add_node(_site(tmp_path / "site", _OTHERS[name]))
     cluster.kill_node(cluster.nodes[0])
     _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
-    for name in _OTHERS:
-        refused = rf"node \S+ is refused: it has {name} \S+ 0\.0\.9 \(the driver has [^,;]*\); install the same"
-        assert len(re.findall(refused, errors)) == 2, errors  # a note when it is met, and the error in the end
-    cluster.kill_nodes()
+    assert re.search(rf"it has {name} \S+ 0\.0\.9 \(the driver has [^,;]*\); install the same", errors), errors
+    cluster.kill_node(cluster.nodes[0])
 
 
 _BAD_DISK = """
@@ -276,12 +237,8 @@ source.read_image = read_image
 """
 
 
-def test_a_bad_disk_of_one_node_is_left_to_the_others(
-    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str]
-) -> None:
-    cluster.add_node(_site(tmp_path / "site", _BAD_DISK), cores=2)
-    Driver(cluster, tree, tmp_path / "out", "--skip-unreadable").end()
-    assert contents(tmp_path / "out") == expected
+def test_a_bad_disk_of_a_node_ends_the_run_by_name(cluster: RayCluster, tree: Path, tmp_path: Path) -> None:
+    cluster.add_node(_site(tmp_path / "site", _BAD_DISK))
     cluster.kill_node(cluster.nodes[0])
     _, errors = Driver(cluster, tree, tmp_path / "none").end(1)
     assert re.search(r"img-003\.jpg: can't be read: Input/output error.*\(on node", errors)
@@ -295,7 +252,7 @@ def test_a_sample_that_ends_its_process_again_and_again_ends_the_run(
     cluster.add_node(_site(tmp_path / "site", code))
     cluster.kill_node(cluster.nodes[0])
     _, errors = Driver(cluster, tree, tmp_path / "out").end(1)
-    assert re.search(r"shard-\d+\.tar: the process that writes it has died 3 times, the last time on node", errors)
+    assert re.search(r"the Ray cluster failed: .*; nothing is lost: run the same command again", errors, re.DOTALL)
     cluster.kill_node(cluster.nodes[0])
 
 
@@ -373,24 +330,6 @@ def test_a_source_that_changes_ends_the_run(
     finally:
         last.write_bytes(before)
     assert re.search(rf"{last}: changed while it was being sharded.*\(on node", errors)
-
-
-def test_a_straggler_is_doubled_and_the_first_result_wins(
-    cluster: RayCluster, tree: Path, tmp_path: Path, expected: dict[str, str], plan: list[list[Path]]
-) -> None:
-    out = tmp_path / "out"
-    with held(plan[0][2]) as file:
-        driver = Driver(cluster, tree, out)
-        file.wait()
-        (straggler,) = _writers(out)
-        os.kill(straggler, signal.SIGSTOP)
-        file.release()
-    cluster.add_node()
-    driver.end()
-    assert contents(out) == expected
-    os.kill(straggler, signal.SIGCONT)
-    cluster.kill_node(cluster.nodes[0])
-    assert contents(out) == expected
 
 
 def _writers(out: Path) -> list[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,30 +74,24 @@ def test_a_shard_that_was_cut_after_it_was_finished_is_written_again(tree: Path,
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change",
     [
-        (lambda root: (root / "class-1" / "img-003.jpg").write_bytes(b"x"), r"class-1/img-003\.jpg: size in bytes was"),
-        (lambda root: os.utime(root / "class-2" / "img-000.jpg", (1, 1)), r"class-2/img-000\.jpg: modification time"),
-        (lambda root: (root / "class-0" / "img-002.jpg").unlink(), r"was 'class-0/img-002\.jpg'"),
-        (lambda root: (root / "class-3" / "img-014.jpg").unlink(), r"'class-3/img-014\.jpg' is gone"),
-        (lambda root: (root / "class-3" / "z.jpg").write_bytes(b"x"), r"'class-3/z\.jpg' is new"),
-        (
-            lambda root: (root / "class-1" / "a.jpg").symlink_to("nowhere"),
-            r"'class-1/a\.jpg' was rejected now, not then",
-        ),
+        lambda root: (root / "class-1" / "img-003.jpg").write_bytes(b"x"),
+        lambda root: os.utime(root / "class-2" / "img-000.jpg", (1, 1)),
+        lambda root: (root / "class-3" / "img-014.jpg").unlink(),
+        lambda root: (root / "class-3" / "z.jpg").write_bytes(b"x"),
+        lambda root: (root / "class-1" / "a.jpg").symlink_to("nowhere"),
     ],
 )
-def test_a_resume_on_changed_input_is_refused_with_the_first_difference(
-    tree: Path, tmp_path: Path, change: object, message: str
-) -> None:
+def test_a_resume_on_changed_input_is_refused(tree: Path, tmp_path: Path, change: Callable[[Path], object]) -> None:
     source, out = tmp_path / "images", tmp_path / "out"
     shutil.copytree(tree, source)
     options = kept(samples_per_shard=5, workers=1)
     with pytest.raises(KeyboardInterrupt):
         shard(str(source), str(out), options, progress=StopAfter(20))
     before = contents(out)
-    change(source)  # type: ignore[operator]
-    with pytest.raises(ShardError, match=message):
+    change(source)
+    with pytest.raises(ShardError, match=r"before they changed \(60 then, (59|60|61) now\)"):
         shard(str(source), str(out), options)
     assert contents(out) == before
 
@@ -108,7 +102,7 @@ def test_a_resume_over_another_folder_of_the_same_names_sizes_and_times_is_refus
     options = kept(samples_per_shard=5, workers=1)
     with pytest.raises(KeyboardInterrupt):
         shard(str(tree), str(out), options, progress=StopAfter(20))
-    with pytest.raises(ShardError, match=rf"can't be resumed: the source was {tree}, is {source}; .*--force"):
+    with pytest.raises(ShardError, match=r"unfinished run over other inputs.*--force"):
         shard(str(source), str(out), options)
 
 
@@ -150,7 +144,7 @@ def test_a_full_disk_ends_with_a_clear_error_and_a_folder_that_resumes(tree: Pat
     assert contents(saved) == contents(tmp_path / "unbroken")
 
 
-@pytest.mark.parametrize("name", ["plan.json", "inputs.npy", "shard-000000.tar.json"])
+@pytest.mark.parametrize("name", ["plan.json", "shard-000000.tar.json"])
 def test_a_fifo_in_the_work_folder_is_not_waited_for(tree: Path, tmp_path: Path, name: str) -> None:
     options = kept(samples_per_shard=5, workers=1)
     with pytest.raises(KeyboardInterrupt):
@@ -172,24 +166,6 @@ def test_a_finished_set_that_lost_a_file_is_no_success(tree: Path, tmp_path: Pat
         shard(str(tree), str(tmp_path / "out"), kept(samples_per_shard=20))
 
 
-def test_a_plan_that_does_not_fit_on_the_disk_is_not_published(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        shard(str(tree), str(out), kept(), progress=StopAfter(0))
-    size_bytes = (out / ".work" / "inputs.npy").stat().st_size
-    shutil.rmtree(out)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # The end of the inputs does not fit, which numpy.save, with a buffer of its own, keeps for itself.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes - 8, hard))
-    try:
-        with pytest.raises(ShardError, match="the disk is full"):
-            shard(str(tree), str(out), kept())
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not out.exists()
-    assert shard(str(tree), str(out), kept()).samples == 60
-
-
 def test_a_damaged_plan_or_record_is_named_or_made_anew(tree: Path, tmp_path: Path) -> None:
     out, options = tmp_path / "out", kept(samples_per_shard=5, workers=1)
     shard(str(tree), str(tmp_path / "unbroken"), options)
@@ -197,11 +173,11 @@ def test_a_damaged_plan_or_record_is_named_or_made_anew(tree: Path, tmp_path: Pa
         shard(str(tree), str(out), options, progress=StopAfter(20))
     (out / ".work" / "shard-000000.tar.json").write_text("{")
     os.truncate(out / "shard-000001.fidx", 300)
-    inputs = (out / ".work" / "inputs.npy").read_bytes()
-    (out / ".work" / "inputs.npy").write_bytes(inputs[:-8])
+    plan = (out / ".work" / "plan.json").read_bytes()
+    (out / ".work" / "plan.json").write_bytes(plan[:-8])
     with pytest.raises(ShardError, match=r"plan is damaged .*--force"):
         shard(str(tree), str(out), options)
-    (out / ".work" / "inputs.npy").write_bytes(inputs)
+    (out / ".work" / "plan.json").write_bytes(plan)
     shard(str(tree), str(out), options)
     assert contents(out) == contents(tmp_path / "unbroken")
 

@@ -13,12 +13,11 @@ import pytest
 from feeder import DataLoader, ShardDataset
 from feeder.decoders.packed import MOST_CODEBOOKS, codebook_id, codebook_name
 from feeder.errors import FormatError
-from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.manifest import ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
-from feeder.shard.format.set_header import SetHeader
+from feeder.shard.format.set_header import HEADER_MAGIC, SetHeader
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.write.append import append
 from feeder.shard.write.encode import EncodeOptions
@@ -100,6 +99,7 @@ def test_a_shard_with_what_is_no_codebook_goes_into_no_set(tmp_path: Path, kind:
     text = json.dumps(HOSTILE[kind]).encode()
     assert at + size == len(data)
     head["groups"]["codebooks"] = [at, len(text), short_hash(text).hex()]
+    head["groups"]["steps"][0] = at + len(text)  # which are none
     path.write_bytes(sealed(path.read_bytes()[:8], head) + data[:at] + text)
     with pytest.raises(FormatError, match=r"0\.fidx.*its codebooks"):
         write_set(str(tmp_path / "index.bin"), [ShardRecord("0.tar", 1, 5000, "00" * 32)], None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import pickle
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from feeder.errors import ArgumentError, LockedError
+from feeder.errors import ArgumentError, LockedError, ShardError
 from feeder.shard.source.open import open_source
 from feeder.shard.source.sample_table import NO_FILE, SampleTable, StoredField
 from feeder.shard.source.source import Source, SourceKind
@@ -78,16 +77,13 @@ class _Elsewhere:
         written = {}
         with folder.shared() as output:
             for number, job in jobs.items():
-                ids = ordered_ids(job.positions, len(source.table), self.options)
-                order = pickled_order(job, source, ids, folder, output, raises_unreadable=True)
+                ids = np.fromiter(ordered_ids(job.positions, len(source.table), self.options), np.int64)
+                order = pickled_order(job, source, ids, folder, output)
                 self.orders.append(len(order))
                 with _far_away(folder):
-                    kind, content = list(attempt_shard(writer_versions(), order))[-1]
-                if kind == "failed":
-                    raise content
-                assert kind == "written", content
-                folder.adopt(content)
-                written[number] = content.written
+                    finished = attempt_shard(writer_versions(), order)
+                folder.adopt(finished)
+                written[number] = finished.written
                 progress.advance(len(job.positions), 0)
         return written
 
@@ -232,20 +228,19 @@ def test_the_drivers_memory_is_that_of_its_table_and_of_few_orders(tmp_path: Pat
         tracemalloc.reset_peak()
         for number, positions in enumerate(plan[:8]):
             job = ShardJob(f"shard-{number:06d}.tar", positions, 0, 8, KEEP, None)
-            ids = ordered_ids(positions, samples, options)
-            order = pickled_order(job, source, ids, folder, SharedFolder(str(tmp_path)), raises_unreadable=True)
+            ids = np.fromiter(ordered_ids(positions, samples, options), np.int64)
+            order = pickled_order(job, source, ids, folder, SharedFolder(str(tmp_path)))
             assert len(order) < 100 * len(positions)
         assert tracemalloc.get_traced_memory()[1] - table_bytes < table_bytes // 3
     finally:
         tracemalloc.stop()
 
 
-def _attempt(tree: Path, out: OutputFolder, output: SharedOutput, versions: dict[str, str], **options: Any) -> Any:
-    """The last message of an attempt at one shard of all images."""
-    source = open_source(str(tree), ManifestColumns(), out.work, **options)
+def _attempt(tree: Path, out: OutputFolder, output: SharedOutput, versions: dict[str, str]) -> None:
+    """Attempts one shard of all images."""
+    source = open_source(str(tree), ManifestColumns(), out.work)
     job = ShardJob("shard-000000.tar", range(len(source.table)), 0, 8, KEEP, None)
-    order = pickled_order(job, source, range(len(source.table)), out, output, raises_unreadable=True)
-    return list(attempt_shard(versions, order))[-1]
+    attempt_shard(versions, pickled_order(job, source, np.arange(len(source.table)), out, output))
 
 
 @pytest.fixture
@@ -256,10 +251,9 @@ def out(tmp_path: Path) -> Iterator[OutputFolder]:
 
 def test_another_version_is_refused_by_name(tree: Path, out: OutputFolder) -> None:
     versions = writer_versions() | {"Pillow": "pillow 1.0"}
-    with out.shared() as output:
-        kind, reason = _attempt(tree, out, output, versions)
-    assert kind == "refused"
-    assert re.fullmatch(r"it has Pillow pillow\S* \S+ \(the driver has pillow 1\.0\); install the same .*", reason)
+    refused = r"it has Pillow pillow\S* \S+ \(the driver has pillow 1\.0\); install the same"
+    with out.shared() as output, pytest.raises(ShardError, match=refused):
+        _attempt(tree, out, output, versions)
 
 
 def test_a_machine_that_lacks_the_source_or_the_output_is_refused(
@@ -268,28 +262,17 @@ def test_a_machine_that_lacks_the_source_or_the_output_is_refused(
     images = tmp_path / "images"
     shutil.copytree(tree, images)
     with out.shared() as output:
-        assert _attempt(images, out, output, writer_versions())[0] == "written"
-    hint = "all nodes must see source and output at the same paths"
-    assert _attempt(images, out, output, writer_versions()) == ("refused", f"it does not have {out.path}; {hint}")
+        _attempt(images, out, output, writer_versions())
+    hint = "; all nodes must see source and output at the same paths"
+    with pytest.raises(ShardError, match=re.escape(f"it does not have {out.path}{hint}")):
+        _attempt(images, out, output, writer_versions())
     source = open_source(str(images), ManifestColumns(), out.work)
     shutil.rmtree(images)
     job = ShardJob("shard-000000.tar", range(3), 0, 8, KEEP, None)
     with out.shared() as output:
-        order = pickled_order(job, source, range(3), out, output, raises_unreadable=True)
-        assert list(attempt_shard(writer_versions(), order)) == [("refused", f"it does not have {images}; {hint}")]
-
-
-def test_an_attempt_raises_what_may_be_its_machines_fault(
-    tree: Path, out: OutputFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(path: str, **options: Any) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-
-    monkeypatch.setattr("feeder.shard.source.source.read_image", failing)
-    with out.shared() as output:
-        kind, error = _attempt(tree, out, output, writer_versions(), skip_unreadable=True)
-        assert (kind, error.errno) == ("failed", errno.EIO)
-        assert os.listdir(output.path) == []  # type: ignore[attr-defined]
+        order = pickled_order(job, source, np.arange(3), out, output)
+        with pytest.raises(ShardError, match=re.escape(f"it does not have {images}{hint}")):
+            attempt_shard(writer_versions(), order)
 
 
 def test_an_attempt_that_goes_on_leaves_nothing_behind_a_run_that_has_ended(out: OutputFolder) -> None:
@@ -316,9 +299,8 @@ def test_an_attempt_for_a_run_that_has_ended_writes_nothing(tree: Path, bucket: 
     store = open_store(f"{bucket.url}/set")
     with StoreLock.held(store) as lock:
         output = SharedStore(store.url, lock.id)
-    with StoreLock.held(store):
-        kind, error = _attempt(tree, OutputFolder(str(tmp_path)), output, writer_versions())
-    assert (kind, type(error)) == ("failed", LockedError)
+    with StoreLock.held(store), pytest.raises(LockedError):
+        _attempt(tree, OutputFolder(str(tmp_path)), output, writer_versions())
     assert bucket.keys() == []
 
 

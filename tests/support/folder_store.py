@@ -214,5 +214,5 @@ def main_of_set(folder: str, lock: int, options: dict[str, Any]) -> None:
     store: Any = FolderStore(options["url"])
     become_fetcher(
         *(folder, lock, options),
-        lambda: (store, lambda own: SetFiles(store, own.files, options["index"], own, own.is_wanted)),
+        lambda: (store, lambda own: SetFiles(store, own.files, options["index"], own.is_wanted)),
     )

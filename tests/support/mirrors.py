@@ -6,8 +6,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from feeder.shard.format.shard_index import ShardIndex
-from feeder.shard.store.mirror import group_name
 from feeder.system.files import open_regular
 
 __all__ = ["StrictMirror"]
@@ -42,21 +40,15 @@ class StrictMirror:
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         self.calls.append(list(wants))
         for name, start, end in wants:
-            path, (index, group) = self.folder / name, group_name(name)
+            path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            source = self.source / (index or name)
-            with open(path, "r+b" if path.exists() else "w+b") as file, open(source, "rb") as whole:
-                first, size = 0, os.fstat(whole.fileno()).st_size
-                if name.endswith(".fidx"):
-                    size = ShardIndex(str(source)).core_bytes
-                elif group:
-                    first, stop, _ = ShardIndex(str(source)).place(group)
-                    size = stop - first
+            with open(path, "r+b" if path.exists() else "w+b") as file, open(self.source / name, "rb") as whole:
+                size = os.fstat(whole.fileno()).st_size
                 assert 0 <= start <= end, wants
                 file.truncate(size)
                 for at in range(start, min(end, size), _PIECE_BYTES):
                     count = min(_PIECE_BYTES, min(end, size) - at)
-                    os.pwrite(file.fileno(), os.pread(whole.fileno(), count, first + at), at)
+                    os.pwrite(file.fileno(), os.pread(whole.fileno(), count, at), at)
 
     def open(self, name: str, expected: bytes = b"") -> int:
         self.opened.append(name)

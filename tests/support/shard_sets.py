@@ -17,15 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.shard.format.block_sums import BLOCK_BYTES
-from feeder.shard.format.header_file import HEADER_MAGIC
 from feeder.shard.format.index_builder import IndexBuilder
-from feeder.shard.format.index_file import COLUMNS, ShardEntry
+from feeder.shard.format.index_file import ShardEntry
 from feeder.shard.format.manifest import Manifest, ShardRecord
 from feeder.shard.format.open_index import open_index
 from feeder.shard.format.sealed_head import read_head, sealed, short_hash
-from feeder.shard.format.set_header import ROW
+from feeder.shard.format.set_header import HEADER_MAGIC, ROW
 from feeder.shard.format.set_index import SetIndex
-from feeder.shard.format.shard_index import write_shard_index
+from feeder.shard.format.shard_index import SampleRow, write_shard_index
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.set_writer import index_path, own_suffix, write_set
@@ -38,8 +37,8 @@ from tests.support.images import encode, pixels
 __all__ = [
     "KEEP",
     "StopAtOnce",
-    "change_columns",
     "change_rows",
+    "change_samples",
     "contents",
     "damage_row",
     "kept",
@@ -112,43 +111,41 @@ def one_image_index(folder: Path, samples: list[tuple[str, str]]) -> str:
     return write_rows(builder, folder / "x.bin", ShardEntry("x.tar", tar.stat().st_size))
 
 
-def change_columns(
-    path: Path | str,
-    change: Callable[[int, dict[str, npt.NDArray[Any]]], object] | None = None,
-    *,
-    classes: bool = True,
+def change_samples(
+    path: Path | str, change: Callable[[int, list[SampleRow]], list[SampleRow]] | None = None, *, classes: bool = True
 ) -> None:
     """Changes the samples in the indexes of a set's shards, as someone would who knows their hashes.
 
     Args:
         path: The header.
-        change: Changes the columns of a shard in place, by the shard's number.
+        change: Returns the samples of a shard, given its number and those that it has.
         classes: False takes the names of classes out of the header.
     """
     index = open_index(path)
     shards = []
     for number in range(index.shard_count):
         own, shard = index.shard_index(number), index.header.shard(number)
+        samples = [own.sample(row) for row in range(own.samples)]
         if change is not None:
-            columns = {name: np.array(column) for name, column in own.columns().items()}
-            change(number, columns)
-            write_shard_index(own.path, columns, own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks())
-        shards.append(ShardRecord(shard.name, own.samples, shard.size_bytes, shard.shard_hash.hex()))
+            samples = change(number, samples)
+            rest = own.fields, own.targets, own.blocks(), own.tar_bytes, own.codebooks()
+            write_shard_index(own.path, samples, *rest, is_numbered=own.is_numbered)
+        shards.append(ShardRecord(shard.name, len(samples), shard.size_bytes, shard.shard_hash.hex()))
     write_set(str(path), shards, index.classes if classes else None, suffix=index.header.info.index_suffix)
 
 
-def damage_row(path: Path | str, column: str, row: int, value: int) -> None:
-    """Writes another value into a row of a column of a set, as someone would who knows the hashes."""
+def damage_row(path: Path | str, column: str, row: int, value: Any) -> None:
+    """Writes another value into a column of a set's sample, as someone would who knows the hashes."""
     start = 0
 
-    def change(_: int, columns: dict[str, npt.NDArray[Any]]) -> None:
+    def change(_: int, samples: list[SampleRow]) -> list[SampleRow]:
         nonlocal start
-        if start <= row < start + len(columns[column]):
-            wide = columns[column] = columns[column].astype(COLUMNS[column])
-            wide[row - start] = value
-        start += len(columns[column])
+        if start <= row < start + len(samples):
+            samples[row - start] = samples[row - start]._replace(**{column: value})
+        start += len(samples)
+        return samples
 
-    change_columns(path, change)
+    change_samples(path, change)
 
 
 def change_rows(path: Path | str, change: Callable[[npt.NDArray[Any]], None]) -> None:
@@ -160,14 +157,9 @@ def change_rows(path: Path | str, change: Callable[[npt.NDArray[Any]], None]) ->
     """
     data = bytearray(Path(path).read_bytes())
     head, _, end = read_head(str(path), HEADER_MAGIC, memoryview(bytes(data)))
-    rows = np.frombuffer(data, ROW, head["shards"], end + head["pages"][0])
+    rows = np.frombuffer(data, ROW, head["shards"], end)
     change(rows)
-    dtype = np.dtype([("first", "<u8"), ("hash", "V16")])
-    table = np.frombuffer(data, dtype, head["table"][1] // dtype.itemsize, end + head["table"][0])
-    for page in range(len(table)):
-        own = rows[page * head["page"] : (page + 1) * head["page"]]
-        table["hash"][page] = np.void(short_hash(own.tobytes()))
-    head["table"][2] = short_hash(table.tobytes()).hex()
+    head["body"] = short_hash(bytes(data[end:])).hex()
     Path(path).write_bytes(sealed(HEADER_MAGIC, head) + data[end:])
 
 

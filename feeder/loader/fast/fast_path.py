@@ -119,7 +119,6 @@ class FastPath:
         self._service = make_service(fixed, options, self.work)
         self.backend = decoder.name
         self._fused = decoder.fused
-        self._takes_rows = decoder.takes_rows and all(view.crops_first for view in source.recipe.views)
 
         self.decoder = decoder if isinstance(decoder, TrainerDecoder) else None
         mix = check_mix(fixed.mix)
@@ -224,8 +223,7 @@ class FastPath:
 
         made = 1 + options.ahead + (options.device.ahead if options.device.target is not None else 0)
         if split is not None and reads_here and self.dataset.reader.is_remote:
-            reader, takes_rows = self.dataset.reader, self._takes_rows
-            self._read_ahead = ReadAhead(reader, self.order, split, progress, made, takes_rows=takes_rows)
+            self._read_ahead = ReadAhead(self.dataset.reader, self.order, split, progress, made)
 
         asked = requests(
             self.order,
@@ -234,7 +232,7 @@ class FastPath:
         )
 
         if split is None and reads_here and options.num_workers and self.dataset.reader.is_remote:
-            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made, takes_rows=self._takes_rows)
+            self._read_ahead = DrawnAhead(self.dataset.reader, progress, made)
             asked = self._read_ahead.watched(asked)
 
         return Epoch(

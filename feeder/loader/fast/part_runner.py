@@ -260,7 +260,7 @@ class PartRunner:
         advise_from = reader.advise_from
 
         started = time.perf_counter_ns()
-        reader.bring_images(ids, by_rows=self._crops_first)
+        reader.bring_images(ids)
         brought_ns = time.perf_counter_ns() - started
         found = native(index, reader.native_shards, *what, *arrays, brought_ns, advise_from, False, heartbeat, *drawn)
         if isinstance(found, list):

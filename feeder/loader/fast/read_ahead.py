@@ -9,7 +9,7 @@ import math
 import queue
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -29,7 +29,6 @@ from feeder.order.split import Split, ordered_batches
 from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
 from feeder.shard.format.index_file import ShardEntry
-from feeder.shard.store.mirror import group_file
 
 __all__ = ["DrawnAhead", "ReadAhead"]
 
@@ -56,9 +55,8 @@ class _Set:
         reader: Its reader.
         mirror: Its mirror.
         working_bytes: Size of the shards that the order reads from at a time, and of their indexes.
-        takes_rows: True if the images are read by the rows of their crops.
         link: The connection of the plan.
-        sent: (shard, range) that the fetcher knows of; range -1 is for the places of its images' rows.
+        sent: (shard, range) that the fetcher knows of.
         lasts: By shard that it keeps, the last step known to need it.
         next_end: The first of these steps.
     """
@@ -66,7 +64,6 @@ class _Set:
     reader: ShardReader
     mirror: CacheMirror
     working_bytes: int
-    takes_rows: bool = False
     link: Link | None = None
     sent: set[tuple[int, int]] = field(default_factory=set)
     lasts: dict[int, int] = field(default_factory=dict)
@@ -85,7 +82,7 @@ class _Set:
         self.link.ask({"begin": self.working_bytes})
         return self.link
 
-    def extend(self, step: int, steps: Int64s, ids: Int64s, *, is_first: bool, is_drawn: bool = False) -> None:
+    def extend(self, step: int, steps: Int64s, ids: Int64s, *, is_first: bool) -> None:
         """Plans samples.
 
         Args:
@@ -93,7 +90,6 @@ class _Set:
             steps: int64 [N], steps that need the samples, in order.
             ids: int64 [N].
             is_first: True for samples that come before all others, and no more than they.
-            is_drawn: True to have the places of their rows follow these; else workers ask for them with the samples.
 
         Raises:
             ConnectionError: if the fetcher has ended meanwhile.
@@ -112,25 +108,16 @@ class _Set:
             last_steps.append((entries[shard].name, last))
             own = self.reader.index.index_entry(shard)
             if own is not None:
-                last_steps += [(own.name, last), *([(group_file(own.name, "steps"), last)] if self.takes_rows else [])]
+                last_steps.append((own.name, last))
 
         if is_first:
             places = zip(shards.tolist(), starts.tolist(), ends.tolist(), strict=True)
             ranges = [(entries[shard][0], start, min(end, entries[shard][1])) for shard, start, end in places]
         else:
             ranges = self._new_ranges(entries, shards, starts // RANGE_BYTES, (ends - 1) // RANGE_BYTES)
-            ranges = self._new_steps(entries) + ranges
 
         self._send(step, last_steps, ranges, is_first=is_first)
         self._set_reached(step, lasts)
-        if is_drawn and (places_of_rows := self._new_steps(entries)):
-            self._send(step, [], places_of_rows, is_first=False)
-
-    def _new_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
-        """Returns the places of rows that the fetcher does not know of yet, as files of their own."""
-        new = [shard for shard in shards if self.takes_rows and (shard, -1) not in self.sent]
-        self.sent.update((shard, -1) for shard in new)
-        return self.reader.index.missing_steps(new)
 
     def _new_ranges(
         self, entries: Mapping[int, ShardEntry], shards: Int64s, first: Int64s, last: Int64s
@@ -193,13 +180,11 @@ class _Ahead:
         reader: The samples' reader.
         progress: The iterator's progress; the thread ends with it.
         made: Number of batches that may be made before the caller asks for them.
-        takes_rows: True if images are read by the rows of their crops.
     """
 
-    def __init__(self, reader: Reader, progress: EpochProgress, made: int, *, takes_rows: bool) -> None:
+    def __init__(self, reader: Reader, progress: EpochProgress, made: int) -> None:
         self._reader = reader
         self._made = made
-        self._takes_rows = takes_rows
         self._progress = weakref.ref(progress)
         self._moved = progress.moved
         self._is_over = threading.Event()
@@ -246,16 +231,13 @@ class ReadAhead(_Ahead):
         split: This rank's part of the epoch.
         progress: The iterator's progress; the thread ends with it.
         made: Number of batches that may be made before the caller asks for them.
-        takes_rows: True if images are read by the rows of their crops.
 
     Raises:
         StoreError: if a cache is too small for what the order reads from at a time, or a store can't be read.
     """
 
-    def __init__(
-        self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int, *, takes_rows: bool
-    ) -> None:
-        super().__init__(reader, progress, made, takes_rows=takes_rows)
+    def __init__(self, reader: Reader, order: Order, split: Split, progress: EpochProgress, made: int) -> None:
+        super().__init__(reader, progress, made)
         self._order = order
         self._split = split
         self._epoch = progress.place.epoch
@@ -267,11 +249,10 @@ class ReadAhead(_Ahead):
         self._ahead = needed + self._together - 1
 
         found = {id(leaf): leaf for leaf, _ in _leaves(reader, np.zeros(0, np.int64))}
-        per_index = self._steps_per_index() if takes_rows else {}
-        fit = all(_fits(leaf, per_index.get(number, 0.0)) for number, leaf in found.items())
-        working = {} if fit else self._working_bytes(per_index)
+        fit = all(leaf.store_bytes <= leaf.cache_bytes for leaf in found.values())
+        working = {} if fit else self._working_bytes()
         for number, leaf in found.items():
-            self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0), takes_rows)
+            self._sets[number] = _Set(leaf, cast(CacheMirror, leaf.mirror), working.get(number, 0))
         try:
             for each in self._sets.values():
                 each.begin()
@@ -282,24 +263,9 @@ class ReadAhead(_Ahead):
             raise
         self._thread.start()
 
-    def _steps_per_index(self) -> dict[int, float]:
-        """Returns the size of the places of rows relative to that of the indexes, by the reader's id: of a shard of the
-        first batch, which needs both."""
-        _, ids = next(self._batches(), (0, np.zeros(0, np.int64)))
-        found = {}
-        for leaf, own in _leaves(self._reader, ids):
-            for shard in leaf.index.shards_of(own[:1]).tolist():
-                entry = leaf.index.index_entry(shard)
-                found[id(leaf)] = leaf.index.steps_bytes(shard) / entry.size_bytes if entry is not None else 0.0
-        return found
-
-    def _working_bytes(self, per_index: Mapping[int, float]) -> dict[int, int]:
+    def _working_bytes(self) -> dict[int, int]:
         """Returns the size of the shards that the order reads from at a time, by the reader's id, and of two more; with
-        their indexes, and those of the shards that are planned after them.
-
-        Args:
-            per_index: Size of the places of rows that are read, relative to that of the indexes, by the reader's id.
-        """
+        their indexes, and those of the shards that are planned after them."""
         leaves: dict[int, ShardReader] = {}
         spans: dict[int, dict[int, list[int]]] = {}  # first and last step of each shard
         batches, planned = self._batches(), 0
@@ -319,7 +285,6 @@ class ReadAhead(_Ahead):
         needed = {}
         for number, known in spans.items():
             sizes, indexes = leaves[number].index.file_sizes(np.array([*known], np.int64))
-            indexes = np.ceil(indexes * (1 + per_index.get(number, 0.0))).astype(np.int64)
             begins, ends = np.array([*known.values()], np.int64).T
             starts = [np.maximum(0, begins - before) for before in (self._made, self._ahead)]
 
@@ -363,8 +328,8 @@ class DrawnAhead(_Ahead):
     """Has the samples of a sampler fetched when their batches are drawn: the workers ask for them later, one batch
     after the other. See :class:`_Ahead`."""
 
-    def __init__(self, reader: Reader, progress: EpochProgress, made: int, *, takes_rows: bool) -> None:
-        super().__init__(reader, progress, made, takes_rows=takes_rows)
+    def __init__(self, reader: Reader, progress: EpochProgress, made: int) -> None:
+        super().__init__(reader, progress, made)
         self._drawn: queue.SimpleQueue[tuple[int, Int64s]] = queue.SimpleQueue()
         self._thread.start()
 
@@ -382,25 +347,12 @@ class DrawnAhead(_Ahead):
             return
         for leaf, own, _ in _leaf_rows(self._reader, ids):
             if id(leaf) not in self._sets:
-                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0, self._takes_rows)
+                self._sets[id(leaf)] = _Set(leaf, cast(CacheMirror, leaf.mirror), 0)
             steps = np.full(len(own), step)
             try:
-                self._sets[id(leaf)].extend(step - self._made, steps, own, is_first=True, is_drawn=True)
+                self._sets[id(leaf)].extend(step - self._made, steps, own, is_first=True)
             except ConnectionError:  # the fetcher has ended: another one gets what is drawn from here on
                 self._sets[id(leaf)].close()
-
-
-def _fits(leaf: ShardReader, per_index: float) -> bool:
-    """Returns True if all of a set fits its cache.
-
-    Args:
-        leaf: The set's reader.
-        per_index: Size of the places of rows that are read, relative to that of the indexes.
-    """
-    budget_bytes = leaf.cache_bytes
-    if leaf.index.size_bytes > budget_bytes:  # and the header of a large set is long
-        return False
-    return leaf.store_bytes + per_index * leaf.index.extent().indexes_bytes <= budget_bytes
 
 
 def _joined(batches: Sequence[tuple[Int64s, Int64s]], first_step: int) -> tuple[Int64s, Int64s]:

@@ -33,7 +33,6 @@ _ROUNDS = 50  # after which the cache is too small for what is needed together
 _OPEN_FILES, _FEWEST_FILES, _LIMIT_SHARE = 256, 8, 8
 _GRACE_S = 60.0  # that the fetcher gets beyond its own limit
 _HITS_TOLD, _TELL_S = 256, 1.0
-_OPENINGS = 5
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,18 @@ class CacheMirror:
         folder: The folder, which exists.
         options: The options of its fetcher.
         target: The fetcher's main function, ``"module:function"``.
+
+    Attributes:
+        place: URL of the set, for people.
+        reads_crops: True to fetch only the blocks that crops need.
     """
 
     def __init__(self, folder: str, options: FetchOptions, target: str = FETCHER) -> None:
         self.folder = folder
         self.options = options
         self._target = target
-        self._place = str(Url.parse(options.url)) if is_remote(options.url) else options.url
+        self.reads_crops = options.reads_crops
+        self.place = str(Url.parse(options.url)) if is_remote(options.url) else options.url
         self._local = _Local()
         self._counts: dict[str, int] = {}
 
@@ -142,20 +146,10 @@ class CacheMirror:
         return CacheMirror, (self.folder, self.options, self._target)
 
     @property
-    def place(self) -> str:
-        """URL of the set, for people."""
-        return self._place
-
-    @property
     def budget_bytes(self) -> int:
         """Most bytes of the set that the cache may hold."""
         given = self.options.cache_bytes
         return int(self.ask({"stats": True})["budget_bytes"]) if given is None else given
-
-    @property
-    def reads_crops(self) -> bool:
-        """True to fetch only the blocks that crops need."""
-        return self.options.reads_crops
 
     def need(self, wants: Sequence[Want], *, again: bool = False) -> None:
         """Returns when ranges of files are in the folder, checked where the set has checksums of blocks.
@@ -179,7 +173,7 @@ class CacheMirror:
         rounds = 0
         while missing:
             for start in range(0, len(missing), _WANTS_AT_ONCE):
-                self._ask({"need": missing[start : start + _WANTS_AT_ONCE], "again": again, "hits": local.hits})
+                self.ask({"need": missing[start : start + _WANTS_AT_ONCE], "again": again, "hits": local.hits})
                 local.hits, again = 0, False
             for name in {name for name, _, _ in missing}:
                 local.files.pop(name, None)  # somebody may have deleted its record
@@ -203,10 +197,6 @@ class CacheMirror:
         file = self._own().files[name]
         check_same(self.place, name, file.presence.identity, expected)
         return os.dup(file.descriptor)
-
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Sends the fetcher a message and returns its answer."""
-        return self._ask(message)
 
     def _tell_hits(self, local: _Local) -> None:
         """Has the fetcher count what this thread found in the cache."""
@@ -235,7 +225,12 @@ class CacheMirror:
         options = asdict(self.options)
         return Link(self.folder, options, self.options.timeout_s + _GRACE_S, self._target, waits.heartbeat)
 
-    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Sends the fetcher a message and returns its answer; asks another fetcher if this one ends.
+
+        Raises:
+            FeederError: as the fetcher raised it.
+        """
         local = self._own()
         for deaths in range(_DEATHS + 1):
             try:
@@ -317,23 +312,18 @@ def open_mirror(options: FetchOptions, cache_dir: str | os.PathLike[str] | None)
     url = f"{path}?{query}" if query else path
     allows = allows_http(place, options.allow_http)
 
-    for _ in range(_OPENINGS):
-        folder = mirror_folder(place, index, cache_dir)
-        who = identity(folder, allow_http=allows, allow_private=options.allow_private)
-        mirror = CacheMirror(folder, replace(options, url=url, index=index, allow_http=allows, identity=who))
-        try:
-            mirror.ask({"refresh": index})
-            return mirror
-        except NotFoundError:
-            mirror.close()
-            raise NotFoundError(
-                f"{place.object(index)}: there is no such object; expected the URL of a shard set, as `feeder shard` "
-                "or `feeder index` makes one"
-            ) from None
-        except StoreError:
-            is_there = os.path.isdir(folder)
-            mirror.close()
-            if is_there:  # else a fetcher has just ended and removed it, as nothing was in it
-                raise
-
-    raise StoreError(f"{folder}: is removed again and again while it is opened; name another cache_dir")
+    folder = mirror_folder(place, index, cache_dir)
+    who = identity(folder, allow_http=allows, allow_private=options.allow_private)
+    mirror = CacheMirror(folder, replace(options, url=url, index=index, allow_http=allows, identity=who))
+    try:
+        mirror.ask({"refresh": index})
+        return mirror
+    except NotFoundError:
+        mirror.close()
+        raise NotFoundError(
+            f"{place.object(index)}: there is no such object; expected the URL of a shard set, as `feeder shard` "
+            "or `feeder index` makes one"
+        ) from None
+    except StoreError:
+        mirror.close()
+        raise

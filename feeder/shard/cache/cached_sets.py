@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from feeder.errors import ArgumentError
 from feeder.shard.cache.cache_files import CacheFiles
-from feeder.shard.cache.link import lock_idle_mirror, lock_mirror
+from feeder.shard.cache.link import lock_mirror
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import Record, record_path
 
@@ -69,7 +69,8 @@ def _size(folder: str) -> int:
 
 
 def trim(cache_dir: str, size_bytes: int) -> int:
-    """Drops shards that were used longest ago until a cache has at most this size; sets in use stay as they are.
+    """Drops shards that were used longest ago until a cache has at most this size; sets in use stay as they are,
+    and those that were used within the last minute, whose fetchers still wait for others.
 
     Args:
         cache_dir: The cache.
@@ -84,7 +85,7 @@ def trim(cache_dir: str, size_bytes: int) -> int:
     for each in sets:
         if freed >= over and size_bytes:
             continue
-        lock = lock_idle_mirror(each.folder)
+        lock = lock_mirror(each.folder)
         if lock is None:
             continue
         try:

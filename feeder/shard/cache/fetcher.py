@@ -10,7 +10,6 @@ import dataclasses
 import json
 import os
 import resource
-import shutil
 import signal
 import socket
 import sys
@@ -25,15 +24,13 @@ from feeder.errors import FeederError, NotFoundError, StoreError
 from feeder.shard.cache.cache_files import CacheFiles
 from feeder.shard.cache.cached_file import CachedFile, Plan
 from feeder.shard.cache.downloads import Downloads, Wait
-from feeder.shard.cache.link import LOCK, LOG, MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
+from feeder.shard.cache.link import MESSAGE_BYTES, SOCKET, has_hung_up, socket_address
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.plans import Plans
-from feeder.shard.cache.presence import RECORDS, blocks_of
+from feeder.shard.cache.presence import blocks_of
 from feeder.shard.cache.set_files import SetFiles
-from feeder.shard.store.mirror import check_same
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Store
-from feeder.system.files import open_regular
 
 __all__ = ["Fetcher", "become_fetcher", "main"]
 
@@ -123,29 +120,6 @@ class Fetcher:
     def is_wanted(self) -> bool:
         """Returns False once the client that the calling thread works for is gone."""
         return self._client is None or self._client in self._clients
-
-    @property
-    def place(self) -> str:
-        """URL of the set."""
-        return str(self.store.url)
-
-    @property
-    def budget_bytes(self) -> int:
-        """Most bytes that the cache may take."""
-        return self.files.budget_bytes
-
-    @property
-    def reads_crops(self) -> bool:
-        """False: it asks for what is needed itself, which is no image."""
-        return False
-
-    def open(self, name: str, expected: bytes = b"") -> int:
-        """Opens a file for reading; see :meth:`feeder.shard.store.mirror.Mirror.open`."""
-        with self.files.lock:
-            known = self.files.files.get(name)
-            if known is not None:
-                check_same(self.place, name, known.record.identity, expected)
-            return open_regular(os.path.join(self.folder, name))
 
     def serve(self, listener: socket.socket) -> None:
         """Serves clients until there has been none for a while, or the last one left after an error: it may have been
@@ -397,7 +371,7 @@ def main(folder: str, lock: int, options: dict[str, Any]) -> None:
             timeout=options["timeout_s"],
             allow_private=options["allow_private"],
         )
-        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher, fetcher.is_wanted)
+        return store, lambda fetcher: SetFiles(store, fetcher.files, options["index"], fetcher.is_wanted)
 
     become_fetcher(folder, lock, options, opened)
 
@@ -447,9 +421,6 @@ def become_fetcher(
 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(SOCKET, dir_fd=place)
-        if isinstance(fetcher, FeederError) or not fetcher.files.used_bytes:
-            _remove_empty(folder)
-
         code = 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
@@ -474,11 +445,3 @@ def _refuse(listener: socket.socket, error: FeederError) -> None:
         with channel:
             channel.recv(MESSAGE_BYTES)
             channel.send(json.dumps({"error": type(error).__name__, "text": str(error)}).encode())
-
-
-def _remove_empty(folder: str) -> None:
-    """Removes a mirror's folder in which nothing was cached, with the lock held, unless it holds a file of somebody."""
-    own = {LOCK, LOG, MARK, RECORDS}
-    with contextlib.suppress(OSError):
-        if set(os.listdir(folder)) <= own:
-            shutil.rmtree(folder)

@@ -5,7 +5,7 @@ Note [Lives of fetchers]
     however it ends, and listens on a socket in that folder. A client that finds nobody listening takes the lock and
     hands it to a new fetcher; one that finds the lock taken waits until that fetcher listens. So a fetcher that was
     killed is replaced by the next client that needs bytes, and a socket that it left behind does no harm.
-    A fetcher ends when it has had no client for a while. If nothing is in the folder then, it removes the folder.
+    A fetcher ends when it has had no client for a while.
     A client says hello with a digest of its credentials. With others than the fetcher's it is refused while the fetcher
     has clients, so that no job's bytes come by the credentials of another one; a fetcher without clients ends for it.
 """
@@ -37,7 +37,6 @@ __all__ = [
     "SOCKET",
     "Link",
     "has_hung_up",
-    "lock_idle_mirror",
     "lock_mirror",
     "socket_address",
 ]
@@ -48,7 +47,6 @@ _PAUSE_S = 0.02
 _START_S = 60.0
 _STARTS = 3  # of fetchers that end before they listen
 _HEARTBEAT_S = 1.0
-_END_S = 2.0
 _TAIL_BYTES = 2000
 # Of the fetcher. glibc would give the memory of each piece back to the kernel and have it cleared for the next one,
 # which takes a tenth of the fetcher's time.
@@ -77,34 +75,6 @@ def lock_mirror(folder: str) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def lock_idle_mirror(folder: str) -> int | None:
-    """Takes the fetcher's lock of a mirror as :func:`lock_mirror` does; a fetcher that nobody uses is asked to end."""
-    end = time.monotonic() + _END_S
-    while (lock := lock_mirror(folder)) is None and time.monotonic() < end:
-        if not _ends(folder):
-            return None
-        time.sleep(_PAUSE_S)
-    return lock
-
-
-def _ends(folder: str) -> bool:
-    """Asks the fetcher of a mirror to end if nobody uses it; returns False if somebody does."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
-            channel.settimeout(_END_S)
-            channel.connect(socket_address(descriptor))
-            channel.send(json.dumps({"leave": True}).encode())
-            data = channel.recv(MESSAGE_BYTES)
-        return not data or json.loads(data).get("ended") is True
-    except TimeoutError:
-        return False
-    except OSError:  # it has just ended, or does not listen yet
-        return True
-    finally:
-        os.close(descriptor)
 
 
 def has_hung_up(channel: socket.socket) -> bool:

@@ -21,7 +21,7 @@ import contextlib
 import functools
 import os
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 from feeder.system.files import TEMPORARY_SUFFIX
 from feeder.system.mapping import map_file
@@ -55,24 +55,14 @@ def boot_id() -> bytes:
         return bytes.fromhex(file.read().strip().replace("-", ""))
 
 
-class _Head(NamedTuple):
-    """The head of a record."""
-
-    size_bytes: int
-    flags: int
-    identity: bytes
-    boot: bytes
-
-
-def _head(path: str, data: bytes | memoryview) -> _Head:
-    """Returns the head of a record; raises ValueError if it is none."""
+def _head(path: str, data: bytes | memoryview) -> tuple[int, int, bytes, bytes]:
+    """Returns size in bytes, flags, identity and boot of a record; raises ValueError if it is none."""
     if len(data) < _HEAD.size:
         raise ValueError(f"{path}: a record of {len(data)} bytes")
-    magic, *rest = _HEAD.unpack_from(data)
-    head = _Head(*rest)
-    if magic != _MAGIC or len(data) != _HEAD.size + blocks_of(0, head.size_bytes)[1]:
+    magic, size_bytes, flags, identity, boot = _HEAD.unpack_from(data)
+    if magic != _MAGIC or len(data) != _HEAD.size + blocks_of(0, size_bytes)[1]:
         raise ValueError(f"{path}: no record of blocks")
-    return head
+    return size_bytes, flags, identity, boot
 
 
 class Presence:

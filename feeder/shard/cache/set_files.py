@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import threading
@@ -18,22 +16,18 @@ from feeder.shard.cache.cached_file import Contents
 from feeder.shard.cache.link import LOCK, LOG, SOCKET
 from feeder.shard.cache.places import MARK
 from feeder.shard.cache.presence import IDENTITY_BYTES, RECORDS
-from feeder.shard.format.sealed_head import damaged, short_hash
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import IndexedShard, ShardIndex
-from feeder.shard.store.mirror import Mirror, group_name
 from feeder.shard.store.store import RANGE_BYTES, Store
 from feeder.system.files import TEMPORARY_SUFFIX, open_regular
 from feeder.system.mapping import map_file
 
 __all__ = ["SetFiles"]
 
-WHOLE_HEADER_BYTES = 16 << 20  # a longer one comes in ranges, as its readers need them
-_MOST_BYTES = 1 << 40  # of a file that comes in ranges: a shard, or a header of billions of them
-_LEAST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 40  # of a file that comes in ranges
+_MOST_HEADER_BYTES = 1 << 32
 _OWN = {LOCK, LOG, MARK, RECORDS, SOCKET}  # in a mirror's folder, and in no set's
 _ATTEMPTS = 4
-MOST_NAMED = 1 << 20  # shards of sets whose names are neither numbered in a row nor sorted
 _KNOWN = 4096  # files whose contents are kept at hand
 
 
@@ -44,7 +38,6 @@ class SetFiles:
         store: The set's place.
         files: The cache.
         index: Name of the set's header.
-        mirror: Brings ranges of a long header into the cache.
         is_wanted: Returns False once nobody needs any more what the calling thread looks for.
     """
 
@@ -53,19 +46,15 @@ class SetFiles:
         store: Store,
         files: CacheFiles,
         index: str,
-        mirror: Mirror,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._store = store
         self._files = files
         self._index = index
-        self._mirror = mirror
         self._is_wanted = is_wanted
         self._lock = threading.Lock()
-        self._locks: collections.defaultdict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._known: collections.OrderedDict[str, Contents] = collections.OrderedDict()
         self._header: SetHeader | None = None
-        self._numbers: dict[str, int] | None = None
         self._compared: bytes | None = None  # hash of the header that the cache was compared with
 
     def of(self, name: str) -> Contents:
@@ -75,26 +64,23 @@ class SetFiles:
             FeederError: if there is no such file, or the set is damaged.
         """
         with self._lock:
-            lock = self._locks[name]
-        with lock:  # for one at a time, as it may have to be fetched
-            with self._lock:
-                known = self._known.get(name)
-                if known is not None:
-                    self._known.move_to_end(name)
-                    return known
-            self._refuse_unwanted(name)
-            found = self._find(name)
-            with self._lock:
-                self._known[name] = found
-                while len(self._known) > _KNOWN:
-                    self._locks.pop(self._known.popitem(last=False)[0], None)
-            return found
+            known = self._known.get(name)
+            if known is not None:
+                self._known.move_to_end(name)
+                return known
+        self._refuse_unwanted(name)
+        found = self._find(name)
+        with self._lock:  # another thread may have been faster
+            found = self._known.setdefault(name, found)
+            while len(self._known) > _KNOWN:
+                self._known.popitem(last=False)
+        return found
 
     def forget(self) -> None:
         """Asks the store for the set's header when it is needed next: it may have been replaced."""
         with self._lock:
             self._known.clear()
-            self._header = self._numbers = None
+            self._header = None
 
     def replaced(self) -> list[str]:
         """Returns names of cached files that the set has with other contents by now, by a new header: after a takedown,
@@ -112,13 +98,12 @@ class SetFiles:
             if _is_header(name, self._index):
                 found += [] if name == self._index else [name]
                 continue
-            of, _ = group_name(name)
-            number = self._number(of or name)
+            number = self._opened().number_of(name)
             if number is None:
                 continue
             shard = header.shard(number)
             expected = shard.shard_hash if name == shard.name else shard.index_hash
-            found += [] if (cached.get(of) if of else identity) == expected else [name]
+            found += [] if identity == expected else [name]
         self._compared = header.hash
         return found
 
@@ -131,10 +116,7 @@ class SetFiles:
             )
         if _is_header(name, self._index):
             return self._plain(name)
-        group = self._group(name)
-        if group is not None:
-            return group
-        number = self._number(name)
+        number = self._opened().number_of(name)
         if number is None:
             self._refuse_unnamed(name)
             return self._plain(name)
@@ -145,28 +127,9 @@ class SetFiles:
             return Contents(shard.size_bytes, shard.shard_hash, blocks=blocks)
 
         def check(path: str) -> None:
-            ShardIndex(path, shard=shard).check(optional=False)
+            ShardIndex(path, shard=shard).check()
 
         return self._whole(name, shard.index_hash, check, shard.index_bytes)
-
-    def _group(self, name: str) -> Contents | None:
-        """Returns the contents of an optional group of a shard's index, by its name in a mirror; None if it is none."""
-        index_name, group = group_name(name)
-        number = self._number(index_name) if group else None
-        if number is None or index_name != self._opened().index_name(number):
-            return None
-        shard = self._opened().shard(number)
-        begin, end, expected = self._shard_index(index_name, shard).place(group)
-        # The optional groups are about rows of images: they have less bytes than these.
-        if end > shard.index_bytes + shard.size_bytes + _LEAST_BYTES:
-            raise damaged(self._store.url.object(index_name), f"its {group!r} ends at byte {end:,}")
-
-        def check(path: str) -> None:
-            with open(path, "rb") as file:
-                if short_hash(map_file(file.fileno(), end - begin)).hex() != expected:
-                    raise damaged(path, f"the bytes of {group!r} do not match their hash")
-
-        return self._whole(name, bytes.fromhex(expected), check, end - begin, key=index_name, start=begin)
 
     def _shard_index(self, index_name: str, shard: IndexedShard) -> ShardIndex:
         """Opens the index of a shard, which is fetched first."""
@@ -193,7 +156,8 @@ class SetFiles:
         entry = self._store.size(name, is_wanted=self._is_wanted)
         identity = hashlib.sha256(f"{entry.size_bytes} {entry.etag} {entry.modified_ns}".encode()).digest()
         identity = identity[:IDENTITY_BYTES]
-        if _is_header(name, self._index) and entry.size_bytes <= WHOLE_HEADER_BYTES:
+        if _is_header(name, self._index):
+            self._refuse_long(name, entry.size_bytes, _MOST_HEADER_BYTES)
             return self._whole(name, identity, _check_header, entry.size_bytes, etag=entry.etag, is_kept=True)
         self._refuse_long(name, entry.size_bytes)
         return Contents(entry.size_bytes, identity, entry.etag, is_kept=True)
@@ -205,8 +169,6 @@ class SetFiles:
         check: Callable[[str], object],
         size_bytes: int,
         *,
-        key: str = "",
-        start: int = 0,
         etag: str = "",
         is_kept: bool = False,
     ) -> Contents:
@@ -217,28 +179,25 @@ class SetFiles:
             identity: See :class:`Contents`.
             check: Raises FormatError if the file at a path is not right.
             size_bytes: Its size.
-            key: The object that has it, if that has another name.
-            start: Its first byte in the object.
             etag: The object's; empty for any.
             is_kept: See :class:`Contents`.
         """
-        key, end = key or name, start + size_bytes
 
         def fetch() -> memoryview:
             budget_bytes = self._files.budget_bytes
             if size_bytes > budget_bytes and not is_kept:
                 raise StoreError(
-                    f"{self._store.url.object(key)}: {size_bytes:,} bytes of it are needed at once, and the cache may "
+                    f"{self._store.url.object(name)}: {size_bytes:,} bytes of it are needed at once, and the cache may "
                     f"take {budget_bytes:,}; give it more with cache_bytes=, or a larger disk with cache_dir="
                 )
             for attempt in range(1, _ATTEMPTS + 1):
                 path = os.path.join(self._files.folder, f"{CHECKED}{os.urandom(4).hex()}{TEMPORARY_SUFFIX}")
                 try:
                     with open(path, "x+b") as file:  # not in memory: nothing is known of it but what the header says
-                        for begin in range(start, end, RANGE_BYTES):
+                        for begin in range(0, size_bytes, RANGE_BYTES):
                             self._refuse_unwanted(name)
-                            stop = min(begin + RANGE_BYTES, end)
-                            file.write(self._store.get(key, begin, stop, etag or None, is_wanted=self._is_wanted))
+                            stop = min(begin + RANGE_BYTES, size_bytes)
+                            file.write(self._store.get(name, begin, stop, etag or None, is_wanted=self._is_wanted))
                         file.flush()
                         check(path)
                         return map_file(file.fileno(), size_bytes)
@@ -246,7 +205,7 @@ class SetFiles:
                     if attempt == _ATTEMPTS:
                         reason = str(error).removeprefix(f"{path}: ")
                         raise FormatError(
-                            f"{self._store.url.object(key)}: {reason}{self._files.also_damaged(name)}"
+                            f"{self._store.url.object(name)}: {reason}{self._files.also_damaged(name)}"
                         ) from None
                 finally:
                     with contextlib.suppress(OSError):
@@ -255,8 +214,8 @@ class SetFiles:
 
         return Contents(size_bytes, identity, fetch=fetch, check=check, is_kept=is_kept)
 
-    def _refuse_long(self, name: str, size_bytes: int) -> None:
-        if size_bytes > _MOST_BYTES:
+    def _refuse_long(self, name: str, size_bytes: int, most_bytes: int = _MOST_BYTES) -> None:
+        if size_bytes > most_bytes:
             raise FormatError(f"{self._store.url.object(name)}: has {size_bytes:,} bytes: too many for its kind")
 
     def _refuse_unnamed(self, name: str) -> None:
@@ -265,10 +224,9 @@ class SetFiles:
         shards = {os.path.splitext(header.shard_name(0))[1]} if header.shards else set()
         if not name.endswith((*shards, header.info.index_suffix)):
             return
-        order = " in order" if header.shards > MOST_NAMED else ""
         raise FormatError(
-            f"{self._store.url.object(name)}: is none of the {header.shards:,} shards that the set's header now names"
-            f"{order}, so it can't be checked; the set was replaced, or run `feeder index`, which sorts them by name"
+            f"{self._store.url.object(name)}: is none of the {header.shards:,} shards that the set's header now names, "
+            "so it can't be checked; the set was replaced, or run `feeder index`"
         )
 
     def _refuse_unwanted(self, name: str) -> None:
@@ -280,30 +238,10 @@ class SetFiles:
             header = self._header
         if header is None:
             self._files.brought(self._index, self.of(self._index))
-            header = SetHeader(os.path.join(self._files.folder, self._index), self._mirror)
+            header = SetHeader(os.path.join(self._files.folder, self._index))
             with self._lock:
                 self._header = header
         return header
-
-    def _number(self, name: str) -> int | None:
-        """Returns the number of the shard that a file is, or is the index of; None if it is neither."""
-        header = self._opened()
-        first = re.findall(r"\d+", header.shard_name(0)) if header.shards else []
-        for digits, start in zip(re.findall(r"\d+", name), itertools.chain(first, itertools.repeat("0")), strict=False):
-            for number in (int(digits), int(digits) - int(start)):
-                if 0 <= number < header.shards and name in (header.shard_name(number), header.index_name(number)):
-                    return number
-        stem = name.removesuffix(header.info.index_suffix)
-        shard = stem + os.path.splitext(header.shard_name(0))[1] if header.shards and stem != name else name
-        number = bisect.bisect_left(range(header.shards), shard, key=header.shard_name)
-        if number < header.shards and name in (header.shard_name(number), header.index_name(number)):
-            return number
-        if header.shards > MOST_NAMED:
-            return None
-        if self._numbers is None:
-            pairs = ((header.shard_name(number), header.index_name(number)) for number in range(header.shards))
-            self._numbers = {name: number for number, names in enumerate(pairs) for name in names}
-        return self._numbers.get(name)
 
 
 def _is_header(name: str, index: str) -> bool:
@@ -313,7 +251,4 @@ def _is_header(name: str, index: str) -> bool:
 
 
 def _check_header(path: str) -> None:
-    header = SetHeader(path)
-    header.rows()
-    for number in range(0, header.shards, header.page_shards):
-        header.shard_name(number)
+    SetHeader(path).rows()

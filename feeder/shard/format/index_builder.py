@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import is_packed
-from feeder.shard.format.index_file import COLUMNS, STARTS
-from feeder.shard.format.shard_index import write_shard_index
+from feeder.shard.format.shard_index import SampleRow, write_shard_index
 
 __all__ = ["IndexBuilder", "row_data"]
 
@@ -28,80 +26,34 @@ class IndexBuilder:
         self.targets = tuple(targets)
         self.numbered = numbered
         self.fields: dict[str, int] = {}
-        columns = [name for name in COLUMNS if name != "shard" and not name.endswith(("_start", "_data"))]
-        self._target = array("f")
-        self._source_rows = array("Q")
-        self._rows = {name: array("q") for name in columns}  # an eighth of a list's memory
-        self._starts = {name: array("q", [0]) for name in STARTS}
-        self._data = {"key_data": bytearray(), "path_data": bytearray(), "row_data": bytearray()}
+        self._samples: list[SampleRow] = []
 
     def __len__(self) -> int:
-        return len(self._rows["offset"])
+        return len(self._samples)
 
     def add(
         self,
         *,
-        key: bytes,
-        path: bytes,
         field: str,
-        offset: int,
-        length: int,
-        label: int,
-        width: int,
-        height: int,
-        orientation: int,
-        source_bytes: int,
-        crc32: int,
         members: Iterable[tuple[str, int, int]],
         rows: bytes = b"",
         target: Sequence[float] = (),
-        source_row: int = 0,
+        **values: Any,
     ) -> None:
         """Adds a sample.
 
         Args:
+            field: The image's field.
             members: Its other fields, (field, offset, length).
             rows: Its ``row_data``.
             target: One number for each of the builder's targets.
-            source_row: Its row in a table; ignored unless the builder is numbered.
-            key, path, field, offset, length, label, width, height, orientation, source_bytes, crc32: See Note [Index
-                file].
+            values: The further attributes of :class:`SampleRow`.
         """
         if len(target) != len(self.targets):
             raise ValueError(f"expected {len(self.targets)} target numbers, got {len(target)}")
-        self._target.extend(target)
-        self._source_rows.append(source_row)
-        row = {"field": self._field(field), "offset": offset, "length": length, "label": label}
-        row |= {"width": width, "height": height, "orientation": orientation}
-        row |= {"source_bytes": source_bytes, "crc32": crc32}
-        for name, value in row.items():
-            self._rows[name].append(value)
-        for member_field, member_offset, member_length in members:
-            self._rows["member_field"].append(self._field(member_field))
-            self._rows["member_offset"].append(member_offset)
-            self._rows["member_length"].append(member_length)
-        self._data["key_data"] += key
-        self._data["path_data"] += path
-        self._data["row_data"] += rows
-        for start, column in STARTS.items():
-            values = self._rows.get(column)
-            size = len(self._data[column]) // np.dtype(COLUMNS[column]).itemsize if values is None else len(values)
-            self._starts[start].append(size)
-
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns of Note [Index file], but for "shard"; "target" as [N, K]."""
-        columns: dict[str, npt.NDArray[Any]] = {}
-        if self.targets:
-            columns["target"] = np.array(self._target, np.float32).reshape(len(self), len(self.targets))
-        if self.numbered:
-            columns["source_row"] = np.array(self._source_rows, np.uint64)
-        for name, dtype in COLUMNS.items():
-            values: Any = self._rows.get(name, self._starts.get(name))
-            if name in self._data:
-                columns[name] = np.frombuffer(self._data[name], dtype=dtype)
-            elif name != "shard":
-                columns[name] = np.array(values, dtype=dtype)
-        return columns
+        number = self._number(field)
+        places = [(self._number(name), offset, length) for name, offset, length in members]
+        self._samples.append(SampleRow(field=number, members=places, row_data=rows, target=target, **values))
 
     def write(
         self, path: str, blocks: npt.NDArray[np.uint32], size_bytes: int, codebooks: Sequence[bytes] = ()
@@ -115,9 +67,11 @@ class IndexBuilder:
             codebooks: Codebooks of its packed JPEGs.
         """
         fields = list(self.fields)
-        write_shard_index(path, self.columns(), fields, self.targets, blocks, size_bytes, codebooks)
+        write_shard_index(
+            path, self._samples, fields, self.targets, blocks, size_bytes, codebooks, is_numbered=self.numbered
+        )
 
-    def _field(self, field: str) -> int:
+    def _number(self, field: str) -> int:
         return self.fields.setdefault(field, len(self.fields))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from feeder.errors import ArgumentError, FormatError
-from feeder.shard.format.header_file import version_path
+from feeder.shard.format.set_header import version_path
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.store.mirror import Mirror
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from feeder.decoders.packed import add_codebooks, decode_packed, is_packed_field
-from feeder.errors import DecodeError, FormatError, NotFoundError
+from feeder.errors import DecodeError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.store.open_store import open_store
+from feeder.shard.store.open_store import local_files
 from feeder.shard.store.url import is_remote, local_path
 
 __all__ = ["PackedDecoder", "packed_decoder"]
@@ -63,20 +61,7 @@ def packed_decoder(path: str | os.PathLike[str]) -> PackedDecoder:
     """
     name = os.fspath(path)
     if is_remote(name):
-        return PackedDecoder(_codebooks_in_store(name))
+        with local_files(name, INDEX_NAME) as folder:
+            return PackedDecoder(open_index(os.path.join(folder, INDEX_NAME)).codebooks)
     name = local_path(name)
     return PackedDecoder(open_index(os.path.join(name, INDEX_NAME) if os.path.isdir(name) else name).codebooks)
-
-
-def _codebooks_in_store(url: str) -> tuple[bytes, ...]:
-    store = open_store(url)
-    shown = str(store.url.object(INDEX_NAME))
-    with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder:
-        path = Path(folder, INDEX_NAME)
-        try:
-            path.write_bytes(store.get(INDEX_NAME))
-            return open_index(path).codebooks
-        except NotFoundError:
-            raise FormatError(f"{shown}: there is no index; expected the URL of a shard set") from None
-        except FormatError as error:
-            raise FormatError(str(error).replace(str(path), shown)) from None

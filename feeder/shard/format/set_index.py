@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,19 +15,10 @@ import numpy.typing as npt
 
 from feeder.errors import FormatError
 from feeder.order.shard_sizes import ShardSizes
-from feeder.shard.format.index_file import (
-    COLUMNS,
-    OPTIONAL_COLUMNS,
-    STARTS,
-    FieldPlaces,
-    Located,
-    SetSize,
-    ShardEntry,
-)
+from feeder.shard.format.index_file import FieldPlaces, Located, SetSize, ShardEntry
 from feeder.shard.format.set_header import SetHeader
 from feeder.shard.format.shard_index import NARROW, NO_STEPS, WIDE, IndexedShard, ShardIndex
-from feeder.shard.store.mirror import Mirror, group_file
-from feeder.system.mapping import map_file
+from feeder.shard.store.mirror import Mirror
 
 if TYPE_CHECKING:
     from feeder._native import HeldIndex, ShardRows
@@ -39,7 +30,8 @@ _OPEN_INDEXES = 4096
 ASKED_INDEXES = 256  # that a mirror is asked for at a time
 # Indexes that have left a mirror take room on its disk while they are mapped: so many bytes, or a share of its budget.
 MIRRORED_BYTES, _BUDGET_DIVISOR = 128 << 20, 100
-_DTYPES = COLUMNS | OPTIONAL_COLUMNS
+_PLACE = ("offset", "length")
+_DTYPES = {name: WIDE[name] for name in WIDE.names or ()} | {"shard": np.dtype("<u4"), "target": np.dtype("<f4")}
 
 
 class SetIndex:
@@ -123,20 +115,14 @@ class SetIndex:
         return ShardEntry(found.name, found.size_bytes)
 
     def index_entry(self, shard: int) -> ShardEntry | None:
-        """Name and size, without the optional groups, of the index of a shard; None if the
-        image is another field: such indexes are local, also of a set in a store."""
+        """Name and size of the index of a shard; None if the image is another field: such indexes are local, also of a
+        set in a store."""
         if self.image_of is not None:
             return None
         return ShardEntry(self.header.index_name(shard), self.header.shard(shard).index_bytes)
 
-    def steps_bytes(self, shard: int) -> int:
-        """Size of the places of rows of a shard, where a mirror has them as a file of their own; else 0."""
-        index = self.shard_index(shard)
-        begin, end, _ = index.place("steps") if "steps" in index.groups() else (0, 0, "")
-        return end - begin if end > self.header.shard(shard).index_bytes else 0
-
     def extent(self) -> SetSize:
-        """Sizes of the set's files besides the shards; reads all of its header."""
+        """Sizes of the set's files besides the shards."""
         indexes_bytes, largest_bytes = self.header.extent()
         return SetSize(indexes_bytes, self.header.file_bytes, largest_bytes)
 
@@ -238,28 +224,11 @@ class SetIndex:
         found = self._opened(set(shards))
         if not by_rows:
             return
-        wants = self._missing(found, "steps")
-        if wants:
-            assert self._mirror is not None
-            self._mirror.need(wants)
-        steps = {number: index.read_steps() for number, index in found.items()}
+        steps = {number: index.group("steps") for number, index in found.items()}
         with self._lock:
             for number in steps.keys() & self._open.keys():
                 assert self._table is not None
                 self._table.add_steps(number, steps[number])
-
-    def missing_steps(self, shards: Iterable[int]) -> list[tuple[str, int, int]]:
-        """Returns what :meth:`hold` will ask the mirror for, so that it can be asked for together with the images.
-
-        Raises:
-            FormatError: if the index of a shard is missing or damaged.
-        """
-        return [] if self._mirror is None else self._missing(self._opened(set(shards)), "steps")
-
-    def _missing(self, indexes: Mapping[int, ShardIndex], group: str) -> list[tuple[str, int, int]]:
-        """Returns the files of a group that the mirror is to be asked for, as :meth:`Mirror.need` takes them."""
-        sizes = {number: index.missing_bytes(group) for number, index in indexes.items()}
-        return [(group_file(self.header.index_name(n), group), 0, size) for n, size in sizes.items() if size]
 
     def labels(self) -> npt.NDArray[Any]:
         """Labels of all samples, int64 [samples], or targets, float32 [samples] or [samples, K]."""
@@ -280,13 +249,11 @@ class SetIndex:
 
     def source_rows(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Row numbers of samples in their table, int64 [N]."""
-        if len(ids) == len(self):  # all of them, in order
-            return self.column("source_row").astype(np.int64)[ids]
         found = (self._one(i) for i in ids.tolist())
         return np.array([index.source_row(row) for index, row in found], np.int64)
 
     def row_data(self, i: int) -> bytes:
-        """The sample's ``row_data``, see Note [Index file]; empty if it is not a seekable JPEG."""
+        """The sample's ``row_data``, see Note [Sample]; empty if it is not a seekable JPEG."""
         index, row = self._one(i)
         return np.array(index.row_data(row), "<u4").tobytes()
 
@@ -323,27 +290,25 @@ class SetIndex:
 
     def field_places(self, name: str) -> FieldPlaces:
         """The places of one field of all samples that have it."""
-        found: list[tuple[npt.NDArray[Any], ...]] = []
+        found = [np.zeros((0, 4), np.uint64)]
         start = 0
         for number, index in self._each():
             if name in index.fields:
-                field, rows = index.fields.index(name), index.rows()
-                own = np.flatnonzero(rows["field"] == field)
-                members = np.flatnonzero(index.column("member_field") == field)
-                starts = index.column("member_start").astype(np.int64)
-                owners = np.repeat(np.arange(len(rows)), starts[1:] - starts[:-1])[members]
-                offsets = np.concatenate([index.column("member_offset")[members], rows["offset"][own]])
-                lengths = np.concatenate([index.column("member_length")[members], rows["length"][own]])
-                ids = start + np.concatenate([owners, own])
-                found.append((ids, np.full(len(ids), number), offsets, lengths))
+                field, records = index.fields.index(name), index.rows()
+                of_members = [
+                    (start + row, number, offset, length)
+                    for row in range(index.samples)
+                    for own, offset, length in index.members(row, records[row])
+                    if own == field
+                ]
+                own_rows = np.flatnonzero(records["field"] == field)
+                images = [start + own_rows, np.full(len(own_rows), number), *map(records[own_rows].__getitem__, _PLACE)]
+                found.append(np.array(of_members, np.uint64).reshape(-1, 4))
+                found.append(np.stack([column.astype(np.uint64) for column in images], axis=1))
             start += index.samples
-        dtypes = (np.int64, np.int64, np.uint64, np.uint64)
-        none = np.zeros(0, np.int64)
-        columns: list[Any] = [
-            np.concatenate([none.astype(dtype), *(each[k].astype(dtype) for each in found)])
-            for k, dtype in enumerate(dtypes)
-        ]
-        return FieldPlaces(*columns)
+
+        ids, shards, offsets, lengths = np.concatenate(found).T
+        return FieldPlaces(ids.astype(np.int64), shards.astype(np.int64), offsets, lengths)
 
     def fingerprint(self, labels: npt.NDArray[Any] | None = None) -> str:
         """Hash of the samples, their order and their labels, or of other ``labels`` that they were given.
@@ -360,29 +325,25 @@ class SetIndex:
         return hashlib.blake2b(own.encode() + np.ascontiguousarray(labels).data, digest_size=16).hexdigest()
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Column of all samples, by its name in Note [Index file]; "target" as [N, K]."""
+        """Column of all samples: "shard", or as :meth:`ShardIndex.column` has it."""
         pieces: list[npt.NDArray[Any]] = []
-        base = 0
         for number, index in self._each():
-            piece = np.full(index.samples, number) if name == "shard" else self._column_of(index, name)
-            if name in STARTS:
-                last = int(piece[-1])
-                piece, base = piece[min(len(pieces), 1) :] + np.uint64(base), base + last
-            pieces.append(piece)
-        shape = (0, len(self.targets)) if name == "target" else (1 if name in STARTS and not pieces else 0,)
-        return np.concatenate([np.zeros(shape, _DTYPES[name]), *pieces]).astype(_DTYPES[name], copy=False)
+            pieces.append(np.full(index.samples, number) if name == "shard" else self._column_of(index, name))
+        dtype = _DTYPES.get(name, np.dtype(np.uint64))
+        none = np.zeros((0, len(self.targets)) if name == "target" else 0, dtype)
+        return np.concatenate([none, *pieces]).astype(dtype, copy=False)
 
     def checked_parts(self, names: Sequence[str]) -> Iterator[dict[str, npt.NDArray[Any]]]:
         """Yields the columns of some samples at a time, of all in order, compared with their checksums.
 
         Args:
-            names: Their names in Note [Index file], but for "shard" and starts.
+            names: Their names, see :meth:`ShardIndex.column`.
 
         Raises:
             FormatError: if one does not match.
         """
         for _, index in self._each():
-            index.check(optional=False)
+            index.check()
             yield {name: self._column_of(index, name) for name in names}
 
     def _column_of(self, index: ShardIndex, name: str) -> npt.NDArray[Any]:
@@ -391,26 +352,13 @@ class SetIndex:
         return self._renumbered(index)[column] if name in ("field", "member_field") and column.size else column
 
     def check(self) -> None:
-        """Compares the groups of all shards' indexes with their hashes; optional ones are when they are used.
+        """Compares the groups of all shards' indexes with their hashes.
 
         Raises:
             FormatError: if one does not match.
         """
         for _, index in self._each():
-            index.check(optional=False)
-
-    def field_name(self, field: int) -> str:
-        """Name of a field, by its number.
-
-        Raises:
-            FormatError: if there is no such field.
-        """
-        if not 0 <= field < len(self.fields):
-            raise FormatError(
-                f"{self.path}: names field {field}, but has {len(self.fields)} of them; it is damaged: rebuild it with "
-                "`feeder index`, or shard the dataset again"
-            )
-        return self.fields[field]
+            index.check()
 
     def shard_index(self, shard: int) -> ShardIndex:
         """The index of a shard, by the shard's number.
@@ -493,8 +441,6 @@ class SetIndex:
         """Maps the indexes of some shards. Those in a store are asked for some at a time: when others are, they may
         leave the cache."""
         header, found = self.header, dict[int, ShardIndex]()
-        if shards and self._mirror is not None:
-            header.open_pages(shards)
         for first in range(0, len(shards), ASKED_INDEXES):
             some = [(n, header.index_name(n), header.shard(n)) for n in shards[first : first + ASKED_INDEXES]]
             if self._mirror is not None:
@@ -506,11 +452,11 @@ class SetIndex:
     def _mapped(self, name: str, shard: IndexedShard) -> ShardIndex:
         if self._mirror is None:
             return ShardIndex(os.path.join(self._folder, name), shard=shard, targets=self.targets)
-        shown, fetch = f"{self._mirror.place}/{name}", functools.partial(self._fetch_group, name)
+        shown = f"{self._mirror.place}/{name}"
         for is_last in (False, True):
             descriptor = self._mirror.open(name, shard.index_hash)
             try:
-                return ShardIndex(shown, shard=shard, targets=self.targets, fetch=fetch, descriptor=descriptor)
+                return ShardIndex(shown, shard=shard, targets=self.targets, descriptor=descriptor)
             except FormatError:
                 if is_last:
                     raise
@@ -518,17 +464,6 @@ class SetIndex:
                 os.close(descriptor)
             self._mirror.need([(name, 0, shard.index_bytes)], again=True)  # it was damaged since it was fetched
         raise AssertionError
-
-    def _fetch_group(self, index_name: str, group: str, size_bytes: int, expected: bytes) -> memoryview:
-        """Returns an optional group of a shard's index that is in a store, by its size and hash."""
-        assert self._mirror is not None
-        name = group_file(index_name, group)
-        self._mirror.need([(name, 0, size_bytes)])
-        descriptor = self._mirror.open(name, expected)
-        try:
-            return map_file(descriptor, size_bytes)
-        finally:
-            os.close(descriptor)
 
     def named(self, index: ShardIndex, field: int) -> str:
         """Name of one of a shard's fields, by its number there."""
@@ -543,7 +478,7 @@ class SetIndex:
 
 
 class RecordRows:
-    """Properties of N samples; each attribute is an array [N], as Note [Index file] describes it.
+    """Properties of N samples; each attribute is an array [N], see Note [Sample].
 
     Args:
         index: The set's index.
@@ -561,39 +496,23 @@ class RecordRows:
         labels: int64 [N], -1 for none; or the targets, float32 [N] or [N, K].
     """
 
-    __slots__ = ("_index", "_records", "_rows", "shard")
+    __slots__ = (
+        *("_index", "_records", "_rows", "crc32", "height", "length", "offset", "orientation", "shard", "width"),
+    )
 
     def __init__(
         self, index: SetIndex, shards: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], records: npt.NDArray[Any]
     ) -> None:
         self.shard = shards
+        self.offset = records["offset"]
+        self.length = records["length"]
+        self.width = records["width"]
+        self.height = records["height"]
+        self.orientation = records["orientation"]
+        self.crc32 = records["crc32"]
         self._index = index
         self._rows = rows
         self._records = records
-
-    @property
-    def offset(self) -> npt.NDArray[Any]:
-        return self._records["offset"]
-
-    @property
-    def length(self) -> npt.NDArray[Any]:
-        return self._records["length"]
-
-    @property
-    def width(self) -> npt.NDArray[Any]:
-        return self._records["width"]
-
-    @property
-    def height(self) -> npt.NDArray[Any]:
-        return self._records["height"]
-
-    @property
-    def orientation(self) -> npt.NDArray[np.uint8]:
-        return self._records["orientation"]
-
-    @property
-    def crc32(self) -> npt.NDArray[np.uint32]:
-        return self._records["crc32"]
 
     @property
     def field(self) -> npt.NDArray[Any]:

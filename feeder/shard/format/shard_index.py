@@ -2,22 +2,27 @@
 
 Note [Shard index]
 The file has a sealed head with the magic ``FEEDERFX``, see Note [Sealed head], and groups of columns behind it. The
-head has version (2), samples (N), tar_bytes (size of the shard), fields (names), targets (K names), is_wide, and groups
-{name: [offset from the end of the head, size in bytes, hash in hexadecimal digits]}. All is little-endian:
+head has version (3), samples (N), tar_bytes (size of the shard), fields (names), targets (K names), is_wide,
+is_numbered, and groups {name: [offset from the end of the head, size in bytes, hash in hexadecimal digits]}. All is
+little-endian:
     records  a record for each sample, packed: offset u32, length u32, crc32 u32, steps u32, label i32, width u16,
              height u16, field u8, orientation u8. If is_wide, offset u64, length u64, label i64, crc32 u32, steps u32,
-             width u32, height u32, field u16, orientation u8, a zero. As in Note [Index file]; field is a number in
-             `fields`; steps is the number of the image's first value in the next group, 2**32-1 for none
+             width u32, height u32, field u16, orientation u8, a zero. As in Note [Sample]; field is a number in
+             `fields`; steps is the number of the image's first value in the group of that name, 2**32-1 for none
     target   K float32 for each sample; only with targets
     blocks   u32: CRC-32C of each 256 KiB of the shard
-    source_bytes, source_row (only with numbered samples), keys, paths, members: see Note [Chunks]
+    details  what few reads need, in chunks of 64 samples: an end u32 for each chunk, counted from the last of these
+             ends, and the chunks, each compressed with zlib. A chunk has a line of JSON for each sample,
+             [key, path, source_bytes, source_row, members]. Bytes of key and path that are no UTF-8 are surrogates, as
+             in :func:`os.fsdecode`. A member is [field, length, gap]; the gap is the number of bytes that its offset is
+             more than in a plain tar: the end of the member before it, or of the image, rounded up to 512, and a header
+             of 512 bytes
     codebooks  those of packed JPEGs, a JSON list of texts in base64; only where there are any
     taken_down  see Note [Tombstones], JSON; only where there are any
-Optional groups come last: only who needs one reads it, and of a set in a store it is fetched only then.
     steps    u16: for a seekable or packed JPEG the height of a band in pixels, the offset of the first band, and the
-             difference of each further value of `row_data`, see Note [Index file], to the one before it. For 65535 or
+             difference of each further value of `row_data`, see Note [Sample], to the one before it. For 65535 or
              more, 65535 and the number in the next two, its low half first
-A group of any other name is optional, too, and for readers that know it.
+A group of any other name is for readers that know it.
 """
 
 from __future__ import annotations
@@ -25,24 +30,32 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import read_codebooks
 from feeder.errors import FormatError
-from feeder.shard.format import chunks
 from feeder.shard.format.block_sums import BLOCK_BYTES
-from feeder.shard.format.chunks import CHUNK_ROWS, MemberRows
-from feeder.shard.format.index_file import COLUMNS, OPTIONAL_COLUMNS, STARTS
 from feeder.shard.format.sealed_head import damaged, read_head, sealed, short_hash
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.limit_errors import explained
 from feeder.system.mapping import map_file
 
-__all__ = ["NARROW", "NO_STEPS", "TAKEN_DOWN", "WIDE", "IndexedShard", "ShardIndex", "take_rows", "write_shard_index"]
+__all__ = [
+    "NARROW",
+    "NO_STEPS",
+    "TAKEN_DOWN",
+    "WIDE",
+    "Details",
+    "IndexedShard",
+    "SampleRow",
+    "ShardIndex",
+    "write_shard_index",
+]
 
 NO_STEPS = (1 << 32) - 1
 TAKEN_DOWN = "taken_down"
@@ -74,15 +87,11 @@ WIDE = np.dtype(
     ]
 )
 _MAGIC = b"FEEDERFX"
-_VERSION = 2
+_VERSION = 3
 _ESCAPE = 0xFFFF
-# Groups that come with the head; all others are optional.
-_CORE = (
-    *("records", "target", "blocks", "source_bytes", "source_row", "keys", "paths", "members", "codebooks"),
-    TAKEN_DOWN,
-)
-
-_T = TypeVar("_T")
+_CHUNK_ROWS = 64
+_MAX_CHUNK_BYTES = 1 << 27  # 64 names of a mebibyte each; a damaged or hostile chunk may inflate to more
+_BLOCK_BYTES = 512
 
 
 class IndexedShard(NamedTuple):
@@ -93,7 +102,7 @@ class IndexedShard(NamedTuple):
         samples: Number of its samples.
         size_bytes: Its size.
         shard_hash: Its hash, see Note [Sealed head].
-        index_bytes: Size of its index up to the optional groups.
+        index_bytes: Size of its index.
         index_hash: Hash of the head of its index, which has those of its groups.
     """
 
@@ -105,115 +114,168 @@ class IndexedShard(NamedTuple):
     index_hash: bytes
 
 
+class SampleRow(NamedTuple):
+    """All that the index of a shard has of a sample.
+
+    Note [Sample]
+    The numbers of fields are those in the index. ``row_data`` has the places of the rows of pixels of a seekable or
+    packed JPEG, which are stored in bands: u32, the height of a band in pixels, the offset of each band in the image's
+    bytes, and the offset of the end of the last band, with its marker. It is empty for other images.
+
+    Attributes:
+        key: Its WebDataset key.
+        path: Its original path, in the file system's bytes.
+        field: Number of the image's field.
+        offset, length: Place of the encoded image in its shard, bytes.
+        label: Its label, -1 for none.
+        width, height: As stored, before orientation, pixels.
+        orientation: EXIF's, 1-8.
+        source_bytes: Size of its source, before any re-encoding.
+        crc32: CRC-32 of the image's bytes followed by those of the other fields.
+        members: Its other fields: (number of the field, offset, length), bytes.
+        row_data: Places of the image's rows.
+        target: Numbers in place of a label, NaN for none.
+        source_row: Number, from 0, of its row in a table.
+    """
+
+    key: bytes
+    path: bytes
+    field: int
+    offset: int
+    length: int
+    label: int
+    width: int
+    height: int
+    orientation: int
+    source_bytes: int
+    crc32: int
+    members: Sequence[tuple[int, int, int]] = ()
+    row_data: bytes = b""
+    target: Sequence[float] = ()
+    source_row: int = 0
+
+
+class Details(NamedTuple):
+    """The details of a sample, which few reads need; see Note [Sample].
+
+    Members are (field, length, gap), see Note [Shard index].
+    """
+
+    key: bytes
+    path: bytes
+    source_bytes: int
+    source_row: int
+    members: list[tuple[int, int, int]]
+
+
 def write_shard_index(
     path: str,
-    columns: Mapping[str, npt.NDArray[Any]],
+    samples: Sequence[SampleRow],
     fields: Sequence[str],
     targets: Sequence[str],
     blocks: npt.NDArray[np.uint32],
     tar_bytes: int,
     codebooks: Sequence[bytes] = (),
+    *,
+    is_numbered: bool = False,
     further: Mapping[str, bytes] | None = None,
 ) -> None:
     """Writes the index of one shard atomically; its bytes depend only on the arguments.
 
     Args:
         path: The file.
-        columns: The columns of Note [Index file], but for "shard".
+        samples: The samples, in the order of their ids.
         fields: Names of the fields, by number.
-        targets: Names of the numbers in the column "target".
+        targets: Names of the samples' targets.
         blocks: CRC-32C of each 256 KiB of the shard.
         tar_bytes: Size of the shard.
         codebooks: Codebooks of its packed JPEGs.
+        is_numbered: True if the samples come from rows of a table.
         further: Further groups, by name.
     """
-    count = len(columns["offset"])
-    steps, first_steps = _steps(columns["row_start"], columns["row_data"], columns["height"])
-    values = {name: columns[name] for name in NARROW.names or () if name != "steps"} | {"steps": first_steps}
-    is_wide = not all(_fits(values[name], NARROW[name]) for name in values)
+    steps = [_steps(sample) for sample in samples]
+    values_of_steps = np.array([len(own) // 2 for own in steps], np.int64)
+    records = np.zeros(len(samples), WIDE)
+    for name in ("offset", "length", "label", "crc32", "width", "height", "field", "orientation"):
+        records[name] = [getattr(sample, name) for sample in samples]
+    records["steps"] = np.where(values_of_steps, np.cumsum(values_of_steps) - values_of_steps, NO_STEPS)
 
-    records = np.zeros(count, WIDE if is_wide else NARROW)
-    for name, column in values.items():
-        records[name] = column
+    narrow = np.zeros(len(samples), NARROW)
+    for name in NARROW.names or ():
+        narrow[name] = records[name]
+    is_wide = any((narrow[name] != records[name]).any() for name in NARROW.names or ())
 
-    starts = columns["member_start"].astype(np.int64)
-    found = (columns[f"member_{name}"] for name in ("field", "offset", "length"))
-    members = MemberRows(starts[1:] - starts[:-1], *found)
-
-    groups: dict[str, bytes] = {"records": records.tobytes()}
+    groups = {"records": (records if is_wide else narrow).tobytes()}
     if targets:
-        groups["target"] = np.ascontiguousarray(columns["target"], "<f4").tobytes()
+        groups["target"] = np.array([sample.target for sample in samples], "<f4").tobytes()
     groups["blocks"] = blocks.astype("<u4").tobytes()
-    for name in ("source_bytes", "source_row"):
-        if name in columns:
-            groups[name] = chunks.pack_numbers(columns[name])
-    for name in ("key", "path"):
-        groups[f"{name}s"] = chunks.pack_texts(columns[f"{name}_start"], columns[f"{name}_data"].tobytes())
-    groups["members"] = chunks.pack_members(members, columns["offset"], columns["length"])
+    groups["details"] = _packed([_line(sample) for sample in samples])
     if codebooks:
         groups["codebooks"] = json.dumps([base64.b64encode(codebook).decode() for codebook in codebooks]).encode()
-    groups |= further or {}
-    groups["steps"] = steps.tobytes()  # the optional ones from here on
+    groups |= {**(further or {}), "steps": b"".join(steps)}
 
     places, at = {}, 0
     for name, data in groups.items():
         places[name] = [at, len(data), short_hash(data).hex()]
         at += len(data)
 
-    head = {"version": _VERSION, "samples": count, "tar_bytes": tar_bytes, "fields": [*fields]}
+    head = {"version": _VERSION, "samples": len(samples), "tar_bytes": tar_bytes, "fields": [*fields]}
+    head |= {"targets": [*targets], "is_wide": is_wide, "is_numbered": is_numbered, "groups": places}
     with atomic_file(path) as file:
-        file.write(sealed(_MAGIC, head | {"targets": [*targets], "is_wide": is_wide, "groups": places}))
+        file.write(sealed(_MAGIC, head))
         file.writelines(groups.values())
 
 
-def take_rows(columns: Mapping[str, npt.NDArray[Any]], rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the columns of some rows of a shard, int64 [N], in their order."""
-    found: dict[str, npt.NDArray[Any]] = {}
-    values = {start: [data] for start, data in STARTS.items()}
-    values["member_start"] = ["member_field", "member_offset", "member_length"]
-    for start, own in values.items():
-        starts = columns[start].astype(np.int64)
-        counts = (starts[1:] - starts[:-1])[rows]
-        ends = np.cumsum(counts)
-        places = np.repeat(starts[:-1][rows] - (ends - counts), counts) + np.arange(int(counts.sum()))
-        found[start] = _starts(counts)
-        found |= {name: columns[name][places] for name in own}
-    return found | {name: column[rows] for name, column in columns.items() if name not in found}
+def _steps(sample: SampleRow) -> bytes:
+    """Returns a sample's part of the group of steps. Places that do not have as many bands as the image are left out,
+    as readers ignore them."""
+    places = np.frombuffer(sample.row_data, "<u4")
+    if len(places) < 3 or not places[0] or -(-sample.height // int(places[0])) + 2 != len(places):
+        return b""
+    steps = np.concatenate([places[:2], np.diff(places[1:])])
+    if steps.max() < _ESCAPE:
+        return steps.astype("<u2").tobytes()
+    wide = ([_ESCAPE, step & 0xFFFF, step >> 16] if step >= _ESCAPE else [step] for step in steps.tolist())
+    return np.array([value for values in wide for value in values], "<u2").tobytes()
 
 
-def _fits(column: npt.NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    if not len(column):
-        return True
-    limits = np.iinfo(dtype)
-    return limits.min <= int(column.min()) and int(column.max()) <= limits.max
+def _line(sample: SampleRow) -> bytes:
+    """Returns a sample's line in the group of details."""
+    members, end = [], sample.offset + sample.length
+    for field, offset, length in sample.members:
+        members.append([field, length, offset - _next_offset(end)])
+        end = offset + length
+    texts = [each.decode("utf-8", "surrogateescape") for each in (sample.key, sample.path)]
+    return json.dumps([*texts, sample.source_bytes, sample.source_row, members], separators=(",", ":")).encode()
 
 
-def _steps(
-    starts: npt.NDArray[Any], places: npt.NDArray[Any], heights: npt.NDArray[Any]
-) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Returns the group of steps, and the number of each sample's first value.
+def _next_offset(end: int) -> int:
+    """Returns the offset of a member in a plain tar, by the end of the one before it."""
+    return end + -end % _BLOCK_BYTES + _BLOCK_BYTES
 
-    Places that do not have as many bands as the image are left out, as readers ignore them.
-    """
-    begins, counts = starts[:-1].astype(np.int64), np.diff(starts.astype(np.int64))
-    has = np.flatnonzero(counts >= 3)
-    bands = places[begins[has]].astype(np.int64)
-    has = has[(bands > 0) & (-(-heights[has].astype(np.int64) // np.maximum(bands, 1)) + 2 == counts[has])]
-    kept, first = counts[has], np.cumsum(counts[has]) - counts[has]
-    rows = np.repeat(begins[has] - first, kept) + np.arange(int(kept.sum()))
-    values = places[rows].astype(np.uint32)
-    differences = values.copy()
-    differences[1:] -= values[:-1]
-    differences[first], differences[first + 1] = values[first], values[first + 1]
-    is_large = differences >= _ESCAPE
-    at = np.arange(len(values)) + 2 * (np.cumsum(is_large) - is_large)
-    steps = np.empty(len(values) + 2 * int(is_large.sum()), "<u2")
-    steps[at] = np.minimum(differences, _ESCAPE)
-    steps[at[is_large] + 1] = differences[is_large] & 0xFFFF
-    steps[at[is_large] + 2] = differences[is_large] >> 16
-    found = np.full(len(counts), NO_STEPS, np.int64)
-    found[has] = at[first]
-    return steps, found
+
+def _packed(lines: Sequence[bytes]) -> bytes:
+    """Returns the group of lines."""
+    starts = range(0, len(lines), _CHUNK_ROWS)
+    blobs = [zlib.compress(b"\n".join(lines[start : start + _CHUNK_ROWS]), 9) for start in starts]
+    return np.cumsum([len(blob) for blob in blobs]).astype("<u4").tobytes() + b"".join(blobs)
+
+
+def _unpacked(group: memoryview, lines: int, chunk: int) -> list[bytes]:
+    """Returns the lines of a chunk of a group of so many; raises ValueError if it is damaged."""
+    base = 4 * -(-lines // _CHUNK_ROWS)
+    start, end = (int.from_bytes(group[4 * k : 4 * k + 4], "little") if k >= 0 else 0 for k in (chunk - 1, chunk))
+    inflate = zlib.decompressobj()
+    try:
+        data = inflate.decompress(group[base + start : base + end], _MAX_CHUNK_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"chunk {chunk}: {error}") from None
+    if not inflate.eof:
+        raise ValueError(f"chunk {chunk} is cut off, or inflates to more than {_MAX_CHUNK_BYTES} bytes")
+    found = data.split(b"\n")
+    if len(found) != min(_CHUNK_ROWS, lines - chunk * _CHUNK_ROWS):
+        raise ValueError(f"chunk {chunk} has {len(found)} lines")
+    return found
 
 
 class ShardIndex:
@@ -223,18 +285,16 @@ class ShardIndex:
         path: The file; its name in messages where it is open.
         shard: The shard as the set's header has it; None to take the file as it is.
         targets: Names of the targets that each sample has; None to take the file as it is.
-        fetch: Returns the bytes of an optional group, by its name, size and hash, if the file ends before it; None:
-            such a file is damaged.
         descriptor: The open file, which may be closed afterwards; None: the one at the path.
 
     Attributes:
         samples: Number of samples.
         is_wide: True if the records are :data:`WIDE`.
+        is_numbered: True if the samples come from rows of a table.
         records: The records' bytes.
         fields: Names of the fields, by their numbers in the records.
         targets: Names of the targets.
         hash: Hash of the head.
-        core_bytes: Size of the file up to the optional groups.
         tar_bytes: Size of the shard.
 
     Raises:
@@ -242,7 +302,7 @@ class ShardIndex:
     """
 
     __slots__ = (
-        *("_data", "_end", "_fetch", "_good", "_groups", "_last_texts", "core_bytes", "fields", "hash", "is_wide"),
+        *("_chunk", "_data", "_end", "_good", "_groups", "fields", "hash", "is_numbered", "is_wide"),
         *("path", "records", "samples", "tar_bytes", "targets"),
     )
 
@@ -252,17 +312,14 @@ class ShardIndex:
         *,
         shard: IndexedShard | None = None,
         targets: tuple[str, ...] | None = None,
-        fetch: Callable[[str, int, bytes], memoryview] | None = None,
         descriptor: int | None = None,
     ) -> None:
         self.path = path
-        self._fetch = fetch
-
         self._data = _mapped(path, descriptor)
         size = len(self._data)
 
         head, self.hash, self._end = read_head(path, _MAGIC, self._data)
-        if shard is not None and (self.hash != shard.index_hash or size < shard.index_bytes):
+        if shard is not None and (self.hash != shard.index_hash or size != shard.index_bytes):
             if TAKEN_DOWN in head.get("groups", ()):
                 raise FormatError(
                     f"{path}: is not the index of the set that was opened: samples were taken "
@@ -273,22 +330,22 @@ class ShardIndex:
 
         self._groups: dict[str, tuple[int, int, str]] | None = None
         self._good: dict[str, memoryview] = {}
-        self._last_texts: dict[str, tuple[range, list[bytes]]] = {}  # a search reads each chunk once, not 64 times
+        self._chunk: tuple[int, list[bytes]] = (-1, [])  # the last one: a search reads each once, not 64 times
 
         try:
             if head["version"] != _VERSION:
                 raise FormatError(f"{path}: version {head['version']}, this feeder reads {_VERSION}; update feeder")
             self.samples = int(head["samples"])
             self.is_wide = bool(head["is_wide"])
+            self.is_numbered = bool(head["is_numbered"])
             self.tar_bytes = int(head["tar_bytes"])
             self.fields = tuple(str(name) for name in head["fields"])
             self.targets = tuple(str(name) for name in head["targets"])
             sizes = {"records": self.samples * self.dtype.itemsize, "target": 4 * self.samples * len(self.targets)}
             sizes["blocks"] = 4 * -(-int(head["tar_bytes"]) // BLOCK_BYTES)
             groups = _placed(head["groups"])
-            self.core_bytes = self._end + max((at + own for name, (at, own, _) in groups.items() if name in _CORE))
-            if size < self.core_bytes:
-                raise ValueError(f"{self.core_bytes} bytes before its optional groups, of {size}")
+            if size < (needed := self._end + max(at + own for at, own, _ in groups.values())):
+                raise ValueError(f"{needed} bytes, of which there are {size}")
             wrong = [name for name, expected in sizes.items() if groups.get(name, (0, 0))[1] != expected]
             if wrong:
                 raise ValueError(f"wrong number of bytes of {wrong[0]!r} for {self.samples} samples")
@@ -312,10 +369,6 @@ class ShardIndex:
         """Size of the file."""
         return len(self._data)
 
-    def read_steps(self) -> memoryview:
-        """Reads the group of steps."""
-        return self.group("steps")
-
     def group(self, name: str) -> memoryview:
         """Bytes of a group, compared with its hash.
 
@@ -327,40 +380,20 @@ class ShardIndex:
             found = self._good[name] = self._checked(name, self.groups())
         return found
 
-    def missing_bytes(self, name: str) -> int:
-        """Size of a group if it is still to be fetched, else 0."""
-        offset, size, _ = self.groups().get(name, (0, 0, ""))
-        return 0 if name in self._good or self._end + offset + size <= len(self._data) else size
-
-    def place(self, name: str) -> tuple[int, int, str]:
-        """First byte of a group in the file, its end, and its hash in hexadecimal digits.
-
-        Raises:
-            FormatError: if there is no such group.
-        """
-        if name not in self.groups():
-            raise damaged(self.path, f"it has no group {name!r}")
-        offset, size, expected = self.groups()[name]
-        return self._end + offset, self._end + offset + size, expected
-
     def groups(self) -> dict[str, tuple[int, int, str]]:
         """Offset, size and hash of each group, by its name."""
         if self._groups is None:
             self._groups = _placed(read_head(self.path, _MAGIC, self._data)[0]["groups"])
         return self._groups
 
-    def check(self, *, optional: bool = True) -> None:
-        """Compares groups with their hashes.
-
-        Args:
-            optional: False to leave out the optional ones.
+    def check(self) -> None:
+        """Compares the groups with their hashes.
 
         Raises:
             FormatError: naming the first that differs.
         """
         for name in self.groups():
-            if optional or name in _CORE:
-                self.group(name)
+            self.group(name)
 
     def rows(self) -> npt.NDArray[Any]:
         """All records, a view."""
@@ -391,15 +424,15 @@ class ShardIndex:
 
     def key(self, row: int) -> bytes:
         """Key of a sample."""
-        return self._text("keys", row)
+        return self.details(row).key
 
     def source_path(self, row: int) -> bytes:
         """Original path of a sample."""
-        return self._text("paths", row)
+        return self.details(row).path
 
     def source_row(self, row: int) -> int:
         """Row number of a sample in its table."""
-        return int(self._numbers("source_row", _chunk(row))[row % CHUNK_ROWS])
+        return self.details(row).source_row
 
     def members(self, row: int, record: Any = None) -> list[tuple[int, int, int]]:
         """The sample's fields besides the image: (number of the field, offset, length) in the shard, bytes.
@@ -408,15 +441,21 @@ class ShardIndex:
             row: The sample's row.
             record: Its record, if it is at hand.
         """
-        group, record = self.group("members"), self.rows()[row] if record is None else record
-        place = int(record["offset"]), int(record["length"])
-        return self._read(lambda: chunks.members_of_row(group, self.samples, row, *place))
+        record = self.rows()[row] if record is None else record
+        found, end = [], int(record["offset"]) + int(record["length"])
+        for field, length, gap in self.details(row).members:
+            offset = _next_offset(end) + gap
+            end = offset + length
+            if min(field, offset, length) < 0 or end >= 1 << 63:
+                raise damaged(self.path, f"a member of {length} bytes at byte {offset}")
+            found.append((field, offset, length))
+        return found
 
     def row_data(self, row: int) -> list[int]:
-        """The sample's values of ``row_data``, see Note [Index file]."""
+        """The sample's values of ``row_data``, see Note [Sample]."""
         record = self.rows()[row]
         at, height, found = int(record["steps"]), int(record["height"]), list[int]()
-        steps = np.frombuffer(self.read_steps(), "<u2")
+        steps = np.frombuffer(self.group("steps"), "<u2")
         while at < len(steps) and (not found or len(found) < 2 + -(-height // max(found[0], 1))):
             step, at = int(steps[at]), at + 1
             if step == _ESCAPE:
@@ -425,81 +464,59 @@ class ShardIndex:
             found.append(step if len(found) < 2 else (found[-1] + step) % (1 << 32))
         return found
 
-    def texts(self, name: str, rows: range) -> list[bytes]:
-        """Keys or paths of rows that follow one another; the name is "keys" or "paths"."""
-        some = range(rows.start // CHUNK_ROWS, -(-rows.stop // CHUNK_ROWS))
-        found = self._read(lambda: chunks.texts(self.group(name), self.samples, some))
-        first = some.start * CHUNK_ROWS
-        return found[rows.start - first : rows.stop - first]
+    def sample(self, row: int) -> SampleRow:
+        """All that there is of a sample."""
+        record, details = self.rows()[row], self.details(row)
+        numbers = {name: int(record[name]) for name in SampleRow._fields if name in (WIDE.names or ())}
+        return SampleRow(
+            key=details.key,
+            path=details.path,
+            source_bytes=details.source_bytes,
+            source_row=details.source_row,
+            members=self.members(row, record),
+            row_data=np.array(self.row_data(row), "<u4").tobytes(),
+            target=self.column("target")[row].tolist() if self.targets else (),
+            **numbers,
+        )
+
+    def details(self, row: int) -> Details:
+        """Details of a sample.
+
+        Raises:
+            FormatError: if they are damaged.
+        """
+        chunk, at = divmod(row, _CHUNK_ROWS)
+        try:
+            known = self._chunk
+            if known[0] != chunk:
+                known = self._chunk = chunk, _unpacked(self.group("details"), self.samples, chunk)
+            key, path, source_bytes, source_row, members = json.loads(known[1][at])
+            key, path = (text.encode("utf-8", "surrogateescape") for text in (key, path))
+            places = [(int(field), int(length), int(gap)) for field, length, gap in members]
+            return Details(key, path, int(source_bytes), int(source_row), places)
+        except (AttributeError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            raise damaged(self.path, f"row {row} of its details: {error}") from None
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """A column of all samples, as Note [Index file] has it, but for "shard"; fields are numbered as here."""
-        rows = self.rows()
+        """A column of all samples: one of the records, "target" as [N, K], "source_bytes" or "source_row"; or
+        "member_field", the numbers of the members' fields."""
         if name in (WIDE.names or ()):
-            return rows[name]
-        every = range(_chunk(self.samples + CHUNK_ROWS - 1).start)
+            return self.rows()[name]
         if name == "target":
             return np.frombuffer(self.group("target"), "<f4").reshape(self.samples, len(self.targets))
-        if name in ("source_bytes", "source_row"):
-            return self._numbers(name, every)
-        if name.startswith(("key_", "path_")):
-            text, _, part = name.partition("_")
-            found = self.texts(f"{text}s", range(self.samples))
-            return (
-                _starts([len(each) for each in found]) if part == "start" else np.frombuffer(b"".join(found), np.uint8)
-            )
-        if name.startswith("row_"):
-            values = [self.row_data(row) for row in range(self.samples)]
-            if name == "row_start":
-                return _starts([len(each) for each in values])
-            return np.array([value for each in values for value in each], np.uint32)
-        found_members = self._members(every)
-        if name == "member_start":
-            return _starts(found_members.counts)
-        values_of: dict[str, npt.NDArray[Any]] = {
-            "member_field": found_members.fields,
-            "member_offset": found_members.offsets,
-            "member_length": found_members.lengths,
-        }
-        return values_of[name]
-
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """All columns, as :func:`write_shard_index` takes them."""
-        optional = [name for name in OPTIONAL_COLUMNS if name in self.groups()]
-        return {name: self.column(name) for name in (*COLUMNS, *optional) if name != "shard"}
+        every = map(self.details, range(self.samples))
+        if name == "member_field":
+            return np.array([field for details in every for field, _, _ in details.members], np.uint64)
+        return np.array([getattr(details, name) for details in every], np.uint64)
 
     def _checked(self, name: str, groups: dict[str, tuple[int, int, str]]) -> memoryview:
         if name not in groups:
             raise damaged(self.path, f"it has no group {name!r}")
         offset, size, expected = groups[name]
         data = self._data[self._end + offset : self._end + offset + size]
-        if len(data) < size and self._fetch is not None:
-            data = self._fetch(name, size, bytes.fromhex(expected))
         if len(data) != size or short_hash(data).hex() != expected:
             raise damaged(self.path, f"the bytes of {name!r} do not match their hash")
         return data
-
-    def _text(self, name: str, row: int) -> bytes:
-        chunk, known = _chunk(row), self._last_texts.get(name)
-        if known is None or known[0] != chunk:
-            group = self.group(name)
-            known = self._last_texts[name] = chunk, self._read(lambda: chunks.texts(group, self.samples, chunk))
-        return known[1][row % CHUNK_ROWS]
-
-    def _numbers(self, name: str, some: range) -> npt.NDArray[np.uint64]:
-        group = self.group(name)
-        return self._read(lambda: chunks.numbers(group, self.samples, some))
-
-    def _members(self, some: range) -> MemberRows:
-        group = self.group("members")
-        own = self.rows()[some.start * CHUNK_ROWS : some.stop * CHUNK_ROWS]
-        return self._read(lambda: chunks.members(group, self.samples, some, own["offset"], own["length"]))
-
-    def _read(self, read: Callable[[], _T]) -> _T:
-        try:
-            return read()
-        except ValueError as error:
-            raise damaged(self.path, str(error)) from None
 
 
 def _placed(groups: Any) -> dict[str, tuple[int, int, str]]:
@@ -509,15 +526,6 @@ def _placed(groups: Any) -> dict[str, tuple[int, int, str]]:
         if offset < 0 or size < 0 or offset + size >= 1 << 32:
             raise ValueError(f"{size} bytes of {name!r} at byte {offset}")
     return found
-
-
-def _starts(sizes: Any) -> npt.NDArray[np.uint64]:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.uint64)
-
-
-def _chunk(row: int) -> range:
-    """The chunk of a row, as a range of one."""
-    return range(row // CHUNK_ROWS, row // CHUNK_ROWS + 1)
 
 
 def _mapped(path: str, descriptor: int | None) -> memoryview:

@@ -16,7 +16,6 @@ may lack fields, and so may one next to the seam of two archives.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import hashlib
 import io
@@ -39,9 +38,6 @@ _TYPE = 156
 _PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _PAX_RECORD = re.compile(rb"([1-9]\d{0,8}) [^=]+=")
 _EXTENDED_HEADER_BYTES = 1 << 20  # the most; names and attributes take a few KiB, a damaged file may claim gigabytes
-_SYNC_FILE_RANGE_WRITE = 2
-_sync_file_range = ctypes.CDLL(None).sync_file_range
-_sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _USTAR_NAME_BYTES = 100
 _USTAR_SIZE_END = 8**11
 
@@ -247,11 +243,6 @@ class TarWriter:
         self._hash = hashlib.sha256()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._written = 0
-        try:
-            self._descriptor: int | None = file.fileno()
-        except OSError:  # a file in memory
-            self._descriptor = None
 
     def add(self, name: str, data: bytes) -> int:
         """Adds a member and returns the offset of its bytes in the tar."""
@@ -283,11 +274,6 @@ class TarWriter:
         self._hash.update(chunk)
         self.blocks.update(chunk)
         self._file.write(chunk)
-        if self._descriptor is not None:
-            # Starts writeback without waiting for it, so that the fsync at the end has little left to do. That saves a
-            # tenth of the time of sharding 2 GB. It is only a hint, so errors don't matter.
-            _sync_file_range(self._descriptor, self._written, len(chunk), _SYNC_FILE_RANGE_WRITE)
-            self._written += len(chunk)
 
 
 def _template() -> bytes:

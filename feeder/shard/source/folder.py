@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple
 
 from feeder.errors import SourceError
 from feeder.shard.format.manifest import is_shard_set
@@ -28,14 +28,11 @@ from feeder.system.text import count
 __all__ = ["FileStatus", "add_files", "list_tree", "members_of_photos", "note_members", "open_folder"]
 
 
-class FileStatus(Protocol):
-    """The part of a file's status that is needed of an object in a store, too."""
+class FileStatus(NamedTuple):
+    """The part of an object's entry that a file's status has, too."""
 
-    @property
-    def st_size(self) -> int: ...
-
-    @property
-    def st_mtime_ns(self) -> int: ...
+    st_size: int
+    st_mtime_ns: int
 
 
 def open_folder(root: str, members: Sequence[str] = (), *, skip_unreadable: bool = False) -> Source:
@@ -179,7 +176,7 @@ def _list_files(
 
 
 def add_files(
-    source: Source, relative: str, files: Mapping[str, FileStatus], label: int, members: dict[str, str]
+    source: Source, relative: str, files: Mapping[str, os.stat_result | FileStatus], label: int, members: dict[str, str]
 ) -> None:
     """Adds a folder's files to the table, but for those that are members of the others' samples.
 
@@ -209,7 +206,7 @@ def add_files(
         source.likely_members.setdefault(field, []).append(os.path.join(relative, name))
 
 
-def members_of_photos(files: Mapping[str, FileStatus], images: Sequence[str] = ()) -> dict[str, str]:
+def members_of_photos(files: Mapping[str, os.stat_result | FileStatus], images: Sequence[str] = ()) -> dict[str, str]:
     """Returns the field of each file that is a member of an image's sample. The label is the folder's, so ``cls`` is
     none, nor are large files, such as videos.
 

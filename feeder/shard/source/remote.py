@@ -7,14 +7,14 @@ import fnmatch
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import braceexpand
 
 from feeder.errors import ChangedError, NotFoundError, SourceError
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.source.class_folders import splits_advice
-from feeder.shard.source.folder import add_files, members_of_photos, note_members
+from feeder.shard.source.folder import FileStatus, add_files, members_of_photos, note_members
 from feeder.shard.source.image_file import LARGE_BYTES, START_BYTES, check_start, left_out, looks_like_image
 from feeder.shard.source.sample_table import OWN_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind
@@ -140,13 +140,6 @@ class RemoteSource(Source):
             ) from None
 
 
-class _Status(NamedTuple):
-    """The part of an object's entry that a file's status has, too."""
-
-    st_size: int
-    st_mtime_ns: int
-
-
 def split_url(text: str) -> tuple[str, str]:
     """Returns a URL or pattern without its query, and the query with its question mark."""
     base, mark, query = text.partition("?")
@@ -214,7 +207,7 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
     Raises:
         SourceError: if one of its folders is a shard set; if no image has one of the members.
     """
-    folders: dict[str, dict[str, _Status]] = {}
+    folders: dict[str, dict[str, FileStatus]] = {}
     skipped: dict[str, str] = {}
 
     for entry in entries:
@@ -228,7 +221,7 @@ def open_remote_folder(store: Store, entries: Sequence[Entry], members: Sequence
         if kind:
             skipped[path] = kind
         else:
-            folders.setdefault("/".join(above), {})[name] = _Status(entry.size_bytes, entry.modified_ns)
+            folders.setdefault("/".join(above), {})[name] = FileStatus(entry.size_bytes, entry.modified_ns)
 
     for folder in folders:  # markers of folders, as some tools make them, are no files
         parent, _, name = folder.rpartition("/")

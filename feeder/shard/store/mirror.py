@@ -7,7 +7,7 @@ from typing import Protocol
 
 from feeder.errors import ChangedError
 
-__all__ = ["Mirror", "check_same", "group_file", "group_name"]
+__all__ = ["Mirror", "check_same"]
 
 
 def check_same(place: str, name: str, found: bytes, expected: bytes) -> None:
@@ -26,27 +26,11 @@ def check_same(place: str, name: str, found: bytes, expected: bytes) -> None:
         )
 
 
-def group_file(index: str, group: str) -> str:
-    """Returns the name that an optional group of a shard's index has in a mirror, where it is a file of its own.
-
-    Args:
-        index: File name of the index.
-        group: The group, see Note [Shard index].
-    """
-    return f"{index}:{group}"
-
-
-def group_name(file: str) -> tuple[str, str]:
-    """Returns the index and the group that a file of :func:`group_file` is of; ("", "") for another file."""
-    index, colon, group = file.rpartition(":")
-    return (index, group) if colon else ("", "")
-
-
 class Mirror(Protocol):
     """A folder with the files of a remote shard set, under their own names, in which parts of them are still missing.
 
-    A file has its full size once a part of it was needed, so that it may be mapped. Of the index of a shard that is the
-    size that the set's header has; an optional group is a file of its own, see :func:`group_file`.
+    A file has its full size once a part of it was needed, so that it may be mapped. Headers and indexes come
+    as a whole.
 
     Attributes:
         place: URL of the set, for people.

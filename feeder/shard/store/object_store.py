@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import random
 import threading
 import time
@@ -28,6 +27,7 @@ from feeder.shard.store.store import (
     Bytes,
     Entry,
     allows_http,
+    entry_of,
     quoted_etag,
     refuse_web_server,
 )
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 __all__ = ["ObjectStore"]
 
 _PART_BYTES = 8 << 20
-# Requests for so few bytes are made again after so long without an answer, and so often.
-_SMALL_BYTES, _SILENT_S, _MOST_AGAIN = 1 << 20, 1.0, 2
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 1.0
 # Of a store that has never answered, a wrong host or a missing network is told soon.
 _FIRST_ANSWER_S = 20.0
@@ -90,7 +88,7 @@ class ObjectStore:
     def size(self, key: str, *, is_wanted: Callable[[], bool] = lambda: True) -> Entry:
         self._check(key)
         self._moved.pop(key, None)  # there may be another object by now, at another place
-        return self._call(key, lambda: self._first_answer(lambda: self._head(key)), is_wanted)
+        return self._call(key, lambda: self._head(key), is_wanted)
 
     def get(
         self,
@@ -106,10 +104,9 @@ class ObjectStore:
         if not etag and size_bytes is None:
             self._moved.pop(key, None)
         if end is None:
-            found = self._call(key, lambda: self._small(key, etag, size_bytes), is_wanted)
-            if not isinstance(found, Entry):
-                return memoryview(found)[start:]
-            end, etag = found.size_bytes, etag or found.etag
+            # By one request, as the object may be another one by the next.
+            whole = self._call(key, lambda: self._open(key, 0, None, etag, size_bytes).bytes(), is_wanted)
+            return memoryview(whole)[start:]
         if end - start <= RANGE_BYTES:
             return self._range(key, start, end, etag, size_bytes, is_wanted)
         data = bytearray(end - start)
@@ -170,7 +167,7 @@ class ObjectStore:
         try:
             return self._put_if(key, content, if_match, if_match.etag if if_match else "")
         except ChangedError:
-            now = self._entry_or_none(key)
+            now = entry_of(self, key)
         if now is not None and if_match is not None and now.etag == if_match.etag:
             # It is still the same: Ceph's gateway compares with the ETag without its quotes.
             with contextlib.suppress(ChangedError):
@@ -190,12 +187,6 @@ class ObjectStore:
         # By the client that repeats nothing, so that it is known whether an answer may have been lost.
         answer = self._call(key, lambda: obstore.put(self._client(False), key, content, mode=mode))
         return Entry(key, len(content), quoted_etag(answer["e_tag"]), answer["version"])
-
-    def _entry_or_none(self, key: str) -> Entry | None:
-        try:
-            return self.size(key)
-        except NotFoundError:
-            return None
 
     def _holds(self, entry: Entry, content: bytes) -> bool:
         if entry.size_bytes != len(content):
@@ -260,40 +251,7 @@ class ObjectStore:
             self._has_ranges = True
             return data
 
-        is_small = end - start <= _SMALL_BYTES
-        return self._call(key, (lambda: self._first_answer(request)) if is_small else request, is_wanted)
-
-    def _first_answer(self, request: Callable[[], _Result]) -> _Result:
-        """Returns the first answer to a request of few bytes, which is made again while there is none."""
-        answers: queue.SimpleQueue[tuple[_Result | None, BaseException | None]] = queue.SimpleQueue()
-
-        def ask() -> None:
-            try:
-                answers.put((request(), None))
-            except BaseException as error:
-                answers.put((None, error))
-
-        for wait_s in (*[_SILENT_S] * _MOST_AGAIN, None):
-            threading.Thread(target=ask, daemon=True).start()
-            with contextlib.suppress(queue.Empty):
-                answer, error = answers.get(timeout=wait_s)
-                break
-            with self._lock:
-                self.retries += 1
-        if error is not None:
-            raise error
-        return answer  # type: ignore[return-value]
-
-    def _small(self, key: str, etag: str | None, size_bytes: int | None) -> Bytes | Entry:
-        """Gets a whole object, or no more than its entry if it is longer than one request may be."""
-        result = self._open(key, 0, None, etag, size_bytes)
-        size = result.meta["size"]
-        if size > RANGE_BYTES:
-            return Entry(key, size, quoted_etag(result.meta["e_tag"]))
-        data = memoryview(result.bytes())
-        if len(data) != size:
-            raise ConnectionError(f"{len(data)} bytes came, {size} were asked for")
-        return data
+        return self._call(key, request, is_wanted)
 
     def _open(
         self, key: str, start: int, end: int | None, etag: str | None, size_bytes: int | None

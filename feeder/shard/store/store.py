@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, Protocol
 
-from feeder.errors import StoreError
+from feeder.errors import NotFoundError, StoreError
 from feeder.shard.store.url import Url
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Store",
     "allows_http",
     "download",
+    "entry_of",
     "quoted_etag",
     "refuse_web_server",
 ]
@@ -157,6 +158,14 @@ class Store(Protocol):
         Raises:
             ListingError: if the store can't list.
         """
+
+
+def entry_of(store: Store, key: str) -> Entry | None:
+    """Returns the entry of an object; None if there is none."""
+    try:
+        return store.size(key)
+    except NotFoundError:
+        return None
 
 
 def download(store: Store, entry: Entry, path: str) -> None:

@@ -12,14 +12,13 @@ import time
 import numpy as np
 
 from feeder.errors import FormatError, ShardError, SourceError
-from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
 from feeder.shard.format.open_index import open_index
+from feeder.shard.format.set_header import version_path
 from feeder.shard.format.set_index import SetIndex
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import local_path, shown_place
-from feeder.shard.write.column_types import refuse_other_types
 from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.output_folder import OutputFolder
 from feeder.shard.write.plan import plan_digest
@@ -56,8 +55,7 @@ def append(path: str, more: str, options: ShardOptions, *, progress: Progress | 
         The result; its totals are those of the whole set.
 
     Raises:
-        SourceError: if the source can't be read as a whole, or its labels or the types of its columns do not fit those
-            of the set.
+        SourceError: if the source can't be read as a whole, or its labels do not fit those of the set.
         ShardError: if the folder has no finished set, or can't be written.
         FormatError: if the set is damaged.
     """
@@ -95,7 +93,6 @@ def _append(
     shards = len(before.shards)
     first_digest = source.digest()  # before its labels are the set's
     classes = _join_classes(source, index)
-    refuse_other_types(folder, index, source)
     digest = plan_digest(options.settings(), source)
     if digest in before.source.get(_APPENDED, ()):
         progress.note(f"these samples are part of {folder.shown} already: nothing is added")
@@ -117,7 +114,8 @@ def _append(
     records = [each.record for each in written]
     header = folder.file(INDEX_NAME)
     earlier = version_path(header, index.version)
-    _copy(header, earlier)
+    with open(header, "rb", opener=open_regular) as old, atomic_file(earlier) as file:
+        shutil.copyfileobj(old, file)
     folder.publish(earlier)
 
     next_header = folder.part(INDEX_NAME)
@@ -197,11 +195,6 @@ def _complete(folder: OutputFolder) -> None:
     if expected == file_sha256(folder.file(INDEX_NAME)):
         os.replace(pending, folder.file(MANIFEST_NAME))
         folder.publish(folder.file(MANIFEST_NAME))
-
-
-def _copy(source: str, to: str) -> None:
-    with open(source, "rb", opener=open_regular) as old, atomic_file(to) as file:
-        shutil.copyfileobj(old, file)
 
 
 def _listed(names: tuple[str, ...]) -> str:

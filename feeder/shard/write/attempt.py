@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 import feeder
-from feeder.errors import FeederError
+from feeder.errors import FeederError, ShardError
 from feeder.shard.source.source import Source
 from feeder.shard.write.output_folder import OutputFolder
-from feeder.shard.write.shard_writer import ShardJob, Stopped, write_shard
+from feeder.shard.write.shard_writer import ShardJob, write_shard
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput
 from feeder.system.versions import pillow_info
 
-__all__ = ["attempt_shard", "pickled_order", "writer_versions"]
-
-_REPORT_S = 1.0
+__all__ = ["attempt_shard", "pickled_order", "with_node", "writer_versions"]
 
 
 class _Order(NamedTuple):
@@ -32,38 +30,29 @@ class _Order(NamedTuple):
         source: The source of its samples alone, in their order.
         contents: Containers of the source that others can't read, see :meth:`Source.take_out`.
         output: The place to write to.
-        raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
     """
 
     job: ShardJob
     source: Source
     contents: Mapping[int, bytes]
     output: SharedOutput
-    raises_unreadable: bool
 
 
 def pickled_order(
-    job: ShardJob,
-    source: Source,
-    ids: Iterable[int],
-    folder: OutputFolder,
-    output: SharedOutput,
-    *,
-    raises_unreadable: bool,
+    job: ShardJob, source: Source, ids: npt.NDArray[np.int64], folder: OutputFolder, output: SharedOutput
 ) -> bytes:
     """Returns the order for an attempt at a shard, with the rows of its samples alone.
 
     Args:
         job: The shard.
         source: The source of all samples.
-        ids: The shard's samples, in the order of its positions.
+        ids: int64 [N], the shard's samples, in the order of its positions.
         folder: The output.
         output: The output as others see it.
-        raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
     """
-    rows = source.rows(np.fromiter(ids, np.int64, len(job.positions)))
+    rows = source.rows(ids)
     contents = rows.take_out(folder.path) if folder.is_copy else {}
-    return pickle.dumps(_Order(job, rows, contents, output, raises_unreadable), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(_Order(job, rows, contents, output), pickle.HIGHEST_PROTOCOL)
 
 
 @functools.cache
@@ -84,63 +73,39 @@ def writer_versions() -> dict[str, str]:
     }
 
 
-def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> Iterator[tuple[str, Any]]:
+def attempt_shard(expected: Mapping[str, str], pickled: bytes) -> FinishedAttempt:
     """Writes a shard.
 
     Args:
         expected: The driver's :func:`writer_versions`.
         pickled: The order, see :func:`pickled_order`. It is only read if the versions are the same.
 
-    Yields:
-        ("advanced", (samples, bytes)) again and again, with what is done so far; and at the end one of ("written",
-        FinishedAttempt), ("failed", error) and ("refused", reason), if this machine can't take part.
+    Raises:
+        ShardError: if this machine can't take part.
+        FeederError, OSError: as :func:`write_shard` does.
     """
-    found = writer_versions()
     differing = [
         f"{name} {version} (the driver has {expected[name]})"
-        for name, version in found.items()
+        for name, version in writer_versions().items()
         if version != expected[name]
     ]
     if differing:
-        yield "refused", f"it has {', '.join(differing)}; install the same versions there"
-        return
+        raise ShardError(f"it has {', '.join(differing)}; install the same versions there")
     order: _Order = pickle.loads(pickled)
-    missing = order.output.missing_path() or order.source.missing_path()
+    source = order.source
+    missing = order.output.missing_path() or source.missing_path()
     if missing is not None:
-        yield "refused", f"it does not have {missing}; all nodes must see source and output at the same paths"
-        return
-    stop = threading.Event()
-    done = [0, 0]
+        raise ShardError(f"it does not have {missing}; all nodes must see source and output at the same paths")
 
-    def advance(size_bytes: int) -> None:
-        if stop.is_set():
-            raise Stopped
-        done[0] += 1
-        done[1] += size_bytes
-
-    with ThreadPoolExecutor(1) as pool:
-        try:
-            written = pool.submit(_write, order, advance)
-            while not wait([written], timeout=_REPORT_S).done:
-                yield "advanced", tuple(done)
-        finally:
-            stop.set()
-    try:
-        finished = written.result()
-        yield "advanced", tuple(done)
-        yield "written", finished
-    except (FeederError, OSError) as error:
-        yield "failed", error
+    with contextlib.closing(source), order.output.attempt() as folder:
+        source.put_back(order.contents, folder)
+        samples = range(len(order.job.positions))
+        written = write_shard(order.job, source, samples, folder, folder, lambda size_bytes: None)
+        return order.output.finish(folder, written)
 
 
-def _write(order: _Order, advance: Callable[[int], None]) -> FinishedAttempt:
-    source, count = order.source, len(order.job.positions)
-    try:
-        with order.output.attempt() as folder:
-            source.put_back(order.contents, folder)
-            written = write_shard(
-                order.job, source, range(count), folder, folder, advance, raises_unreadable=order.raises_unreadable
-            )
-            return order.output.finish(folder, written)
-    finally:
-        source.close()
+def with_node(error: Exception, node: str) -> Exception:
+    """Returns the error that says on which node another one was met."""
+    if isinstance(error, OSError):
+        return OSError(error.errno, f"{error.strerror} (on node {node})", error.filename)
+    return type(error)(f"{error.args[0]} (on node {node})") if isinstance(error, FeederError) else error

@@ -1,7 +1,7 @@
 """The output folder of ``feeder shard``, with the plan and the finished parts of an unfinished run.
 
 Note [Resume]
-While a run is unfinished, ``.work`` holds its plan (settings, and the list of inputs with sizes and times), and a
+While a run is unfinished, ``.work`` holds its plan (settings, and a digest of the inputs with sizes and times), and a
 record for each finished shard. A shard is renamed into place after its index and this record are written, so a shard
 that exists is finished. ``manifest.json`` is written when everything else is on disk; then ``.work`` is removed.
 
@@ -30,7 +30,7 @@ from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest, is_
 from feeder.shard.format.open_index import open_index
 from feeder.shard.source.source import Source, SourceKind
 from feeder.shard.store.store import Store
-from feeder.shard.write.plan import first_difference, load_inputs, plan_of, save_inputs
+from feeder.shard.write.plan import plan_digest
 from feeder.shard.write.set_copy import SetCopy
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
@@ -63,7 +63,6 @@ class OutputFolder(SetCopy):
         self.force = force
         self.work = os.path.join(path, _WORK)
         self._plan_path = os.path.join(path, PLAN_NAME)
-        self._inputs_path = os.path.join(self.work, "inputs.npy")
 
     @classmethod
     @contextlib.contextmanager
@@ -106,16 +105,9 @@ class OutputFolder(SetCopy):
         return None if self.force else Manifest.read(self.path)
 
     def image_field(self) -> str | None:
-        """Image field of the set in the folder, finished or not, for the next run to keep; None if it has none."""
+        """Image field of the finished set in the folder, for the next run to keep; None if it has none."""
         manifest = self.manifest()
-        if manifest is not None:
-            return manifest.source.get("image_field")
-        try:
-            with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
-                recorded = json.load(file).get("image_field")
-        except (OSError, ValueError, AttributeError):  # no plan, or a damaged one, which is reported later
-            return None
-        return recorded if isinstance(recorded, str) else None
+        return None if manifest is None else manifest.source.get("image_field")
 
     def check_complete(self, manifest: Manifest, settings: dict[str, Any], source: Source) -> None:
         """Checks that a finished shard set has the settings and the source of this run.
@@ -133,8 +125,7 @@ class OutputFolder(SetCopy):
         for name, expected in {INDEX_NAME: manifest.index.get("size_bytes"), **files, **indexes}.items():
             path = self.file(name)
             size = os.stat(path).st_size if os.path.exists(path) else None
-            # The header does not count the optional groups of an index.
-            if size is None or (size < indexes[name] if name in indexes else size != expected):
+            if size != expected:
                 found = "is missing" if size is None else f"has {size} bytes, expected {expected}"
                 raise ShardError(
                     f"{os.path.join(self.shown, name)}: {found}, though the set was finished: restore it (`feeder "
@@ -212,7 +203,8 @@ class OutputFolder(SetCopy):
         Raises:
             ShardError: if the unfinished run had other settings or inputs; names the first difference.
         """
-        plan = plan_of(settings, source, version)
+        inputs = len(source.table) + len(source.rejected)
+        plan = {"settings": settings, "version": version, "inputs": inputs, "digest": plan_digest(settings, source)}
         is_replaced = self.force and os.path.exists(self.file(MANIFEST_NAME))
         if os.path.exists(self._plan_path) and not is_replaced:
             try:
@@ -226,11 +218,9 @@ class OutputFolder(SetCopy):
         if self.force:
             names = [name for name in os.listdir(self.path) if name not in (MANIFEST_NAME, _LOCK, _WORK)]
             self.remove(*(self.file(name) for name in names if is_ours(name)))
-        with atomic_file(self._inputs_path) as file:
-            save_inputs(file, source)
         with atomic_file(self._plan_path) as file:
             file.write(json.dumps(plan).encode())
-        self.publish(self._inputs_path, self._plan_path)
+        self.publish(self._plan_path)
         if is_replaced:
             self.remove(self.file(MANIFEST_NAME))
         return False
@@ -264,19 +254,19 @@ class OutputFolder(SetCopy):
         try:
             with open(self._plan_path, encoding="utf-8", opener=open_regular) as file:
                 recorded = json.load(file)
-            with open(self._inputs_path, "rb", opener=open_regular) as inputs:
-                before = load_inputs(inputs)
             self._compare_settings("holds an unfinished run with", recorded["settings"], plan["settings"])
-            changed = first_difference(recorded, plan, before, source.table.columns())
-        except (AttributeError, EOFError, FileNotFoundError, LookupError, TypeError, ValueError) as error:
+            is_same = all(recorded[name] == plan[name] for name in ("version", "digest"))
+            inputs_then = int(recorded["inputs"])
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ShardError(
                 f"{self.shown}: holds an unfinished run whose plan is damaged ({error}), so it can't be resumed: start "
                 "again with --force, or remove the folder"
             ) from None
-        if changed:
+        if not is_same:
             raise ShardError(
-                f"{self.shown}: holds an unfinished run over other inputs, so it can't be resumed: {changed}; "
-                "restore the source, or start again with --force"
+                f"{self.shown}: holds an unfinished run over other inputs, or over these before they changed "
+                f"({inputs_then} then, {plan['inputs']} now), so it can't be resumed: restore the source, or start "
+                "again with --force"
             )
 
     def _new_attempts(self) -> str:

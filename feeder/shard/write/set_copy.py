@@ -15,20 +15,16 @@ from feeder.errors import ChangedError, FormatError, NotFoundError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.open_index import open_index
-from feeder.shard.format.sealed_head import damaged
 from feeder.shard.format.set_index import ASKED_INDEXES, SetIndex
 from feeder.shard.store.open_store import open_store
-from feeder.shard.store.store import RANGE_BYTES, Entry, Store, download
+from feeder.shard.store.store import RANGE_BYTES, Store, download
 from feeder.shard.store.url import Url, is_remote, local_path
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.files import exclusive_lock, open_regular
 
-__all__ = ["SetCopy", "at_once", "entry_of"]
+__all__ = ["SetCopy", "at_once"]
 
 _REQUESTS = 16  # at once
-# The most of an index's whole size beside its core, which has 26 bytes a sample or more: the steps of an image of
-# 65,535 rows take 16 KiB.
-_WHOLE_TIMES = 1024
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -61,12 +57,11 @@ class SetCopy:
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, place: str, *, whole: bool = False) -> Iterator[SetCopy]:
+    def of(cls, place: str) -> Iterator[SetCopy]:
         """Opens the set at a path or a URL.
 
         Args:
             place: The set's folder, or a local index file.
-            whole: True to have the optional groups of a remote set's indexes, too; see Note [Shard index].
 
         Raises:
             FormatError: if there is none, or its index is damaged.
@@ -77,7 +72,7 @@ class SetCopy:
             return
         store = open_store(place)
         with tempfile.TemporaryDirectory(prefix="feeder-set-") as folder, ThreadPoolExecutor(_REQUESTS) as pool:
-            copy = cls(folder, str(store.url), store, mirror=_StoreMirror(store, folder, pool, whole=whole))
+            copy = cls(folder, str(store.url), store, mirror=_StoreMirror(store, folder, pool))
             with copy._shown_in_errors():
                 if not copy.fetch(INDEX_NAME):
                     raise FormatError(
@@ -112,8 +107,7 @@ class SetCopy:
                 yield copy
 
     def index(self) -> SetIndex:
-        """Opens the set's index. That of a set in a store asks for the indexes of shards when they are read, and keeps
-        few of them.
+        """Opens the set's index. That of a set in a store asks for the indexes of shards when they are read.
 
         Raises:
             FormatError: if there is none, or it is damaged.
@@ -213,63 +207,39 @@ def at_once(call: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_R
         return list(pool.map(call, items))
 
 
-def entry_of(store: Store, name: str) -> Entry | None:
-    """Returns the entry of an object; None if there is none."""
-    try:
-        return store.size(name)
-    except NotFoundError:
-        return None
-
-
 class _StoreMirror:
-    """A mirror of a set in a store that has the indexes which each thread has asked for last, in files without names;
-    see :class:`feeder.shard.store.mirror.Mirror`. The set's header is in its folder as a whole.
+    """A mirror of a set in a store that copies the indexes which a thread asks for into a folder; see
+    :class:`feeder.shard.store.mirror.Mirror`. The set's header is there as a whole.
 
     Args:
         store: The store.
         folder: The folder.
         pool: Threads that fetch.
-        whole: True to fetch the optional groups of indexes, too.
     """
 
     budget_bytes, reads_crops = 1 << 62, False
 
-    def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor, *, whole: bool) -> None:
+    def __init__(self, store: Store, folder: str, pool: ThreadPoolExecutor) -> None:
         self.place = str(store.url)
         self._store = store
         self._folder = folder
         self._pool = pool
-        self._whole = whole
-        self._local = threading.local()
 
     def need(self, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
         sizes = {name: end for name, _, end in wants if name != INDEX_NAME}
-        if sizes:
-            self._local.files = {}  # closed before others come
-            self._local.files = dict(zip(sizes, self._pool.map(self._fetch, sizes, sizes.values()), strict=True))
+        for _ in self._pool.map(self._fetch, map(self._path, sizes), sizes, sizes.values()):
+            pass
 
     def open(self, name: str, expected: bytes = b"") -> int:
-        return os.dup(self._local.files[name].descriptor)
+        descriptor = open_regular(self._path(name))
+        os.unlink(self._path(name))  # it takes space only while it is open or mapped
+        return descriptor
 
-    def _fetch(self, name: str, size_bytes: int) -> _Descriptor:
-        with tempfile.TemporaryFile(dir=self._folder) as file:
-            if self._whole:
-                found = self._store.size(name).size_bytes
-                if not size_bytes <= found <= _WHOLE_TIMES * size_bytes:
-                    reason = f"it has {found:,} bytes, expected {size_bytes:,} before its optional groups"
-                    raise damaged(self._store.url.object(name), reason)
-                size_bytes = found
+    def _path(self, name: str) -> str:
+        return os.path.join(self._folder, str(threading.get_ident()), name)
+
+    def _fetch(self, path: str, name: str, size_bytes: int) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "wb") as file:
             for start in range(0, size_bytes, RANGE_BYTES):
                 file.write(self._store.get(name, start, min(start + RANGE_BYTES, size_bytes)))
-            file.flush()
-            return _Descriptor(os.dup(file.fileno()))
-
-
-class _Descriptor:
-    """A descriptor that is closed with its last reference."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        close(self.descriptor)

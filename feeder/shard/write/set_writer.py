@@ -41,7 +41,7 @@ def header_row(index: ShardIndex, size_bytes: int, sha256: str) -> npt.NDArray[A
         sha256: Its SHA-256, hexadecimal.
     """
     shard_hash = np.void(bytes.fromhex(sha256)[:HASH_BYTES])
-    return np.array([(index.samples, index.core_bytes, size_bytes, shard_hash, np.void(index.hash))], ROW)
+    return np.array([(index.samples, index.size_bytes, size_bytes, shard_hash, np.void(index.hash))], ROW)
 
 
 def write_set(
@@ -69,7 +69,7 @@ def write_set(
         FormatError: if an index is missing or damaged, or the shards' targets differ.
         ShardError: if an index is too large.
     """
-    info = SetInfo((), None, (), 0, -1, True, "", index_suffix=suffix, version=0) if before is None else before.info
+    info = SetInfo((), None, (), -1, True, "", index_suffix=suffix, version=0) if before is None else before.info
     rows = [np.zeros(0, ROW) if before is None else before.rows()]
     names = [] if before is None else [before.shard_name(number) for number in range(before.shards)]
     folder = os.path.dirname(path) if folder is None else folder
@@ -77,7 +77,6 @@ def write_set(
     codebooks = dict.fromkeys(info.codebooks)
     digest = hashlib.blake2b(info.fingerprint.encode(), digest_size=16)
     targets = info.targets
-    labelled = info.labelled
     max_label = info.max_label
     is_numbered = info.is_numbered
 
@@ -94,21 +93,18 @@ def write_set(
         fields |= dict.fromkeys(index.fields)
         codebooks |= dict.fromkeys(index.codebooks())
         groups = index.groups()
-        is_numbered = is_numbered and "source_row" in groups
+        is_numbered = is_numbered and index.is_numbered
         digest.update(rows[-1]["shard_hash"].tobytes())
         for name in ("records", "target"):
             if name in groups:
                 digest.update(bytes.fromhex(groups[name][2]))
-        labels = index.rows()["label"]
-        labelled += int((labels >= 0).sum())
-        max_label = max(max_label, int(labels.max(initial=-1)))
+        max_label = max(max_label, int(index.rows()["label"].max(initial=-1)))
 
     info = dataclasses.replace(
         info,
         fields=tuple(fields),
         classes=None if classes is None else tuple(classes),
         targets=targets,
-        labelled=labelled,
         max_label=max_label,
         is_numbered=is_numbered,
         fingerprint=digest.hexdigest(),

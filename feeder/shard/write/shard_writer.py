@@ -103,8 +103,6 @@ def write_shard(
     folder: str,
     records: str,
     advance: Callable[[int], None],
-    *,
-    raises_unreadable: bool = False,
 ) -> WrittenShard:
     """Writes a shard. It is renamed into place after its index and its record are written.
 
@@ -115,7 +113,6 @@ def write_shard(
         folder: The folder for the shard and its index.
         records: The folder for its record.
         advance: Is called after each sample with the sample's size in the source, bytes. Raises :class:`Stopped`.
-        raises_unreadable: True to raise the error of a file that can't be read instead of rejecting its sample.
 
     Raises:
         OSError, ShardError: for an error of the machine, not of a sample.
@@ -123,7 +120,7 @@ def write_shard(
         StoreError: if a store can't be read.
     """
     codebooks = [] if job.codebook is None else [job.codebook]
-    writer = _ShardWriter(job, source, raises_unreadable=raises_unreadable)
+    writer = _ShardWriter(job, source)
 
     with atomic_file(os.path.join(folder, job.name)) as file:
         tar = TarWriter(file)
@@ -152,11 +149,10 @@ class _Misnamed(ValueError):
 class _ShardWriter:
     """Writes samples into one shard, and counts formats, encodings and rejections."""
 
-    def __init__(self, job: ShardJob, source: Source, *, raises_unreadable: bool) -> None:
+    def __init__(self, job: ShardJob, source: Source) -> None:
         self.builder = IndexBuilder(source.table.targets, numbered=source.table.is_numbered)
         self._job = job
         self._source = source
-        self._raises_unreadable = raises_unreadable
         self._encoder = Encoder(job.encode, job.codebook)
         self._rejected: list[Rejection] = []
         self._formats: collections.Counter[str] = collections.Counter()
@@ -262,8 +258,6 @@ class _ShardWriter:
         Raises:
             OSError, ShardError, SourceError: if the error is not the sample's fault, so that it must not be lost.
         """
-        if self._raises_unreadable:
-            raise error
         if isinstance(error, FileNotFoundError):
             raise SourceError(f"{error.filename}: vanished while it was being sharded; run again") from None
         if error.errno == errno.EIO and not self._source.skip_unreadable:  # a bad block of a disk may stay bad

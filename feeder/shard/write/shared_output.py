@@ -35,12 +35,10 @@ class FinishedAttempt(NamedTuple):
     Attributes:
         written: The shard's record.
         folder: The folder with its files; empty if they are in the store.
-        index_bytes: For a store: its index.
     """
 
     written: WrittenShard
     folder: str = ""
-    index_bytes: bytes = b""
 
 
 class SharedOutput(Protocol):
@@ -110,4 +108,4 @@ class SharedStore:
         for key, file in files.items():
             check_lock(store, self.lock_id)
             store.put(key, file)
-        return FinishedAttempt(written, index_bytes=index.read_bytes())
+        return FinishedAttempt(written)

@@ -18,10 +18,10 @@ from feeder.errors import NotFoundError, ShardError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME
 from feeder.shard.store.open_store import open_store
-from feeder.shard.store.store import Entry, Store, download
+from feeder.shard.store.store import Entry, Store, download, entry_of
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.output_folder import OutputFolder, is_ours
-from feeder.shard.write.set_copy import at_once, entry_of
+from feeder.shard.write.set_copy import at_once
 from feeder.shard.write.set_writer import index_path
 from feeder.shard.write.shard_options import REJECTED_NAME, TAKEDOWN_NAME
 from feeder.shard.write.shared_output import FinishedAttempt, SharedOutput, SharedStore
@@ -45,7 +45,7 @@ def locked_output(out: str, *, force: bool = False, appends: bool = False) -> It
             yield folder
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
-        output = StoreOutput(open_store(out, writes=True), scratch, force=force)
+        output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
         if appends and entry_of(output.store, MANIFEST_NAME) is None:
             raise ShardError(f"{output.shown}: holds no finished shard set of feeder; make one with `feeder shard`")
         if not appends:
@@ -66,7 +66,7 @@ def previewed_output(out: str, *, force: bool = False) -> Iterator[OutputFolder]
         yield OutputFolder(local_path(out), force=force)
         return
     with tempfile.TemporaryDirectory(prefix="feeder-shard-") as scratch:
-        output = StoreOutput(open_store(out, writes=True), scratch, force=force)
+        output = StoreOutput(scratch, force=force, store=open_store(out, writes=True))
         output.fetch_all(with_parts=False)
         yield output
 
@@ -81,9 +81,6 @@ class StoreOutput(OutputFolder):
     """
 
     store: Store
-
-    def __init__(self, store: Store, path: str, *, force: bool = False) -> None:
-        super().__init__(path, force=force, store=store)
 
     def fetch_newest(self) -> None:
         """Brings to the folder the header and the manifest of a finished set, and what an unfinished run that adds
@@ -119,8 +116,7 @@ class StoreOutput(OutputFolder):
 
     def adopt(self, finished: FinishedAttempt) -> None:
         record = finished.written.record
-        with open(index_path(self.path, record.name), "wb") as file:
-            file.write(finished.index_bytes)
+        self.fetch(index_path("", record.name))
         _make_hole(self.file(record.name), record.size_bytes)
 
     def finish(self) -> None:

@@ -22,10 +22,9 @@ import numpy as np
 
 from feeder.errors import ArgumentError, FormatError, ShardError
 from feeder.shard.format.block_sums import file_sums
-from feeder.shard.format.header_file import version_path
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME, PLAN_NAME, Manifest
-from feeder.shard.format.set_header import SetHeader, write_header
+from feeder.shard.format.set_header import SetHeader, version_path, write_header
 from feeder.shard.format.shard_index import ShardIndex
 from feeder.shard.store.url import is_remote, local_path
 from feeder.shard.write.set_copy import SetCopy, at_once
@@ -157,7 +156,7 @@ class _Takedown:
         for number, own in self._each() if wanted else ():
             dead = own.taken_down()
             gone |= {hashes[each] for each in dead.values() if each in hashes}
-            texts, live = own.texts("keys", range(own.samples)), []
+            texts, live = [*map(own.key, range(own.samples))], []
             for row, key in enumerate(texts):
                 if key in wanted and row not in dead:
                     live.append(row)
@@ -273,7 +272,7 @@ class _Takedown:
                 rows[number] = header_row(own, header.shard(number).size_bytes, erased[number].sha256)[0]
         names = [header.shard_name(number) for number in range(header.shards)]
         info = dataclasses.replace(header.info, taken_down=sum(gone[: header.shards]))
-        write_header(path, info, rows, names, page_shards=header.page_shards)
+        write_header(path, info, rows, names)
         self._copy.publish(path)
 
     def _write_manifest(self, erased: dict[int, ErasedShard]) -> None:

@@ -13,10 +13,9 @@ Note [Tombstones]
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from typing import BinaryIO, NamedTuple
@@ -26,16 +25,15 @@ import numpy.typing as npt
 
 from feeder.errors import ShardError
 from feeder.order.sample_order import substitute
-from feeder.shard.format.block_sums import BLOCK_BYTES, BlockSums
+from feeder.shard.format.block_sums import BLOCK_BYTES, file_sums
 from feeder.shard.format.sealed_head import short_hash
-from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, take_rows, write_shard_index
+from feeder.shard.format.shard_index import TAKEN_DOWN, ShardIndex, write_shard_index
 from feeder.shard.format.tar import BLOCK_BYTES as TAR_BLOCK
 from feeder.shard.format.tar import Member, members_of
 from feeder.system.files import atomic_file, open_regular
 
 __all__ = ["ErasedShard", "erase", "key_hash", "write_tombstones"]
 
-_CHUNK_BYTES = 1 << 22
 _DRAWN = 1000
 _MEMBER_NAME = "__taken-down__"
 
@@ -71,36 +69,24 @@ def erase(path: str, index: ShardIndex, rows: Collection[int], *, is_resumed: bo
         OSError: if it can't be read or written.
     """
     places = sorted({place for row in rows for place in _places(index, row)})
-    digest = hashlib.sha256()
-    before = BlockSums()
-    after = BlockSums()
-
+    found, expected = file_sums(path)[1], index.blocks()
     with open(path, "rb", opener=open_regular) as file, atomic_file(path) as out:
-        size = os.fstat(file.fileno()).st_size
-        patches = _patches(file, size, places, path)
-        file.seek(0)
-        for start in range(0, size, _CHUNK_BYTES):
-            data = bytearray(file.read(_CHUNK_BYTES))
-            before.update(bytes(data))
-            for begin, end, head in patches:
-                first, last = max(begin, start), min(end, start + len(data))
-                if first < last:
-                    patch = head.ljust(last - begin, b"\0")[first - begin : last - begin]
-                    data[first - start : last - start] = patch
-            digest.update(data)
-            after.update(bytes(data))
-            out.write(data)
-
+        patches = _patches(file, os.fstat(file.fileno()).st_size, places, path)
         # An interrupted run may have overwritten some of these blocks.
         touched = [range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)) for begin, end, _ in patches if is_resumed]
-        pairs = itertools.zip_longest(before.sums().tolist(), index.blocks().tolist())
-        for block, (found, expected) in enumerate(pairs):
-            if found != expected and not any(block in blocks for blocks in touched):
+        for block in np.flatnonzero(found != expected).tolist() if len(found) == len(expected) else [len(expected)]:
+            if not any(block in blocks for blocks in touched):
                 raise ShardError(
                     f"{path}: does not match its checksums from byte {block * BLOCK_BYTES} on; restore it "
                     "(`feeder inspect --verify` names all damage) and run the same command again"
                 )
-    return ErasedShard(digest.hexdigest(), after.sums())
+
+        file.seek(0)
+        shutil.copyfileobj(file, out)
+        for begin, end, head in patches:
+            out.seek(begin)
+            out.write(head.ljust(end - begin, b"\0"))
+    return ErasedShard(*file_sums(path))
 
 
 def _places(index: ShardIndex, row: int) -> Iterator[tuple[int, int]]:
@@ -155,20 +141,18 @@ def write_tombstones(index: ShardIndex, number: int, rows: Mapping[int, str], er
         OSError: if the index can't be written.
     """
     gone = dict(sorted({**index.taken_down(), **rows}.items()))
-    source = np.arange(index.samples)
-    for row in gone:
-        source[row] = _substitute(row, number, index.samples, gone)
-
+    sources = (_substitute(row, number, index.samples, gone) if row in gone else row for row in range(index.samples))
     group = json.dumps({"rows": [*gone], "keys": [*gone.values()]}, separators=(",", ":")).encode()
     write_shard_index(
         index.path,
-        take_rows(index.columns(), source),
+        [index.sample(row) for row in sources],
         index.fields,
         index.targets,
         erased.blocks,
         index.tar_bytes,
         index.codebooks(),
-        {TAKEN_DOWN: group},
+        is_numbered=index.is_numbered,
+        further={TAKEN_DOWN: group},
     )
 
 

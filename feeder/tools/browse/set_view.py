@@ -368,7 +368,7 @@ def _names_of(reader: Any, first: int, end: int, lock: AbstractContextManager[An
         rows = range(here.start - start, here.stop - start)
         with lock:
             own = index.shard_index(shard)
-            keys, paths = own.texts("keys", rows), own.texts("paths", rows)
-        for i, key, path in zip(here, keys, paths, strict=True):
+            names = [own.details(row)[:2] for row in rows]
+        for i, (key, path) in zip(here, names, strict=True):
             yield i, key.decode("utf-8", "surrogateescape"), os.fsdecode(path)
         first = here.stop

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.deep and not arguments.verify:
         raise ArgumentError("--deep needs --verify")
-    with SetCopy.of(arguments.dir, whole=arguments.verify) as copy:
+    with SetCopy.of(arguments.dir) as copy:
         # Verified first: even if a damaged index allows no report, its damage can be listed.
         damages = (
             verify(copy, deep=arguments.deep, workers=arguments.workers, progress=terminal_progress(arguments.json))

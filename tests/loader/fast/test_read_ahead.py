@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,7 +29,6 @@ from feeder.order.split import Split
 from feeder.shard.cache.cache_mirror import CacheMirror
 from feeder.shard.cache.link import Link
 from feeder.shard.cache.presence import Presence, record_path
-from feeder.shard.format.set_header import SetHeader, write_header
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
 from tests.support.folder_store import folder_mirror
@@ -63,7 +61,7 @@ def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) ->
     with end_fetchers(tmp_path):
         mirror = folder_mirror(cache, folder, is_set=True)
         reader = ShardReader(os.path.join(cache, "index.bin"), mirror=mirror)
-        ahead = DrawnAhead(reader, cast(Any, progress), 3, takes_rows=False)
+        ahead = DrawnAhead(reader, cast(Any, progress), 3)
         batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]
         asked = ahead.watched(iter(batches))
         assert next(asked) is batches[0]
@@ -74,29 +72,13 @@ def test_batches_of_a_sampler_are_fetched_when_they_are_drawn(tmp_path: Path) ->
         mirror.close()
 
 
-@pytest.mark.parametrize("takes_rows", [False, True])
-def test_the_places_of_rows_are_fetched_ahead_where_crops_are_read(
-    bucket: Bucket, tmp_path: Path, takes_rows: bool
-) -> None:
-    url, names = upload(bucket, make_set(tmp_path / "local", shards=5)), [f"shard-00000{k}" for k in range(5)]
-    with end_fetchers(tmp_path):
-        data = ShardDataset(url, cache_dir=tmp_path / "cache")
-        reader = cast(ShardReader, data.reader)
-        cache, split = Path(cast(CacheMirror, reader.mirror).folder), Split(20, 2)
-        progress = EpochProgress(Place(), split, None)
-        ahead = ReadAhead(reader, Order(20, 0), split, progress, 1, takes_rows=takes_rows)
-        wait_until(lambda: present(cache) == {f"{name}.tar" for name in names})
-        assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if takes_rows}
-        ahead.close()
-
-
 def test_another_fetcher_gets_the_plan_at_the_next_step(bucket: Bucket, tmp_path: Path) -> None:
     """All is planned, and no shard ends for long."""
     url, names = upload(bucket, make_set(tmp_path / "local", shards=5)), {f"shard-00000{k}.tar" for k in range(5)}
     with end_fetchers(tmp_path):
         reader = cast(ShardReader, ShardDataset(url, cache_dir=tmp_path / "cache").reader)
         cache, progress = Path(cast(CacheMirror, reader.mirror).folder), EpochProgress(Place(), Split(20, 1), None)
-        ahead = ReadAhead(reader, Order(20, 0), Split(20, 1), progress, 1, takes_rows=False)
+        ahead = ReadAhead(reader, Order(20, 0), Split(20, 1), progress, 1)
         wait_until(lambda: present(cache) == names)
         pid = int((cache / "fetcher.lock").read_text())
         os.kill(pid, signal.SIGKILL)
@@ -107,55 +89,6 @@ def test_another_fetcher_gets_the_plan_at_the_next_step(bucket: Bucket, tmp_path
         progress.moved.set()
         wait_until(lambda: present(cache) == names)
         ahead.close()
-
-
-def has_all(cache: Path, names: set[str]) -> bool:
-    """Returns whether a cache has these shards and places of rows, and no others."""
-    return present(cache) | {path.name for path in cache.glob("*:*")} == names
-
-
-@pytest.mark.parametrize("takes_rows", [False, True])
-def test_the_places_of_rows_are_fetched_for_a_sampler_too(bucket: Bucket, tmp_path: Path, takes_rows: bool) -> None:
-    url, progress = upload(bucket, make_set(tmp_path / "local", shards=5)), Progress()
-    with end_fetchers(tmp_path):
-        reader = cast(ShardReader, ShardDataset(url, cache_dir=tmp_path / "cache").reader)
-        cache = Path(cast(CacheMirror, reader.mirror).folder)
-        ahead = DrawnAhead(reader, cast(Any, progress), 3, takes_rows=takes_rows)
-        batches = [Request(0, Samples.of(np.arange(4), np.array(ids)), None) for ids in ([4, 5, 6, 7], [16, 0, 1, 17])]
-        asked = ahead.watched(iter(batches))
-        for batch, numbers in zip(batches, ([1], [0, 1, 4]), strict=True):
-            assert next(asked) is batch
-            expected = {f"shard-00000{k}.tar" for k in numbers}
-            expected |= {f"shard-00000{k}.fidx:steps" for k in numbers if takes_rows}
-            wait_until(functools.partial(has_all, cache, expected))
-        ahead.close()
-
-
-CROP, WHOLE = T.RandomResizedCrop(32, scale=(0.05, 0.1)), T.Resize((32, 32))
-
-
-@pytest.mark.parametrize(
-    "views",
-    [
-        pytest.param([CROP], id="crop"),
-        pytest.param([WHOLE], id="resize"),
-        pytest.param([T.CenterCrop(32)], id="center-crop"),
-        pytest.param([CROP, CROP], id="two-crops"),
-        pytest.param([CROP, WHOLE], id="crop-and-resize"),
-    ],
-)
-def test_the_places_of_rows_are_fetched_only_for_recipes_that_need_a_part_of_the_rows(
-    bucket: Bucket, tmp_path: Path, views: list[T.Op]
-) -> None:
-    url, names = upload(bucket, make_set(tmp_path / "local", shards=3)), [f"shard-00000{k}" for k in range(3)]
-    recipe = T.Views(views) if views[1:] else views[0]
-    with end_fetchers(tmp_path):
-        data = feeder.ShardDataset(url, recipe, cache_dir=tmp_path / "cache")
-        cache = Path(cast(CacheMirror, cast(ShardReader, data.reader).mirror).folder)
-        loader = feeder.DataLoader(data, batch_size=4, num_workers=0)
-        assert sum(len(labels) for *_, labels in loader) == 12
-        is_part = all(view is CROP for view in views)
-        assert {path.name for path in cache.glob("*:*")} == {f"{name}.fidx:steps" for name in names if is_part}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +124,7 @@ def test_a_cache_has_room_for_the_indexes_of_what_is_planned_or_is_refused(
         assert further == 2 * max(sizes) + sum(path.stat().st_size for path in small_images.glob("*.bin"))
         reader, loader = made(needed)
         mirror = cast(CacheMirror, reader.mirror)
-        ahead = ReadAhead(reader, Order(640, 0), Split(640, 8), progress, 1, takes_rows=False)
+        ahead = ReadAhead(reader, Order(640, 0), Split(640, 8), progress, 1)
         wait_until(lambda: len(present(Path(mirror.folder))) >= 3)  # the first batch is in one of them
         ahead.close()
         local = feeder.DataLoader(ShardDataset(small_images, T.Resize((8, 8))), batch_size=8, num_workers=0)
@@ -224,7 +157,7 @@ def test_the_end_of_a_shard_is_told_at_once_and_batches_some_together(
         mirror = folder_mirror(tmp_path / "cache", small_images, is_set=True)
         reader = ShardReader(os.path.join(mirror.folder, "index.bin"), mirror=mirror)
         monkeypatch.setattr(Link, "ask", noted)
-        ahead = ReadAhead(reader, order, Split(640, 8), progress, 1, takes_rows=False)
+        ahead = ReadAhead(reader, order, Split(640, 8), progress, 1)
         wait_until(lambda: bool(messages))
         for step in range(steps):
             progress.steps = step
@@ -234,45 +167,6 @@ def test_the_end_of_a_shard_is_told_at_once_and_batches_some_together(
         ahead.close()
         mirror.close()
     assert sum(bool(plan["last_steps"]) for plan in messages) < steps // 2
-
-
-def test_a_header_of_many_pages_is_asked_for_once_for_what_an_order_needs(
-    bucket: Bucket, tmp_path: Path, small_images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    header = SetHeader(str(small_images / "index.bin"))
-    pages = tmp_path / "index.bin"
-    names = [header.shard_name(number) for number in range(header.shards)]
-    write_header(str(pages), header.info, header.rows(), names, page_shards=1)
-    url, progress = upload(bucket, small_images), EpochProgress(Place(), Split(640, 8), None)
-    bucket.put("set/index.bin", pages.read_bytes())
-    calls, need = list[list[str]](), CacheMirror.need
-
-    def noted(self: CacheMirror, wants: Sequence[tuple[str, int, int]], *, again: bool = False) -> None:
-        calls.append([name for name, _, _ in wants])
-        need(self, wants, again=again)
-
-    with end_fetchers(tmp_path):
-        data = ShardDataset(url, T.Resize((8, 8)), cache_dir=tmp_path / "cache", cache_bytes=3_000)
-        monkeypatch.setattr(CacheMirror, "need", noted)
-        with pytest.raises(StoreError, match=r"bytes of cache are too few"):
-            ReadAhead(data.reader, Order(640, 0), Split(640, 8), progress, 1, takes_rows=False)
-        assert calls == [["index.bin"] * 40]
-
-
-def test_the_places_of_rows_count_in_what_an_order_needs(bucket: Bucket, tmp_path: Path) -> None:
-    local = make_set(tmp_path / "local", shards=24)
-    url, needed = upload(bucket, local), {}
-    with end_fetchers(tmp_path):
-        for name, view in (("crop", CROP), ("resize", WHOLE)):
-            data = ShardDataset(url, view, cache_dir=tmp_path / name, cache_bytes=500_000)
-            with pytest.raises(StoreError, match=r"Give cache_bytes=") as refused:
-                iter(feeder.DataLoader(data, batch_size=4, num_workers=2))
-            (amount,) = re.findall(r"cache_bytes=([\d,]+) or more", str(refused.value))
-            needed[name] = int(amount.replace(",", ""))
-        index = cast(ShardReader, data.reader).index
-        steps = [index.steps_bytes(number) for number in range(24)]
-    assert min(steps) > 0
-    assert 24 * min(steps) <= needed["crop"] - needed["resize"] <= 28 * max(steps)  # all are planned
 
 
 def test_a_cache_that_a_full_shuffle_asks_for_keeps_all_of_the_set(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import multiprocessing
 import os
 import pickle
@@ -25,7 +26,7 @@ import pytest
 from feeder.errors import NotFoundError, StoreError
 from feeder.shard.cache.cache_mirror import CacheMirror, FetchOptions, open_mirror
 from feeder.shard.cache.fetcher import main as fetcher_main
-from feeder.shard.cache.link import Link, lock_idle_mirror, socket_address
+from feeder.shard.cache.link import Link, lock_mirror, socket_address
 from feeder.shard.cache.presence import BLOCK_BYTES, RECORDS, Record, record_path
 from tests.support.folder_store import fault, fetcher_pid, folder_mirror
 from tests.support.processes import all_ended, wait_until
@@ -348,7 +349,11 @@ def test_what_a_killed_client_waits_for_keeps_no_fetcher_busy(folder: Path, tmp_
 
 def ended_if_idle(cache: Path) -> bool:
     """True if the fetcher of a cache has ended, as it had no client."""
-    lock = lock_idle_mirror(str(cache))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel, contextlib.suppress(OSError):
+        channel.connect(str(cache / "fetcher.socket"))
+        channel.send(json.dumps({"leave": True}).encode())
+        channel.recv(1 << 17)
+    lock = lock_mirror(str(cache))
     if lock is not None:
         os.close(lock)
     return lock is not None

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from feeder.dataset.shard_reader import ShardReader
 from feeder.errors import DecodeError, FormatError
 from feeder.shard.format.index_builder import IndexBuilder
 from feeder.shard.format.manifest import ShardRecord
+from feeder.shard.format.sealed_head import read_head, sealed, short_hash
 from feeder.shard.format.shard_index import NARROW, WIDE, ShardIndex
 from feeder.shard.write.set_writer import write_set
 from tests.support.loader_data import write_shards
@@ -122,6 +124,21 @@ def test_a_sample_of_a_photo_takes_at_most_70_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.fidx").stat().st_size / 2400 < 70
 
 
+@pytest.mark.parametrize(
+    "data", [bytes(1 << 28), b"[]", b"{", b"[" * 10_000, b'[1,"",3,4,[]]', b'["","",1,1,[[0,-9,0]]]']
+)
+def test_hostile_details_are_named_errors(tmp_path: Path, data: bytes) -> None:
+    build(tmp_path / "a.fidx", 1)
+    whole, packed = (tmp_path / "a.fidx").read_bytes(), zlib.compress(data)
+    head, _, end = read_head("a.fidx", whole[:8], memoryview(whole))
+    group = struct.pack("<I", len(packed)) + packed
+    head["groups"]["details"] = [len(whole) - end, len(group), short_hash(group).hex()]
+    (tmp_path / "a.fidx").write_bytes(sealed(whole[:8], head) + whole[end:] + group)
+    found = ShardIndex(str(tmp_path / "a.fidx"))
+    with pytest.raises(FormatError, match=r"a\.fidx: damaged"):
+        found.members(0)
+
+
 def test_shards_of_both_widths_are_read_together(tmp_path: Path) -> None:
     shards = []
     for number, label in enumerate((5, 2**40, 6)):
@@ -167,7 +184,7 @@ def values_of(folder: Path) -> list[Any]:
         encoded = reader.read(ids, wanted)
         assert sum(map(len, encoded.buffers)) <= len(ids) << 16
         found.append(([bytes(b) for b in encoded.buffers], encoded.labels.tolist(), encoded.sizes.tolist()))
-    found.append([reader.index.column(name).tolist() for name in ("source_bytes", "row_data", "member_length")])
+    found.append([reader.index.column("source_bytes").tolist(), [reader.index.row_data(i) for i in ids.tolist()]])
     return found
 
 

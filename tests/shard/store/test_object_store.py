@@ -5,13 +5,11 @@ import itertools
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import obstore
 import pytest
 
 from feeder.errors import ChangedError, ConflictError, ListingError, NotFoundError, StoreError
@@ -400,22 +398,6 @@ def test_what_comes_back_is_used_again(bucket: Bucket, fault_proxy: FaultProxy, 
             assert not answer.done()
         fault_proxy.set(Faults())
         assert answer.result() == b"1"
-
-
-def test_a_small_request_is_made_again_while_it_is_silent(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    bucket.put("x", b"0123456789")
-    store = open_store(bucket.url)
-    asked, goes_on, get = itertools.count(), threading.Event(), obstore.get
-
-    def silent_twice(*arguments: Any, **options: Any) -> Any:
-        if next(asked) < 2:
-            goes_on.wait(30)
-        return get(*arguments, **options)
-
-    monkeypatch.setattr(obstore, "get", silent_twice)
-    assert store.get("x", 2, 5) == b"234"
-    assert next(asked) == 3
-    goes_on.set()
 
 
 @pytest.mark.slow
