@@ -49,8 +49,15 @@ EDITS: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
         SHARDS: (_IMPORT, ("datasets.ImageFolder(", "feeder.ShardDataset("), _returned("data_loader_train")),
     },
     "dino": {
-        FOLDER: (_IMPORT, _returned("data_loader")),
-        SHARDS: (_IMPORT, ("datasets.ImageFolder(", "feeder.ShardDataset("), _returned("data_loader")),
+        FOLDER: (
+            _IMPORT,
+            (
+                "    return data_loader\n",
+                "    views = [transform.global_transfo1, transform.global_transfo2, *[transform.local_transfo] * 6]\n"
+                "    return feeder.from_torch(data_loader, transform=feeder.transforms.Views(\n"
+                "        [feeder.transforms.from_torchvision(view) for view in views]))\n",
+            ),
+        ),
     },
     "own_dataset": {
         FOLDER: (

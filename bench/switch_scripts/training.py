@@ -31,7 +31,7 @@ def train(args: argparse.Namespace, loader: Iterable[Any]) -> Counter[int]:
         for batch in loader:
             images, labels = (batch["image"], batch["label"]) if isinstance(batch, dict) else batch
             views = images if isinstance(images, list) else [images]
-            loss = sum(torch.nn.functional.cross_entropy(model(view), labels) for view in views)
+            loss = torch.stack([torch.nn.functional.cross_entropy(model(view), labels) for view in views]).sum()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

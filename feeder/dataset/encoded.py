@@ -20,7 +20,7 @@ from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.source.image_file import read_image
 from feeder.system.warning import warn
-from feeder.transforms import Op, Recipe
+from feeder.transforms import Op, Recipe, from_torchvision
 
 __all__ = ["Encoded", "Group", "OpenedImage", "check_sizes", "decode_opened"]
 
@@ -227,7 +227,7 @@ def _recipe_of(transform: Any) -> Recipe:
     if known is not None and known[0] is transform and (known[1] is None or known[1] == transform):
         return known[2]
 
-    recipe = Recipe.of(transform)
+    recipe = transform if isinstance(transform, Recipe) else Recipe.of(from_torchvision(transform))
     check_recipe(recipe.at(None, 0))
     copied = [*transform] if isinstance(transform, list) else None
     if copied is not None or isinstance(transform, _UNCHANGEABLE):

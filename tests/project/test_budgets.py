@@ -47,7 +47,6 @@ LONG = {
     "loader/dataloader.py": ["__init__"],
     "loader/generic/multi_process.py": ["__init__"],
     "service/cluster.py": ["start"],
-    "shard/format/set_header.py": ["write_header"],
     "shard/source/coco.py": ["open_coco"],
     "shard/source/iterable.py": ["open_samples"],
     "shard/source/table_file.py": ["open_manifest"],
