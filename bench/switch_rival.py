@@ -34,19 +34,29 @@ def _returned(name: str) -> tuple[str, str]:
     return f"    return {name}\n", f"    return feeder.from_torch({name})\n"
 
 
+def _sharded(kind: str, transform: str) -> tuple[str, str]:
+    value = transform.removeprefix("transform=")
+    shards = f"feeder.ShardDataset(args.data, feeder.transforms.from_torchvision({value}))"
+    return f"{kind}(args.data, {transform})", shards
+
+
 # By script and variant, what a person replaces by what.
 EDITS: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
     "imagenet": {
         FOLDER: (_IMPORT, _returned("train_loader")),
-        SHARDS: (_IMPORT, ("datasets.ImageFolder(", "feeder.ShardDataset("), _returned("train_loader")),
+        SHARDS: (_IMPORT, _sharded("datasets.ImageFolder", "transform"), _returned("train_loader")),
     },
     "torchvision_reference": {
         FOLDER: (_IMPORT, _returned("data_loader")),
-        SHARDS: (_IMPORT, ("torchvision.datasets.ImageFolder(", "feeder.ShardDataset("), _returned("data_loader")),
+        SHARDS: (_IMPORT, _sharded("torchvision.datasets.ImageFolder", "preset(args.size)"), _returned("data_loader")),
     },
     "mae": {
         FOLDER: (_IMPORT, _returned("data_loader_train")),
-        SHARDS: (_IMPORT, ("datasets.ImageFolder(", "feeder.ShardDataset("), _returned("data_loader_train")),
+        SHARDS: (
+            _IMPORT,
+            _sharded("datasets.ImageFolder", "transform=transform_train"),
+            _returned("data_loader_train"),
+        ),
     },
     "dino": {
         FOLDER: (

@@ -8,17 +8,10 @@ from bench.switch_scripts.training import parse, train
 
 def make_loader(args):
     normalize = transforms.Normalize(mean=[0.485, 0.456, 0.406], std=[0.229, 0.224, 0.225])
-    train_dataset = datasets.ImageFolder(
-        args.data,
-        transforms.Compose(
-            [
-                transforms.RandomResizedCrop(args.size),
-                transforms.RandomHorizontalFlip(),
-                transforms.ToTensor(),
-                normalize,
-            ]
-        ),
+    transform = transforms.Compose(
+        [transforms.RandomResizedCrop(args.size), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalize]
     )
+    train_dataset = datasets.ImageFolder(args.data, transform)
     train_loader = torch.utils.data.DataLoader(
         train_dataset, batch_size=args.batch_size, shuffle=True, num_workers=args.workers, pin_memory=args.pin
     )
