@@ -47,8 +47,8 @@ class Encoded:
     Args:
         data: The path of an image's file, or its bytes: JPEG, PNG, WebP, ..., or an ``.npy`` of uint8 [H, W, 3] or
             [H, W].
-        transform: The ops on the image, as :class:`feeder.ShardDataset` takes them; make it once, outside of
-            ``__getitem__``. Two views of an image are two Encoded.
+        transform: The ops on the image, as :class:`feeder.ShardDataset` takes them, or torchvision's ``Compose``; make
+            it once, outside of ``__getitem__``. Two views of an image are two Encoded.
 
     Raises:
         ArgumentError: for data that is neither, or an op in a wrong place.
@@ -227,7 +227,8 @@ def _recipe_of(transform: Any) -> Recipe:
     if known is not None and known[0] is transform and (known[1] is None or known[1] == transform):
         return known[2]
 
-    recipe = transform if isinstance(transform, Recipe) else Recipe.of(from_torchvision(transform))
+    is_theirs = type(transform).__module__.startswith("torchvision.")
+    recipe = Recipe.of(from_torchvision(transform) if is_theirs else transform)
     check_recipe(recipe.at(None, 0))
     copied = [*transform] if isinstance(transform, list) else None
     if copied is not None or isinstance(transform, _UNCHANGEABLE):

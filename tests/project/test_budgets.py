@@ -52,6 +52,7 @@ LONG = {
     "shard/source/table_file.py": ["open_manifest"],
     "shard/write/set_writer.py": ["write_set"],
     "shard/write/sharding.py": ["write_shards"],
+    "tools/tune/tune.py": ["tune"],
     "tools/verify.py": ["verify"],
 }
 _LAYOUT = {

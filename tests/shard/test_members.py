@@ -123,7 +123,7 @@ def test_a_changed_caption_is_noticed_on_resume(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         shard(str(source), str(tmp_path / "out"), progress=StopAtOnce())
     os.utime(source / "a/1.txt", (1 << 31, 1 << 31))
-    with pytest.raises(ShardError, match=r"a/1.jpg"):
+    with pytest.raises(ShardError, match="over these before they changed"):
         shard(str(source), str(tmp_path / "out"))
 
 

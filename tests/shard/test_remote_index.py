@@ -107,7 +107,7 @@ def test_the_codebooks_of_a_set_in_a_store_come_from_its_header(tree: Path, tmp_
     index = open_index(tmp_path / "set" / "index.bin")
     shard_number, offset, length = index.place(0)
     data = Path(index.shard_path(shard_number)).read_bytes()[offset : offset + length]
-    with pytest.raises(FormatError, match=rf"^{bucket.url}/set/index\.bin.*: there is no index"):
+    with pytest.raises(FormatError, match=rf"^{bucket.url}/set: no index\.bin"):
         feeder.packed_decoder(f"{bucket.url}/set")
     bucket.put("set/index.bin", (tmp_path / "set" / "index.bin").read_bytes())
     unpacked = feeder.packed_decoder(f"{bucket.url}/set")({"__key__": "a", "fpk": data})

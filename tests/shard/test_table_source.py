@@ -165,7 +165,7 @@ def test_an_unfinished_run_is_not_resumed_with_other_targets(images: Path, tmp_p
     x, y = (kept(columns=ManifestColumns(targets=(name,))) for name in "xy")
     with pytest.raises(KeyboardInterrupt):
         shard(str(manifest), str(tmp_path / "out"), x, progress=StopAtOnce())
-    with pytest.raises(ShardError, match="targets were x, are y"):
+    with pytest.raises(ShardError, match="over other inputs, or over these before they changed"):
         shard(str(manifest), str(tmp_path / "out"), y)
     shard(str(manifest), str(tmp_path / "out"), x)
 
@@ -643,7 +643,7 @@ def test_a_changed_manifest_is_noticed_on_resume(images: Path, tmp_path: Path) -
         shard(str(manifest), str(tmp_path / "out"), progress=StopAtOnce())
     manifest.write_text(manifest.read_text().replace("dog", "cow"))
     os.utime(manifest, (1, 1))  # some file systems count whole seconds
-    with pytest.raises(ShardError, match=r"list\.csv had \d+ bytes"):
+    with pytest.raises(ShardError, match="over these before they changed"):
         shard(str(manifest), str(tmp_path / "out"))
 
 

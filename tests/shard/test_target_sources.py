@@ -724,7 +724,7 @@ def test_an_unfinished_run_notices_a_mask_that_changed(tmp_path: Path) -> None:
         shard(str(folder), str(tmp_path / "out"), options, progress=StopAtOnce())
     later = (masks / "3.png").stat().st_mtime_ns + 10**9
     os.utime(masks / "3.png", ns=(later, later))
-    with pytest.raises(ShardError, match=r"3.jpg: modification time \(ns\) was"):
+    with pytest.raises(ShardError, match="over these before they changed"):
         shard(str(folder), str(tmp_path / "out"), options)
 
 

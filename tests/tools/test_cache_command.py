@@ -90,7 +90,7 @@ def test_a_cache_that_is_not_there_is_an_error(tmp_path: Path, capsys: pytest.Ca
     assert "there is no such cache folder" in capsys.readouterr().err
 
 
-def test_a_fetcher_that_nobody_uses_ends_for_a_trim(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_set_is_trimmed_once_its_fetcher_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = fill(tmp_path / "cache", "s3://bucket/set", 2, 1000)
     source = tmp_path / "set"
     source.mkdir()
@@ -101,9 +101,10 @@ def test_a_fetcher_that_nobody_uses_ends_for_a_trim(tmp_path: Path, capsys: pyte
     assert main(["cache", str(tmp_path / "cache"), "--trim", "0", "--json"]) == 1  # the mirror is open
     assert shown(capsys)["sets"][0]["is_used"]
     mirror.close()
+    os.kill(pid, signal.SIGKILL)
+    assert all_ended([pid])
     assert main(["cache", str(tmp_path / "cache"), "--trim", "0", "--json"]) == 0
     assert shown(capsys)["sets"] == []
-    assert all_ended([pid])
 
 
 def test_a_set_that_is_being_fetched_stays_as_it_is_when_it_is_shown(
