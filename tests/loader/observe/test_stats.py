@@ -18,7 +18,7 @@ from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic.meters import batch_rows
 from feeder.loader.observe.stats import verdict
 from feeder.loader.options import ToDevice
-from feeder.transforms import Compose, Lambda, RandomResizedCrop
+from feeder.transforms import Compose, Lambda, RandomHorizontalFlip, RandomResizedCrop
 from tests.support.loader_data import write_shards
 from tests.support.processes import wait_until
 from tests.support.slow import SlowItems, Slowly, SlowReader, collate_slowly
@@ -104,7 +104,7 @@ def test_a_slow_stage_shows(shards: Path, workers: int, backend: str, slow: str)
     if slow == "read":
         dataset = FeederDataset(SlowReader(str(shards / "index.bin"), _SLOW_S / 4), RandomResizedCrop(8), ())
     else:
-        dataset = ShardDataset(shards, Compose([RandomResizedCrop(8), Lambda(Slowly(_SLOW_S))]))
+        dataset = ShardDataset(shards, Compose([RandomResizedCrop(8), Lambda(Slowly(_SLOW_S)), RandomHorizontalFlip()]))
     loader = DataLoader(dataset, batch_size=4, num_workers=workers, backend=backend)
     assert loader.stats()["stages"] == {}
     for _ in loader:

@@ -16,7 +16,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.sockets import pair
-from feeder.transforms import AugMix, Compose, Op, RandomResizedCrop
+from feeder.transforms import ColorJitter, Compose, Op, Pad, RandomResizedCrop
 from tests.support.batches import check_same
 from tests.support.loader_data import write_tree
 from tests.support.processes import all_ended, returns_in_time
@@ -30,7 +30,7 @@ def _expected(shards: Path, epochs: int = 1, **options: Any) -> list[tuple[torch
     return [batch for _ in range(epochs) for batch in loader]
 
 
-@pytest.mark.parametrize("recipe", [[RandomResizedCrop(16)], [RandomResizedCrop(16), AugMix()]])
+@pytest.mark.parametrize("recipe", [[RandomResizedCrop(16)], [RandomResizedCrop(16), ColorJitter(0.2), Pad(2)]])
 def test_only_workers_that_need_pillow_load_it(tmp_path: Path, recipe: list[Op]) -> None:
     dataset = FolderDataset(write_tree(tmp_path, 4, extension="jpg"), Compose(recipe))
     loader = DataLoader(dataset, batch_size=4, num_workers=1, backend="cpu")
