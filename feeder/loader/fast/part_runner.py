@@ -187,7 +187,7 @@ class PartRunner:
             left.update(finish(self._ops[self._last :], drawn[self._last :], done, view.images[0]))
             spent_ns = time.perf_counter_ns() - started
             report.decode_ns += spent_ns
-            meter.add("transform", spent_ns)
+            meter.lengthen("transform", spent_ns)
         report.slow += found[1]
         return sorted(left)
 

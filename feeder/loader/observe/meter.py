@@ -116,6 +116,10 @@ class Meter:
             numbers[at + _LONGEST] = time_ns
         numbers[at + _FIRST_BUCKET + bucket_of(time_ns)] += 1
 
+    def lengthen(self, stage: str, time_ns: int) -> None:
+        """Adds time to runs of a stage that are counted already."""
+        self._numbers[_AT[stage] + _TOTAL] += time_ns
+
     def add_part(self, read_ns: int, decode_ns: int, busy_ns: int, encoded_bytes: int) -> None:
         """Adds a part of a batch to the sums; ``busy_ns`` is the time that it took in all."""
         for k, value in enumerate((1, read_ns, decode_ns, busy_ns, encoded_bytes)):

@@ -120,6 +120,18 @@ def test_a_slow_stage_shows(shards: Path, workers: int, backend: str, slow: str)
     assert stages["transform" if "write" in stats["fused"] else "write"]["bytes"] == 20 * 3 * 8 * 8
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_function_behind_the_kernels_counts_as_their_images_transform(tmp_path: Path, workers: int) -> None:
+    recipe = Compose([RandomResizedCrop(8), Lambda(Slowly(_SLOW_S))])
+    dataset = ShardDataset(write_shards(tmp_path, 20, jpegs=True), recipe)
+    loader = DataLoader(dataset, batch_size=4, num_workers=workers, backend="cpu")
+    for _ in loader:
+        pass
+    stages = loader.stats()["stages"]
+    assert stages["transform"]["count"] == stages["decode"]["count"] == 20
+    assert stages["transform"]["mean_ns"] >= 0.875 * _SLOW_NS
+
+
 @pytest.mark.parametrize(("method", "stage"), [("_upright", "decode"), ("_store", "write")])
 def test_a_slow_decoder_shows(shards: Path, monkeypatch: pytest.MonkeyPatch, method: str, stage: str) -> None:
     original = getattr(PillowDecoder, method)
