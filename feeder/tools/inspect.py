@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.decoders.packed import codebook_id
-from feeder.errors import FormatError
 from feeder.order.lanes import Lanes
 from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.order.split import Split
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import Manifest
-from feeder.shard.format.set_index import SetIndex
+from feeder.shard.format.set_index import SetIndex, field_name
 from feeder.shard.write.set_copy import SetCopy
 from feeder.system.text import count, printable
 from feeder.tools.terminal import size, table, wrap
@@ -108,7 +107,7 @@ def inspect(place: str | SetCopy) -> Report:
         bytes=index.size_bytes,
         settings=manifest.settings if manifest else None,
         rejected=manifest.rejected if manifest else None,
-        fields={_field_name(index, number): rows for number, rows in found.fields.items()},
+        fields={field_name(index, number): rows for number, rows in found.fields.items()},
         orientations={str(k): found.orientations[k] for k in sorted(found.orientations)},
         unlabelled=found.unlabelled,
         targets={
@@ -240,15 +239,6 @@ class _Found:
     length: _Distribution = field(default_factory=_Distribution)
     width: _Distribution = field(default_factory=_Distribution)
     height: _Distribution = field(default_factory=_Distribution)
-
-
-def _field_name(index: SetIndex, number: int) -> str:
-    if number >= len(index.fields):
-        raise FormatError(
-            f"{index.path}: names field {number}, but has {len(index.fields)} of them; it is damaged: rebuild it with "
-            "`feeder index`, or shard the dataset again"
-        )
-    return index.fields[number]
 
 
 def _read(index: SetIndex) -> _Found:

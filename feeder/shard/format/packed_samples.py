@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from feeder.decoders.packed import add_codebooks, decode_packed, is_packed_field
-from feeder.errors import DecodeError, FormatError
+from feeder.errors import DecodeError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.open_index import open_index
 from feeder.shard.store.open_store import local_files
@@ -62,9 +62,6 @@ def packed_decoder(path: str | os.PathLike[str]) -> PackedDecoder:
     name = os.fspath(path)
     if is_remote(name):
         with local_files(name, INDEX_NAME) as folder:
-            try:
-                return PackedDecoder(open_index(os.path.join(folder, INDEX_NAME)).codebooks)
-            except FormatError as error:
-                raise FormatError(str(error).replace(folder, name.rstrip("/"))) from None
+            return PackedDecoder(open_index(os.path.join(folder, INDEX_NAME)).codebooks)
     name = local_path(name)
     return PackedDecoder(open_index(os.path.join(name, INDEX_NAME) if os.path.isdir(name) else name).codebooks)

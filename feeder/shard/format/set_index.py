@@ -23,7 +23,7 @@ from feeder.shard.store.mirror import Mirror
 if TYPE_CHECKING:
     from feeder._native import HeldIndex, ShardRows
 
-__all__ = ["ASKED_INDEXES", "SetIndex"]
+__all__ = ["ASKED_INDEXES", "SetIndex", "field_name"]
 
 # Shards whose index is mapped at a time. One takes 2 kB besides the shared page cache; opening it again takes 0.2 ms.
 _OPEN_INDEXES = 4096
@@ -260,7 +260,7 @@ class SetIndex:
     def members(self, i: int) -> list[tuple[str, int, int]]:
         """The sample's fields besides the image: (field, offset, length) in its shard, bytes."""
         index, row = self._one(i)
-        return [(self.named(index, field), offset, length) for field, offset, length in index.members(row)]
+        return [(field_name(index, field), offset, length) for field, offset, length in index.members(row)]
 
     def place(self, i: int) -> tuple[int, int, int]:
         """The place of the sample's image: shard, offset and length, bytes."""
@@ -274,9 +274,9 @@ class SetIndex:
         index = self.shard_index(shard)
         record = index.rows()[row]
         for field, offset, length in index.members(row, record):
-            if self.named(index, field) == name:
+            if field_name(index, field) == name:
                 return shard, offset, length
-        is_image = self.named(index, int(record["field"])) == name
+        is_image = field_name(index, int(record["field"])) == name
         return (shard, int(record["offset"]), int(record["length"])) if is_image else None
 
     def image_field(self, i: int) -> str:
@@ -286,7 +286,7 @@ class SetIndex:
             FormatError: if the index has no such field.
         """
         index, row = self._one(i)
-        return self.named(index, int(index.rows()["field"][row]))
+        return field_name(index, int(index.rows()["field"][row]))
 
     def field_places(self, name: str) -> FieldPlaces:
         """The places of one field of all samples that have it."""
@@ -465,16 +465,24 @@ class SetIndex:
             self._mirror.need([(name, 0, shard.index_bytes)], again=True)  # it was damaged since it was fetched
         raise AssertionError
 
-    def named(self, index: ShardIndex, field: int) -> str:
-        """Name of one of a shard's fields, by its number there."""
-        if field >= len(index.fields):
-            raise FormatError(f"{index.path}: names field {field}, but has {len(index.fields)} of them; it is damaged")
-        return index.fields[field]
-
     def _renumbered(self, index: ShardIndex) -> npt.NDArray[np.uint16]:
         """The number of each of a shard's fields in the set; unknown ones get the next number."""
         numbers = [self._field_numbers.get(name, len(self.fields)) for name in index.fields]
         return np.array([*numbers, *[len(self.fields)] * ((1 << 16) - len(numbers))], np.uint16)
+
+
+def field_name(index: ShardIndex | SetIndex, field: int) -> str:
+    """Returns the name of a field, by its number in the index of a shard or of a set.
+
+    Raises:
+        FormatError: if there is no such field.
+    """
+    if field >= len(index.fields):
+        raise FormatError(
+            f"{index.path}: names field {field}, but has {len(index.fields)} of them; it is damaged: rebuild it with "
+            "`feeder index`, or shard the dataset again"
+        )
+    return index.fields[field]
 
 
 class RecordRows:
@@ -520,7 +528,7 @@ class RecordRows:
         fields = self._index.fields
         for k, index in enumerate(self._index.opened(self.shard)):
             if index.fields != fields[: len(index.fields)]:  # numbered in another order
-                own[k] = fields.index(self._index.named(index, int(own[k])))
+                own[k] = fields.index(field_name(index, int(own[k])))
         return own
 
     @property

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from feeder.errors import NotFoundError, StoreError
+from feeder.errors import FormatError, NotFoundError, StoreError
 from feeder.shard.store.store import TIMEOUT_S, Store, download, refuse_web_server
 from feeder.shard.store.url import Url, is_remote, local_path
 
@@ -64,6 +64,7 @@ def local_files(place: str, *names: str) -> Iterator[str]:
 
     Raises:
         StoreError: if the store can't be read.
+        FormatError: as the block raises it, with the URL in place of the copies' folder.
     """
     if not is_remote(place):
         path = local_path(place)
@@ -75,4 +76,7 @@ def local_files(place: str, *names: str) -> Iterator[str]:
         for name in names:
             with contextlib.suppress(NotFoundError):
                 download(store, store.size(name), os.path.join(folder, name))
-        yield folder
+        try:
+            yield folder
+        except FormatError as error:
+            raise FormatError(str(error).replace(folder, str(store.url).rstrip("/"))) from None
