@@ -4,10 +4,13 @@ The scripts of bench/switch_scripts have the data loading of public ones. The mo
 on one core with all that it starts, workers included, on the same JPEGs (linked several times, so that an epoch is
 long), and once on shards of them. Each is measured without and with one worker, and the better counts.
 
-    python -m bench.switch --images IMAGES [--rivals DIR] [--only SCRIPTS] [--core 0] [--repeats 9] [--seconds 3]
-        [--json OUT]
+    python -m bench.switch --images IMAGES [--rivals DIR] [--only SCRIPTS] [--workers 0,1] [--core 0] [--repeats 9]
+        [--seconds 3] [--json OUT]
 
---rivals is bench/recipes.py's folder, for pillow-simd and timm; without timm its script is left out.
+Where torchvision can't be imported without help, as beside a torch for the CPU alone, dino needs --workers 0: its
+functions are of a module that imports torchvision, in workers too.
+
+--rivals is bench/recipes.py's folder, for pillow-simd and timm; the script names the commands that install them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.decode import Contestant
-from bench.recipes import Key, take_turns
+from bench.recipes import Key, missing, take_turns
 from bench.smoke import arguments
 from bench.switch_rival import AS_IT_IS, EDITS, FOLDER, SHARDS, changed_lines
 from bench.task_feeds.setting import Setting
@@ -102,13 +105,22 @@ def main() -> None:
     options = arguments(
         __doc__, "switch", smoke, images=None, rivals="rivals", only="", image_size=224, batch_size=64, **extent
     )
+    scripts = options.only.split(",") if options.only else [*EDITS]
+    needed = {"torchvision", "pillow-simd", *(["timm"] if "timm_train" in scripts else [])}
+    absent = {name: command for name, command in missing(Path(options.rivals)).items() if name in needed}
+    if options.smoke and "torchvision" in absent:
+        save("switch", {"skipped": "torchvision is not installed"}, options.json)
+        return
+    if absent and not options.smoke:
+        raise SystemExit("\n  ".join(["missing:", *absent.values()]))
+
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="feeder-switch-") as folder:
         made = Path(folder)
         files = many(Path(options.images), made / "files", options.epoch)
         shards = Path(Setting(str(files), made, 0, options.image_size, options.batch_size).shards())
         data = {AS_IT_IS: files, FOLDER: files, SHARDS: shards}
-        for script in options.only.split(",") if options.only else EDITS:
+        for script in scripts:
             results[script] = measure(script, data, made, options)
     rows = [["script", "variant", "workers", "images/CPU-s", "min", "max"]]
     for script, found in results.items():

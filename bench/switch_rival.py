@@ -30,59 +30,43 @@ _WARM_BATCHES = 3
 _IMPORT = ("import torch\n", "import feeder\nimport torch\n")
 
 
-def _returned(name: str) -> tuple[str, str]:
-    return f"    return {name}\n", f"    return feeder.from_torch({name})\n"
-
-
-def _sharded(kind: str, transform: str) -> tuple[str, str]:
-    value = transform.removeprefix("transform=")
-    shards = f"feeder.ShardDataset(args.data, feeder.transforms.from_torchvision({value}))"
-    return f"{kind}(args.data, {transform})", shards
-
-
 # By script and variant, what a person replaces by what.
 EDITS: dict[str, dict[str, tuple[tuple[str, str], ...]]] = {
-    "imagenet": {
-        FOLDER: (_IMPORT, _returned("train_loader")),
-        SHARDS: (_IMPORT, _sharded("datasets.ImageFolder", "transform"), _returned("train_loader")),
-    },
-    "torchvision_reference": {
-        FOLDER: (_IMPORT, _returned("data_loader")),
-        SHARDS: (_IMPORT, _sharded("torchvision.datasets.ImageFolder", "preset(args.size)"), _returned("data_loader")),
-    },
-    "mae": {
-        FOLDER: (_IMPORT, _returned("data_loader_train")),
+    script: {
+        FOLDER: (_IMPORT, (f"return {loader}\n", f"return feeder.from_torch({loader})\n")),
         SHARDS: (
             _IMPORT,
-            _sharded("datasets.ImageFolder", "transform=transform_train"),
-            _returned("data_loader_train"),
+            (f"{module}.ImageFolder(", "feeder.ShardDataset("),
+            (f"return {loader}\n", f"return feeder.from_torch({loader})\n"),
         ),
-    },
-    "dino": {
-        FOLDER: (
-            _IMPORT,
-            (
-                "    return data_loader\n",
-                "    views = [transform.global_transfo1, transform.global_transfo2, *[transform.local_transfo] * 6]\n"
-                "    return feeder.from_torch(data_loader, transform=feeder.transforms.Views(\n"
-                "        [feeder.transforms.from_torchvision(view) for view in views]))\n",
-            ),
-        ),
-    },
-    "own_dataset": {
-        FOLDER: (
-            _IMPORT,
-            (
-                'self.transform(Image.open(self.paths[i]).convert("RGB"))',
-                "feeder.Encoded(self.paths[i], transform=self.transform)",
-            ),
-            ("torch.utils.data.DataLoader(", "feeder.DataLoader("),
-        ),
-    },
-    "timm_train": {
-        FOLDER: (_IMPORT, _returned("loader")),
-    },
+    }
+    for script, module, loader in (
+        ("imagenet", "datasets", "train_loader"),
+        ("torchvision_reference", "torchvision.datasets", "data_loader"),
+        ("mae", "datasets", "data_loader_train"),
+    )
 }
+EDITS["dino"] = {
+    FOLDER: (
+        _IMPORT,
+        (
+            "    return data_loader\n",
+            "    views = [transform.global_transfo1, transform.global_transfo2, *[transform.local_transfo] * 6]\n"
+            "    return feeder.from_torch(data_loader, transform=feeder.transforms.Views(views))\n",
+        ),
+    ),
+}
+EDITS["own_dataset"] = {
+    FOLDER: (
+        _IMPORT,
+        (
+            'self.transform(Image.open(self.paths[i]).convert("RGB"))',
+            "feeder.Encoded(self.paths[i], transform=self.transform)",
+        ),
+        ("torch.utils.data.DataLoader(", "feeder.DataLoader("),
+    ),
+}
+EDITS["timm_train"] = {FOLDER: (_IMPORT, ("return loader\n", "return feeder.from_torch(loader)\n"))}
 
 
 def source(script: str, variant: str) -> str:
