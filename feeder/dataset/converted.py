@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, Subset
@@ -13,7 +12,7 @@ from feeder.dataset.foreign import ForeignReader, read_foreign, refuse_overridde
 from feeder.dataset.foreign_sample import ForeignSample
 from feeder.errors import ArgumentError
 from feeder.transforms import Op, Recipe, Views, recipe_or_views
-from feeder.transforms.torchvision_recipes import convert
+from feeder.transforms.torchvision_recipes import are_same, convert, parts_of
 
 __all__ = ["ConvertedDataset", "converted"]
 
@@ -59,8 +58,8 @@ class ConvertedDataset(FeederDataset):
     def _convert(self) -> None:
         """Converts the transform and the form of samples, unless that has been done."""
         source = self.transform
-        parts = _parts(source)
-        if len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts)):
+        parts = parts_of(source)
+        if are_same(parts, self._parts):
             return
 
         gives_pillow = False
@@ -137,12 +136,6 @@ class ConvertedDataset(FeederDataset):
 
     def snapshot(self) -> FeederDataset:
         return FeederDataset(self.reader, self.recipe, self.extras)
-
-
-def _parts(transform: Any) -> tuple[Any, ...]:
-    """Returns a transform and the ops in it, which scripts insert and replace."""
-    inside = getattr(transform, "transforms", transform)
-    return (transform, *inside) if isinstance(inside, (list, tuple)) else (transform,)
 
 
 def converted(dataset: Any, transform: Any = None, *, strict: bool = False) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,25 @@ if TYPE_CHECKING:
     from feeder.decoders.decoder import Buffer
     from feeder.transforms import Draws, Recipe
 
-__all__ = ["DecodeCounts", "SampleDecoder", "counted", "current_counts"]
+__all__ = ["DecodeCounts", "Replaced", "SampleDecoder", "counted", "current_counts"]
 
 _counting = threading.local()
+
+
+class Replaced(NamedTuple):
+    """A sample with a bad image that was replaced by another.
+
+    Attributes:
+        sample: Its index.
+        key: Path of the image's file, or the sample's name.
+        reason: What is wrong with it.
+        substitute: Index of the sample in its place.
+    """
+
+    sample: int
+    key: str | None
+    reason: str
+    substitute: int
 
 
 @dataclass
@@ -38,12 +54,12 @@ class DecodeCounts:
     Attributes:
         clipped: Images of more than 8 bits per channel, which were clipped.
         slow: JPEGs that took the backend's slow path.
-        substitutions: Samples that were replaced, each a :class:`feeder.loader.generic.encoded_samples.Replaced`.
+        substitutions: Samples that were replaced, as far as they were given as :class:`feeder.Encoded`.
     """
 
     clipped: int = 0
     slow: int = 0
-    substitutions: list[Any] = field(default_factory=list)
+    substitutions: list[Replaced] = field(default_factory=list)
 
 
 @contextlib.contextmanager

@@ -20,13 +20,13 @@ from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError, DecodeError
 from feeder.shard.source.image_file import read_image
 from feeder.system.warning import warn
-from feeder.transforms import Op, Recipe, from_torchvision
+from feeder.transforms import Recipe
+from feeder.transforms.torchvision_recipes import are_same, parts_of, recipe_of
 
 __all__ = ["Encoded", "Group", "OpenedImage", "check_sizes", "decode_opened"]
 
 _KNOWN_RECIPES = 256
-_UNCHANGEABLE = (Op, Recipe, tuple, type(None))
-_known: dict[int, tuple[Any, Any, Recipe]] = {}
+_known: dict[int, tuple[tuple[Any, ...], Recipe]] = {}  # by the id of the transform, which the parts keep alive
 
 
 class Encoded:
@@ -34,7 +34,8 @@ class Encoded:
 
     The ``__getitem__`` of a map-style dataset returns it where it opened an image: alone or in tuples, lists and dicts,
     several in a sample. In the batch the images of one place are a tensor [N, 3, H, W], uint8 0-255, or of the dtype
-    of the recipe's ToDtype or Normalize. EXIF orientation is applied.
+    of the recipe's ToDtype or Normalize; or of the shape and dtype that its last function makes. EXIF orientation is
+    applied.
 
     Random ops draw by (seed, epoch, index): the loader's ``seed``, its epoch, and the index that the dataset was asked
     for; an index that is no integer counts by its text. Each image of a sample draws for itself. A sampler that may
@@ -159,7 +160,7 @@ def decode_opened(
 
         for some in _by_size(draws.output_size.tolist()):
             height, width = draws.output_size[some[0]].tolist()
-            shape, dtype = (len(some), 3, height, width), getattr(torch, recipe.output_dtype)
+            shape, dtype = (len(some), *recipe.leading_shape, height, width), getattr(torch, recipe.output_dtype)
             pixels = empty(shape, dtype) if empty is not None and len(some) == len(images) else None
             if pixels is None:
                 pixels = torch.empty(shape, dtype=dtype, device="cpu")
@@ -223,18 +224,16 @@ def _path_or_bytes(data: Any) -> str | bytes:
 
 def _recipe_of(transform: Any) -> Recipe:
     """Returns the checked recipe of a transform, made once for each object."""
+    parts = parts_of(transform)
     known = _known.get(id(transform))
-    if known is not None and known[0] is transform and (known[1] is None or known[1] == transform):
-        return known[2]
+    if known is not None and are_same(parts, known[0]):
+        return known[1]
 
-    is_theirs = type(transform).__module__.startswith("torchvision.")
-    recipe = Recipe.of(from_torchvision(transform) if is_theirs else transform)
+    recipe = recipe_of(transform)
     check_recipe(recipe.at(None, 0))
-    copied = [*transform] if isinstance(transform, list) else None
-    if copied is not None or isinstance(transform, _UNCHANGEABLE):
-        if len(_known) == _KNOWN_RECIPES:
-            _known.clear()
-        _known[id(transform)] = transform, copied, recipe
+    if len(_known) == _KNOWN_RECIPES:
+        _known.clear()
+    _known[id(transform)] = parts, recipe
     return recipe
 
 

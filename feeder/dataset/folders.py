@@ -27,7 +27,7 @@ class FolderDataset(FeederDataset):
 
     Args:
         path: The folder.
-        transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
+        transform: A recipe of :mod:`feeder.transforms`, torchvision's ``Compose``, or None for the image as it is.
         fields: Further fields of each sample: "key" (the path relative to the folder), "path", "index", "width",
             "height", "orientation", or a file beside the image, by what follows the image's name without its extension:
             "txt" is ``a.txt`` for ``a.jpg``. Or a mapping, see :class:`ShardDataset`.

@@ -54,7 +54,7 @@ class ShardDataset(FeederDataset):
         path: The shards' folder, or its index file; or a list of these, whose samples follow one another. Also the
             URL of a folder in an object store, ``s3://bucket/set``, ``gs://``, ``az://`` or ``https://``: a process of
             its own fetches what is needed into a cache, once for all ranks and jobs on a machine.
-        transform: A recipe of :mod:`feeder.transforms`, or None for the image as it is.
+        transform: A recipe of :mod:`feeder.transforms`, torchvision's ``Compose``, or None for the image as it is.
         fields: Further fields of each sample: "key", "path" (the original path), "index" (the sample id), "json"
             (parsed) or any other member of the sample (its bytes); "json:caption" (the value of that key of "json", or
             of another JSON member: a manifest's columns stand there); "width" and "height" (of the image before the

@@ -19,6 +19,7 @@ from feeder.errors import ArgumentError, DecodeError
 from feeder.system.warning import warn
 from feeder.transforms import Recipe
 from feeder.transforms.targets import check_targets
+from feeder.transforms.torchvision_recipes import recipe_of
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ def decode(
         ArgumentError: for arguments that don't fit each other, images of different sizes, or an op in a wrong place.
         BackendError: for a backend that is not installed, or can't run the recipe.
     """
-    recipe = Recipe.of(transform).at(None, epoch)
+    recipe = recipe_of(transform).at(None, epoch)
     check_recipe(recipe)
     decoder = thread_decoder(recipe, backend, fidelity, threads)
     if seed is None:

@@ -880,7 +880,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               8 bits: floats, and integers outside 0-255; ``slow``: number of their JPEGs of a kind that the backend's
               usual way does not take (odd sampling factors, CMYK), which a slower one decoded;
             - ``skipped``: number of bad samples that were replaced; ``substitutions``: the last 10,000 of these, see
-              ``feeder.loader.fast.part_report.Substitution`` and ``feeder.loader.generic.encoded_samples.Replaced``;
+              ``feeder.loader.fast.part_report.Substitution`` and ``feeder.dataset.decoding.Replaced``;
             - ``padded``, with feeder's own order: ids of the samples that were repeated to fill the last batch of an
               epoch on all ranks.
 

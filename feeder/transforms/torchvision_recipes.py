@@ -12,6 +12,7 @@ import dis
 import inspect
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,63 +30,52 @@ from feeder.transforms import (
     scale_jitter,
     shortest_size,
 )
-from feeder.transforms.choice import RandomApply, RandomChoice
+from feeder.transforms.choice import RandomApply, RandomChoice, RandomOrder
 from feeder.transforms.function import Lambda
 from feeder.transforms.geometry import CenterCrop, RandomCrop, RandomHorizontalFlip, Resize
 from feeder.transforms.op import Op, SizeBounds
-from feeder.transforms.photometric import Grayscale, RandomErasing
+from feeder.transforms.photometric import GaussianNoise, Grayscale, RandomErasing
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
-__all__ = ["Conversion", "OpReport", "convert", "from_torchvision"]
+__all__ = ["Conversion", "OpReport", "are_same", "convert", "from_torchvision", "parts_of", "recipe_of"]
 
 _log = logging.getLogger(__name__)
 
-_MODULES = (
-    augment,
-    augmix,
-    autoaugment,
-    distort,
-    enhance,
-    geometry,
-    padding,
-    photometric,
-    scale_jitter,
-    shortest_size,
-)
 # Of the same name and arguments in both, on Pillow images.
-_SAME = frozenset(
-    {
-        "AugMix",
-        "AutoAugment",
-        "CenterCrop",
-        "ColorJitter",
-        "GaussianBlur",
-        "Grayscale",
-        "Pad",
-        "RandAugment",
-        "RandomAdjustSharpness",
-        "RandomAffine",
-        "RandomAutocontrast",
-        "RandomCrop",
-        "RandomEqualize",
-        "RandomGrayscale",
-        "RandomHorizontalFlip",
-        "RandomInvert",
-        "RandomPerspective",
-        "RandomPhotometricDistort",
-        "RandomPosterize",
-        "RandomResizedCrop",
-        "RandomRotation",
-        "RandomShortestSize",
-        "RandomSolarize",
-        "RandomVerticalFlip",
-        "RandomZoomOut",
-        "Resize",
-        "ScaleJitter",
-        "TrivialAugmentWide",
-    }
-)
+_SAME: dict[str, type[Op]] = {
+    kind.__name__: kind
+    for kind in (
+        augment.RandAugment,
+        augment.TrivialAugmentWide,
+        augmix.AugMix,
+        autoaugment.AutoAugment,
+        distort.RandomAffine,
+        distort.RandomPerspective,
+        distort.RandomRotation,
+        enhance.RandomAdjustSharpness,
+        enhance.RandomAutocontrast,
+        enhance.RandomEqualize,
+        enhance.RandomInvert,
+        enhance.RandomPosterize,
+        enhance.RandomSolarize,
+        geometry.CenterCrop,
+        geometry.RandomCrop,
+        geometry.RandomHorizontalFlip,
+        geometry.RandomResizedCrop,
+        geometry.RandomVerticalFlip,
+        geometry.Resize,
+        padding.Pad,
+        padding.RandomZoomOut,
+        photometric.ColorJitter,
+        photometric.GaussianBlur,
+        photometric.Grayscale,
+        photometric.RandomGrayscale,
+        photometric.RandomPhotometricDistort,
+        scale_jitter.ScaleJitter,
+        shortest_size.RandomShortestSize,
+    )
+}
 # Of these, those whose result on a tensor of uint8 is not within a level of that on a Pillow image. (Nor is a change of
 # hue, by up to 15 levels.)
 _OTHER_ON_TENSORS = frozenset(
@@ -237,6 +227,27 @@ def _tail(tail: Sequence[Callable[[Any], Any]], state: _State) -> tuple[Lambda, 
     return Lambda(function, on=on, keeps_shape=keeps_shape and state.channels == 3), output.is_pillow
 
 
+def recipe_of(transform: Any) -> Recipe:
+    """Returns the recipe of a transform, feeder's as :meth:`Recipe.of` takes it, or torchvision's.
+
+    Raises:
+        ArgumentError: for another object, or an op in a place where it can't be.
+    """
+    return Recipe.of(from_torchvision(transform) if _is_theirs(transform) else transform)
+
+
+def parts_of(transform: Any) -> tuple[Any, ...]:
+    """Returns a transform and the ops in it, which scripts insert and replace: as long as they are the same objects,
+    so is the recipe."""
+    inside = getattr(transform, "transforms", transform)
+    return (transform, *inside) if isinstance(inside, (list, tuple)) else (transform,)
+
+
+def are_same(parts: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
+    """Returns True if two results of :func:`parts_of` are of the same objects."""
+    return len(parts) == len(others) and all(map(operator.is_, parts, others))
+
+
 class _Refused(Exception):
     """An op that torchvision itself refuses in its place."""
 
@@ -363,7 +374,7 @@ def _same(op: Any, name: str, state: _State) -> _State:
     is_tensor = state.kind != "pil"
     if is_tensor and (name not in _MOVABLE if state.is_float else name in _OTHER_ON_TENSORS):
         raise ArgumentError("on tensors it differs from Pillow's")
-    kind = next(getattr(module, name) for module in _MODULES if name in module.__all__)
+    kind = _SAME[name]
     taken = {each: getattr(op, each) for each in inspect.signature(kind).parameters if hasattr(op, each)}
     if not is_tensor:
         taken.pop("antialias", None)  # of no effect on Pillow images
@@ -488,6 +499,12 @@ def _erasing(op: Any, state: _State) -> _State:
     return state.then(RandomErasing(op.p, op.scale, op.ratio, op.value))
 
 
+def _noise(op: Any, state: _State) -> _State:
+    if state.kind == "pil":
+        raise _Refused("torchvision's GaussianNoise takes no Pillow image")
+    return state.then(GaussianNoise(op.mean, op.sigma, op.clip))
+
+
 def _rgb(op: Any, state: _State) -> _State:
     if state.channels != 3:
         raise ArgumentError("it makes three channels of one")
@@ -500,6 +517,10 @@ def _apply(op: Any, state: _State) -> _State:
 
 def _choose(op: Any, state: _State) -> _State:
     return state.then(RandomChoice([Compose(_inner(each, state)) for each in op.transforms], op.p))
+
+
+def _reorder(op: Any, state: _State) -> _State:
+    return state.then(RandomOrder([Compose(_inner(each, state)) for each in op.transforms]))
 
 
 def _inner(transform: Any, state: _State) -> tuple[Op, ...]:
@@ -528,6 +549,7 @@ def _preset(op: Any, state: _State) -> _State:
 
 _RULES: dict[str, Callable[[Any, _State], _State]] = {
     "ConvertImageDtype": _to_dtype,
+    "GaussianNoise": _noise,
     "ImageClassification": _preset,
     "Lambda": _lambda,
     "Normalize": _normalize,
@@ -536,6 +558,7 @@ _RULES: dict[str, Callable[[Any, _State], _State]] = {
     "RandomApply": _apply,
     "RandomChoice": _choose,
     "RandomErasing": _erasing,
+    "RandomOrder": _reorder,
     "ToDtype": _to_dtype,
     "ToImage": _to_image,
     "ToPILImage": _to_pillow,

@@ -11,6 +11,7 @@ from feeder.errors import ArgumentError
 from feeder.transforms.op import Op
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.sizes import ByEpoch
+from feeder.transforms.torchvision_recipes import recipe_of
 
 __all__ = ["Views", "recipe_or_views"]
 
@@ -24,8 +25,8 @@ class Views:
     draws of its own; two views of one recipe differ.
 
     Args:
-        transforms: The recipe of each view: a ``Compose``, an op, or a sequence of ops. ``[a] * 2 + [b] * 6`` makes two
-            views by ``a`` and six by ``b``.
+        transforms: The recipe of each view: a ``Compose``, also torchvision's, an op, or a sequence of ops.
+            ``[a] * 2 + [b] * 6`` makes two views by ``a`` and six by ``b``.
 
     Attributes:
         views: The checked recipes.
@@ -50,7 +51,7 @@ class Views:
                 raise ArgumentError(f"view {number} of Views is a Views; list its recipes themselves")
             if id(transform) not in known:
                 is_op = isinstance(transform, Op) and not isinstance(transform, Compose)
-                known[id(transform)] = _fixed(Recipe.of(transform), number, is_op)
+                known[id(transform)] = _fixed(recipe_of(transform), number, is_op)
         object.__setattr__(self, "views", tuple(known[id(transform)] for transform in transforms))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,12 +103,12 @@ class Views:
 
 
 def recipe_or_views(transform: Any) -> Recipe | Views:
-    """Returns the recipe of a dataset's transform, or its views.
+    """Returns the recipe of a dataset's transform, which may be torchvision's, or its views.
 
     Raises:
         ArgumentError: for a transform that is neither.
     """
-    return transform if isinstance(transform, Views) else Recipe.of(transform)
+    return transform if isinstance(transform, Views) else recipe_of(transform)
 
 
 def _fixed(recipe: Recipe, number: int, is_op: bool) -> Recipe:

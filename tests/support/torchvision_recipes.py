@@ -130,6 +130,58 @@ def random_ops_become_those_of_feeder() -> None:
         assert convert([module.ToTensor(), erase]).ops[1] == T.RandomErasing(0.3, value="random")
 
 
+def distortion_is_theirs() -> None:
+    """All steps fire; which of two places contrast has, and the order of channels, are drawn."""
+    strengths = {"brightness": (1.2, 1.2), "contrast": (0.7, 0.7), "saturation": (1.4, 1.4), "hue": (0.04, 0.04)}
+    op = v2.Compose([v2.CenterCrop(40), v2.RandomPhotometricDistort(**strengths, p=1.0)])
+    torch.manual_seed(0)
+    answers = {each.numpy().tobytes() for _ in range(200) for each in expected(op)}
+    assert len(answers) == 2 * 2 * 6
+    assert {*ways(op)} == {"native"}
+    for backend in ("cpu", "pillow"):
+        for epoch in range(8):
+            recipe = T.from_torchvision(op)
+            made = feeder.decode([npy(image) for image in IMAGES], recipe, seed=0, epoch=epoch, backend=backend)
+            assert all(each.numpy().tobytes() in answers for each in made)
+
+
+def any_order_is_theirs() -> None:
+    for module in (v1, v2):
+        inner = [module.RandomInvert(1.0), module.Compose([module.RandomSolarize(100, 1.0)])]
+        op = module.Compose([module.CenterCrop(40), module.RandomOrder(inner)])
+        answers = {each.numpy().tobytes() for _ in range(100) for each in expected(op)}
+        assert len(answers) == 4
+        assert {*ways(op)} == {"native"}
+        assert {each.numpy().tobytes() for k in range(20) for each in found(op, ids=[2 * k, 2 * k + 1])} == answers
+
+
+def noise_is_for_tensors() -> None:
+    assert "takes no Pillow image" in refusal(v2.GaussianNoise())
+    for values in ([], [v2.ToDtype(torch.float32, scale=True)]):
+        plain = [v2.CenterCrop(60), v2.ToImage(), *values]
+        noisy = [*plain, v2.GaussianNoise(0.1, 0.05)]
+        assert {*ways(noisy)} == {"native"}
+        ours, theirs = found(noisy).float(), expected(v2.Compose(noisy)).float()
+        base, step = expected(v2.Compose(plain)).float(), 1 if values else 255
+        middle = (base > 0.3 * step) & (base < 0.7 * step)  # where nothing is clipped
+        for statistic in (torch.mean, torch.std):
+            difference = statistic((ours - base)[middle]) - statistic((theirs - base)[middle])
+            assert abs(float(difference)) < 0.01 * step
+
+
+def whoever_takes_a_recipe_takes_theirs() -> None:
+    resize, crop = v1.Resize((20, 30)), v1.CenterCrop(16)
+    theirs = v1.Compose([resize, crop, v1.ToTensor()])
+    data = [npy(image) for image in IMAGES]
+    ours = found(theirs)
+    assert torch.equal(feeder.decode(data, theirs), ours)
+    assert T.Views([theirs, theirs]).views[0] == T.Recipe.of(T.from_torchvision(theirs))
+    assert torch.equal(torch.stack([feeder.Encoded(each, theirs).decode() for each in data]), ours)
+    assert feeder.Encoded(data[0], theirs).recipe is feeder.Encoded(data[1], theirs).recipe  # converted once
+    theirs.transforms[1] = v1.CenterCrop(12)
+    assert feeder.Encoded(data[0], theirs).decode().shape == (3, 12, 12)
+
+
 def nested_and_empty_transforms_are_flat() -> None:
     parts = [v1.Resize((16, 16)), v1.Compose([v1.ToTensor(), nn.Sequential(v1.Normalize(MEAN, STD), nn.Identity())])]
     check_same(v1.Compose(parts), "native", 5)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data._utils import collate as torch_collate
 
-from feeder.dataset.decoding import current_counts
+from feeder.dataset.decoding import Replaced, current_counts
 from feeder.decoders.decode import sample_id
 from feeder.errors import ArgumentError, DecodeError
 from feeder.loader.device.nested import map_tensors, tensors_in
@@ -28,29 +28,13 @@ from feeder.order.sample_order import substitute
 if TYPE_CHECKING:
     from feeder.dataset.encoded import Encoded, OpenedImage
 
-__all__ = ["DrawnIndex", "DrawnSampler", "EncodedSamples", "ImageDraws", "Replaced"]
+__all__ = ["DrawnIndex", "DrawnSampler", "EncodedSamples", "ImageDraws"]
 
 _SUBSTITUTES = 16
 _LARGEST_KEY = (1 << 63) - 1
 # Odd, so that no two places of an index share a key.
 _IMAGE_STEP = 0xBF58476D1CE4E5B9
 _PLACE_STEP = 0x9E3779B97F4A7C15
-
-
-class Replaced(NamedTuple):
-    """A sample with a bad image that was replaced by another.
-
-    Attributes:
-        sample: Its index.
-        key: Path of the image's file, or the sample's name.
-        reason: What is wrong with it.
-        substitute: Index of the sample in its place.
-    """
-
-    sample: int
-    key: str | None
-    reason: str
-    substitute: int
 
 
 class DrawnIndex(NamedTuple):

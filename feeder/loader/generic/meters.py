@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from feeder.dataset.decoding import DecodeCounts
+from feeder.dataset.decoding import DecodeCounts, Replaced
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
 from feeder.loader.observe.meter import METER_WORDS, Meter
@@ -60,7 +60,7 @@ class GenericMeters:
         self._meters = [Meter(row) for row in self._words]
         self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0, "clipped": 0, "slow": 0}
         self._counts["skipped"] = 0
-        self._substitutions: collections.deque[Any] = collections.deque(maxlen=_KEPT_SUBSTITUTIONS)
+        self._substitutions: collections.deque[Replaced] = collections.deque(maxlen=_KEPT_SUBSTITUTIONS)
         self._busy_ns = 0
         self._collate_ns = 0
         self._asked_ns = self._given_ns = 0

@@ -34,6 +34,14 @@ from tests.support.loader_data import without_tables
 CROPS = T.Compose([T.RandomResizedCrop(20), T.RandomHorizontalFlip()])
 NORMALIZED = T.Compose([*CROPS.transforms, T.ToDtype(torch.float32, scale=True), T.Normalize((0.5,) * 3, (0.2,) * 3)])
 BLURRED = T.Compose([T.Resize((18, 22)), T.RandomRotation(20), T.ColorJitter(0.4), T.ToDtype(torch.bfloat16)])
+GRAY = T.Compose([*CROPS.transforms, T.Grayscale()])
+
+
+def every_second(image: Any) -> Any:
+    return image[:, ::2, ::2].astype(np.int32)
+
+
+HALVED = T.Compose([*CROPS.transforms, T.Lambda(every_second, keeps_shape=False)])
 GROWING = T.Compose([T.RandomResizedCrop(T.ByEpoch({0: 16, 1: 24}))])
 COUNT = 24
 Pair = collections.namedtuple("Pair", ["image", "number"])
@@ -86,6 +94,14 @@ def blurred(path: str, i: int) -> Any:
     return feeder.Encoded(path, BLURRED), i
 
 
+def gray(path: str, i: int) -> Any:
+    return feeder.Encoded(path, GRAY), i
+
+
+def halved(path: str, i: int) -> Any:
+    return feeder.Encoded(path, HALVED), i
+
+
 def growing(path: str, i: int) -> Any:
     return feeder.Encoded(path, GROWING), i
 
@@ -118,14 +134,16 @@ def by_index(batches: Any) -> dict[int, torch.Tensor]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [plain, normalized, blurred, growing, as_bytes])
+@pytest.mark.parametrize("make", [plain, normalized, blurred, growing, gray, halved, as_bytes])
 def test_pixels_are_those_of_feeders_own_datasets(folder: Path, make: Any, workers: int) -> None:
-    recipe = {normalized: NORMALIZED, blurred: BLURRED, growing: GROWING}.get(make, CROPS)
+    recipes = {normalized: NORMALIZED, blurred: BLURRED, growing: GROWING, gray: GRAY, halved: HALVED}
+    recipe = recipes.get(make, CROPS)
     own = feeder.FolderDataset(folder, recipe, fields=["index"])
     expected = feeder.DataLoader(own, batch_size=5, seed=7)
     loader = feeder.DataLoader(Images(folder, make), batch_size=5, seed=7, num_workers=workers)
     for _ in range(2):
         for (images, numbers), (others, _, ids) in zip(loader, expected, strict=True):
+            assert (images.shape, images.dtype) == (others.shape, others.dtype)
             assert torch.equal(images, others)
             assert torch.equal(numbers, ids)
 
