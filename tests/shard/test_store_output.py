@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -24,7 +23,7 @@ from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults
 from tests.support.images import encode, pixels
-from tests.support.interrupted_runs import StopAfter
+from tests.support.interrupted_runs import StopAfter, killed_at
 from tests.support.remote import Bucket
 from tests.support.shard_sets import kept
 
@@ -97,45 +96,19 @@ def test_an_interrupted_run_over_what_is_unpacked_to_disk_goes_on(
     assert (summary.samples, summary.written_shards) == (60, 4 - len(finished))
 
 
-_KILLED = """
-import os, signal, sys
-import obstore
-from feeder.shard.write.sharding import shard
-from tests.support.shard_sets import kept
-step = int(sys.argv[3])
-def wrapped(call):
-    def counted(*args, **kwargs):
-        global step
-        answer = call(*args, **kwargs)
-        step -= 1
-        if step == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return answer
-    return counted
-obstore.put, obstore.delete = wrapped(obstore.put), wrapped(obstore.delete)
-shard(sys.argv[1], sys.argv[2], kept(samples_per_shard=30, workers=1), force=len(sys.argv) > 4)
-"""
-
-
-def _killed_at(step: int, tree: Path, out: str, *force: str) -> bool:
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(tree), out, str(step), *force], check=False, cwd=ROOT)
-    assert done.returncode in (0, -signal.SIGKILL)
-    return done.returncode != 0
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("replaces", [False, True], ids=["new", "replacing"])
 def test_killed_at_any_write_the_next_run_ends_as_an_unbroken_one(
     tree: Path, bucket: Bucket, tmp_path: Path, replaces: bool
 ) -> None:
-    options = kept(samples_per_shard=30)
+    options = kept(samples_per_shard=30, workers=1)
     shard(str(tree), str(tmp_path / "local"), options)
     expected = {path.name: path.read_bytes() for path in (tmp_path / "local").iterdir() if path.name != ".lock"}
-    for step in range(1, 100):
+    for step in range(100):
         out = f"{bucket.url}/{step}"
         if replaces:
             shard(str(tree), out, kept(samples_per_shard=60))
-        if not _killed_at(step, tree, out, *(["force"] if replaces else [])):
+        if not killed_at(step, tree, out, options, force=replaces):
             break
         shard(str(tree), out, options, force=replaces)
         assert _contents(bucket, f"{step}/") == expected, f"killed at step {step}"

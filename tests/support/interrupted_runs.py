@@ -18,7 +18,7 @@ from feeder.shard.write.sharding import shard
 from feeder.shard.write.takedown import takedown
 from feeder.system.progress import Progress
 
-__all__ = ["StopAfter", "append_killed_at", "killed_at", "takedown_killed_at"]
+__all__ = ["OPTIONS", "StopAfter", "append_killed_at", "killed_at", "takedown_killed_at"]
 
 
 class StopAfter(Progress):
@@ -33,22 +33,24 @@ class StopAfter(Progress):
             raise KeyboardInterrupt
 
 
+OPTIONS = ShardOptions(samples_per_shard=20, workers=1, max_bad=1)
 _STEPS, _REQUESTS = ("replace", "fsync", "rename", "unlink", "rmdir"), ("put", "delete")
 
 
-def killed_at(step: int, source: Path, out: Path, *, force: bool = False) -> bool:
-    """Shards a source in another process, which is killed before its fsync, rename or deletion of this number.
+def killed_at(
+    step: int, source: Path, out: Path | str, options: ShardOptions = OPTIONS, *, force: bool = False
+) -> bool:
+    """Shards a source in another process, which is killed before its fsync, rename or deletion of this number; in a
+    store before its request that changes it.
 
     Returns:
         False if the process came to its end before.
     """
-    options = ShardOptions(samples_per_shard=20, workers=1, max_bad=1)
     return _is_killed(step, shard, str(source), str(out), options, force=force)
 
 
 def append_killed_at(step: int, source: Path, out: Path | str) -> bool:
-    """Adds a source to a set in another process, as :func:`killed_at`; in a store the steps are requests that change
-    it."""
+    """Adds a source to a set in another process, as :func:`killed_at`."""
     return _is_killed(step, append, str(out), str(source), ShardOptions(workers=1))
 
 
