@@ -1,8 +1,12 @@
 #!/usr/bin/env bash
 # Runs the tests and benchmarks that need a GPU, from a checkout, and writes what they find to a folder.
 #   bench/gpu.sh OUTDIR [WHEELS] [--only PART,PART...]
-#   WHEELS      a folder of wheels, installed to OUTDIR/site over what the Python has; feeder-data's may be among them
+#   bench/gpu.sh OUTDIR [WHEELS] --quick 1|2 [--dry-run]
+#   WHEELS      a folder of wheels and of packed site-packages (.tar.xz), installed to OUTDIR/site over what the Python
+#               has; feeder-data's may be among them
 #   --only      only these parts, in the order of --help's list; results of others in OUTDIR stay
+#   --quick     the most that five minutes show: 1 without DALI, 2 with it and what 1 left in OUTDIR; ends with results.tar
+#   --dry-run   --quick on the CPU, by the kernels' emulator: shows that the steps run, and nothing of their speed
 #   PYTHON      the Python to use; else .venv's, else python3 on the path
 #   IMAGES      photos in class folders; else made      SECONDS_PER_RUN (5)  REPEATS (3)
 # Downloads nothing. Without a GPU everything is skipped, and the summary says so. Results are saved as they come; after
@@ -34,7 +38,7 @@ declare -A what=(
 )
 # Parts that have goals, and then the others, by importance when time is short.
 first=(data kernels transfer feed-4 train) later=(cuda parity tests-rest sanitizer feed-8 feed-16 tests ladder lessons)
-usage() { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; }
 wrong() {
     usage >&2
     printf '%s\n' "PARTs: ${parts[*]}" "More: bench/gpu.sh --help" >&2
@@ -49,7 +53,7 @@ joined() { local IFS=,; echo "$*"; }
 help() {
     local part
     usage
-    sed -n '10,18s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+    sed -n '14,22s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
     echo
     echo "Parts, in the order in which they run, and how long at most, $(minutes "${parts[@]}") min in all:"
     for part in "${parts[@]}"; do printf '  %-11s %2d min  %s\n' "$part" "$(minutes "$part")" "${what[$part]}"; done
@@ -59,7 +63,7 @@ help() {
     echo "With 30 minutes: --only $(joined "${first[@]}"), $(minutes "${first[@]}") min at most."
     echo "Then, each as far as time goes: ${later[*]}."
 }
-places=() only=()
+places=() only=() quick=
 while [ $# -gt 0 ]; do
     case "$1" in
     --only)
@@ -67,6 +71,12 @@ while [ $# -gt 0 ]; do
         IFS=, read -ra only <<<"$2"
         shift
         ;;
+    --quick)
+        [[ "${2:-}" == [12] ]] || wrong
+        quick="$2"
+        shift
+        ;;
+    --dry-run) export GPU_DRY_RUN=1 ;;
     -h | --help)
         help
         exit 0
@@ -77,6 +87,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 [ ${#places[@]} -ge 1 ] && [ ${#places[@]} -le 2 ] || wrong
+[ -n "$quick" ] || [ -z "${GPU_DRY_RUN:-}" ] || wrong
 for part in "${only[@]+"${only[@]}"}"; do
     [[ " ${parts[*]} " == *" $part "* ]] || wrong
 done
@@ -95,10 +106,17 @@ if [ -z "$python" ]; then
     python="$(command -v python3)"
     [ ! -x .venv/bin/python ] || python="$PWD/.venv/bin/python"
 fi
-if [ -n "$wheels" ] && ! ls -s "$wheels" | cmp -s - "$out/site/wheels.txt"; then
-    rm -rf "$out/site"
-    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$out/site" "$wheels"/*.whl
-    ls -s "$wheels" >"$out/site/wheels.txt"
+if [ -n "$wheels" ]; then
+    mkdir -p "$out/site"
+    for file in "$wheels"/*.whl "$wheels"/*.tar.xz; do
+        installed="$out/site/$(basename "$file").installed"
+        [ -e "$file" ] && ! cmp -s <(ls -s "$file") "$installed" || continue
+        case "$file" in
+        *.whl) "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$out/site" "$file" ;;
+        *) tar -xf "$file" -C "$out/site" ;;
+        esac
+        ls -s "$file" >"$installed"
+    done
     # NVIDIA's packages share a folder, and those of this Python hide these, or these hide those, unless it says so.
     [ ! -d "$out/site/nvidia" ] ||
         echo '__path__ = __import__("pkgutil").extend_path(__path__, __name__)' >"$out/site/nvidia/__init__.py"
@@ -164,7 +182,10 @@ fi
 rm -f "$out/import.log"
 trap sum_up EXIT
 "$python" -m feeder --version -v >"$out/versions.txt" 2>&1 || true
-if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+if [ -n "${GPU_DRY_RUN:-}" ]; then
+    gpu=yes
+    say "a dry run, on the CPU"
+elif "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
     gpu=yes
     nvidia-smi >"$out/nvidia-smi.txt" 2>&1 || true
     "$python" -c 'import sys; from bench.gpu.common import triton_lacks; sys.exit(triton_lacks())' 2>"$out/triton.log" ||
@@ -198,6 +219,17 @@ step() {
     fi
 }
 
+# What --quick takes in all, the start included.
+quick_s=(0 280 250)
+quick_step() { # NAME LIMIT_S COMMAND...: step, within what is left of the time
+    local left=$((quick_s[quick] - SECONDS))
+    if [ $left -lt 5 ]; then
+        failed=1
+        say "$1 NOT RUN: those before it took all the time"
+        return
+    fi
+    "${quick_by:-step}" "$1" $((left < $2 ? left : $2)) "${@:3}"
+}
 run_tests() { # NAME LIMIT_S SELECTION...
     rm -f "$out/$1.xml" "$out/$1.json"
     step "$1" "$2" "$python" -m pytest -q -p no:cacheprovider -o addopts="-ra --strict-markers" \
@@ -221,6 +253,47 @@ run_marked_tests() {
         run_tests "tests-$(basename "$file" .py)" $((left < 200 ? left : 200)) -m gpu "$file"
     done
 }
+quickly() { # by importance
+    local data="$out/quick" photos="$photos" workers=16 seconds=3 plain=0.7 steps=60 batches=40 kind
+    [ -z "${GPU_DRY_RUN:-}" ] || workers=1 seconds=0.1 plain=0.1 steps=1 batches=2
+    if [ -z "$photos" ]; then
+        photos="$data/images"
+        [ -d "$photos" ] || quick_step make-images 60 "$python" bench/make_images.py "$photos" --count 250
+    fi
+    for kind in seekable $([ "$quick" = 1 ] && echo packed || echo keep); do
+        [ -e "$data/$kind/index.bin" ] || quick_step "shard-$kind" 30 "$python" -m feeder shard "$photos" \
+            --out "$data/$kind" -q $([ $kind = seekable ] || echo --encode $kind)
+    done
+    measured() { # STEP LIMIT_S SET...
+        local what="$1" limit="$2"
+        shift 2
+        quick_step "gpu-quick-$what" "$limit" "$python" -m bench.gpu.quick "$what" --json "$out/gpu-quick-$what.json" \
+            --workers $workers --seekable "$data/seekable" "$@"
+    }
+    train() { # NAME LIMIT_S BACKENDS
+        quick_step "$1" "$2" "$python" -m bench.gpu.train --json "$out/$1.json" \
+            --workers $workers --seekable "$data/seekable" --steps $steps --repeats 1 --backends "$3"
+    }
+    if [ "$quick" = 1 ]; then
+        quick_by=run_tests quick_step tests-quick-cuda 60 -m gpu tests/gpu/test_cuda_decoder.py
+        measured decoder 45 --packed "$data/packed" --batches $batches
+        measured rates 130 --packed "$data/packed" --images "$photos" --seconds $seconds
+        train gpu-quick-train 60 cuda,cpu
+    else
+        measured plain 90 --keep "$data/keep" --seconds $plain
+        measured dali 120 --keep "$data/keep" --seconds $seconds
+        quick_by=run_tests quick_step tests-quick-dali 45 -m gpu tests/scenarios/test_dali_backend.py \
+            tests/decoders/test_dali_gpu.py -k "decoded_on_the_gpu or pixels_are_those or redone_on_the_cpu"
+        train gpu-quick-train-dali 45 dali
+    fi
+}
+if [ -n "$quick" ]; then
+    quickly
+    trap - EXIT
+    (sum_up) || failed=1
+    (cd "$out" && find . -maxdepth 1 -type f ! -name 'results.tar' -size -4096k -print0 | tar -cf results.tar --null -T -)
+    exit $failed
+fi
 if wanted tests || wanted tests-rest; then
     if "$python" -c 'import pytest' 2>/dev/null; then
         # On a GPU the kernels' own tests run there, not in the interpreter.

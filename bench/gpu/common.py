@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import ConcatDataset
 
 import feeder
 from feeder import transforms as T
@@ -25,6 +29,9 @@ from feeder.tools.bench.result_file import save, spread
 from feeder.tools.inspect import open_set
 
 __all__ = [
+    "BATCH",
+    "DEVICE",
+    "IS_DRY_RUN",
     "MEAN",
     "STD",
     "Result",
@@ -41,11 +48,19 @@ __all__ = [
     "on_gpu",
     "rate",
     "recipe",
+    "repeated",
     "survives",
+    "synchronize",
     "triton_lacks",
     "warm_up",
 ]
 
+# In a dry run everything takes place on the CPU: feeder's kernels in the tests' emulator, DALI without a GPU. It shows
+# that the steps run, and nothing of their speed.
+IS_DRY_RUN = os.environ.get("GPU_DRY_RUN") == "1"
+DEVICE = "cpu" if IS_DRY_RUN else "cuda"
+BATCH = 8 if IS_DRY_RUN else 256
+EPOCH = 60_000  # samples: between epochs loaders drain and fill again, which takes some percent of a short one
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Row = dict[str, Any]
 
@@ -62,6 +77,8 @@ def arguments(doc: str | None, **more: Any) -> argparse.Namespace:
 
 def gpu() -> dict[str, Any]:
     """Returns name, memory and driver of the GPU, and whether Triton's kernels run there."""
+    if IS_DRY_RUN:
+        return {"name": "none, a dry run"}
     properties = torch.cuda.get_device_properties(0)
     lacking, nvml = triton_lacks(), open_nvml()
     triton = importlib.metadata.version("triton") if kernels.has_triton() else None
@@ -81,6 +98,8 @@ def triton_lacks() -> str | None:
 
     Without the kernels the loader runs the torch references, which are slower.
     """
+    if IS_DRY_RUN:
+        return None
     try:
         device = torch.device("cuda")
         runs_triton(device, "triton")
@@ -150,7 +169,13 @@ class Result:
 def on_gpu(name: str, path: str, measure: Callable[[Result], None]) -> int:
     """Measures, or without a GPU saves the reason for skipping. Returns the exit code: 1 if any part failed."""
     result = Result(name, path)
-    if not torch.cuda.is_available():
+    if IS_DRY_RUN:
+        import pytest
+
+        from tests.support import cuda_driver
+
+        cuda_driver.install(pytest.MonkeyPatch(), Path(tempfile.mkdtemp()))
+    elif not torch.cuda.is_available():
         result.add(skipped="no CUDA device")
         print(f"{name}: skipped, no CUDA device")
         return 0
@@ -181,10 +206,16 @@ def survives(what: str, statement: str, result: Result) -> bool:
     return done.returncode == 0
 
 
+def synchronize() -> None:
+    """Waits for all that is queued on the GPU."""
+    if not IS_DRY_RUN:
+        torch.cuda.synchronize()
+
+
 def first_batch(feed: Generator[torch.Tensor, None, None]) -> None:
     """Takes a batch of a feed and ends it, as DALI may crash where the interpreter's end finds a pipeline running."""
     next(feed)
-    torch.cuda.synchronize()
+    synchronize()
     feed.close()
 
 
@@ -262,12 +293,12 @@ def rate(batches: Generator[torch.Tensor, None, None], seconds: float, workers: 
     """Returns images/s of a feed whose batches end up on the GPU, and the CPU cores that 1,000 images/s take."""
     for _ in range(warm_up(workers)):
         next(batches)
-    torch.cuda.synchronize()
+    synchronize()
     count, images, began, cpu = 0, 0, time.perf_counter(), cpu_seconds()
     while not is_over(count, workers, began, seconds):
         images += len(next(batches))
         count += 1
-    torch.cuda.synchronize()
+    synchronize()
     took = time.perf_counter() - began
     used = cpu_seconds() - cpu
     batches.close()
@@ -286,6 +317,11 @@ def endless(loader: Any) -> Generator[Any, None, None]:
         yield from loader
 
 
+def repeated(dataset: Any) -> Any:
+    """Repeats a dataset of few samples, so that an epoch has 60,000 of them."""
+    return dataset if len(dataset) >= EPOCH else ConcatDataset([dataset] * -(-EPOCH // len(dataset)))
+
+
 def loader_feed(
     shards: str, backend: str | feeder.Dali, workers: int, batch_size: int, **options: Any
 ) -> Generator[torch.Tensor, None, None]:
@@ -298,14 +334,14 @@ def loader_feed(
     if lacking is not None and backend != "cuda":  # which needs none of them for this recipe
         raise RuntimeError(f"Triton's kernels don't run here, and their references aren't worth timing: {lacking}")
     loader = feeder.DataLoader(
-        feeder.ShardDataset(shards, transform=recipe()),
+        repeated(feeder.ShardDataset(shards, transform=recipe())),
         batch_size,
         shuffle=True,
         num_workers=workers,
         drop_last=True,
         persistent_workers=True,
         backend=backend,
-        device="cuda",
+        device=None if IS_DRY_RUN else DEVICE,
         memory_format=torch.channels_last,
         **options,
     )

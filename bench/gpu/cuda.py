@@ -19,8 +19,22 @@ from typing import Any
 import torch
 
 import feeder
-from bench.gpu.common import STD, Result, Row, arguments, images_of, interleaved, loader_feed, on_gpu, rate, recipe
-from bench.gpu.feed import BATCH, best_plain, plain_dali
+from bench.gpu.common import (
+    BATCH,
+    IS_DRY_RUN,
+    STD,
+    Result,
+    Row,
+    arguments,
+    images_of,
+    interleaved,
+    loader_feed,
+    on_gpu,
+    rate,
+    recipe,
+    repeated,
+)
+from bench.gpu.feed import best_plain, plain_dali
 from feeder.tools.terminal import table
 
 CHECKED = 4  # batches
@@ -36,9 +50,9 @@ def check(shards: str, workers: int) -> None:
     Raises:
         RuntimeError: if others differ, or if the CPU made more than a few in the GPU's place.
     """
-    dataset = feeder.ShardDataset(shards, transform=recipe())
-    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": workers}
-    ours = feeder.DataLoader(dataset, backend="cuda", device="cuda", **options)
+    dataset = repeated(feeder.ShardDataset(shards, transform=recipe()))
+    options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 0, "num_workers": workers}
+    ours = feeder.DataLoader(dataset, backend="cuda", device=None if IS_DRY_RUN else "cuda", **options)
     theirs = feeder.DataLoader(dataset, backend="cpu", **options)
     try:
         rounded = 0

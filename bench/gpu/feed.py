@@ -27,6 +27,9 @@ import torch
 
 import feeder
 from bench.gpu.common import (
+    BATCH,
+    DEVICE,
+    IS_DRY_RUN,
     MEAN,
     STD,
     Result,
@@ -39,14 +42,13 @@ from bench.gpu.common import (
     loader_feed,
     on_gpu,
     rate,
+    repeated,
     survives,
 )
 from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.images import image_fields, tars
 from feeder.tools.bench.pillow import PillowDataset
 from feeder.tools.terminal import table
-
-BATCH = 256
 
 
 class Settings(NamedTuple):
@@ -64,28 +66,54 @@ LOADS = (0.65, 0.85, 1.0)
 
 def torch_feed(folder: str, workers: int) -> Generator[torch.Tensor, None, None]:
     """Yields batches of torch's DataLoader with Pillow, pinned."""
-    dataset = PillowDataset(folder, BenchOptions(image_size=224, batch_size=BATCH))
-    loader = torch.utils.data.DataLoader(
-        dataset, BATCH, shuffle=True, num_workers=workers, drop_last=True, pin_memory=True, persistent_workers=True
-    )
+    dataset = repeated(PillowDataset(folder, BenchOptions(image_size=224, batch_size=BATCH)))
+    options: dict[str, Any] = {"shuffle": True, "drop_last": True, "persistent_workers": True}
+    loader = torch.utils.data.DataLoader(dataset, BATCH, num_workers=workers, pin_memory=not IS_DRY_RUN, **options)
     for images, *_ in endless(loader):
-        yield images.to("cuda", non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
+        yield images.to(DEVICE, non_blocking=True).to(torch.float16, memory_format=torch.channels_last)
 
 
-def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) -> Generator[torch.Tensor, None, None]:
-    """Builds DALI as its documentation shows it: with image_random_crop, or whole images and random_resized_crop."""
+def plain_dali(
+    shards: str,
+    fused: bool,
+    load: float,
+    depth: int,
+    threads: int,
+    *,
+    pipelines: int = 1,
+    hints: Mapping[str, int] | None = None,
+) -> Generator[torch.Tensor, None, None]:
+    """Builds DALI as its documentation shows it: with image_random_crop, or whole images and random_resized_crop.
+
+    Args:
+        shards: The set.
+        fused: True for image_random_crop.
+        load: hw_decoder_load.
+        depth: Prefetch depth.
+        threads: CPU threads of all pipelines together.
+        pipelines: Pipelines that take turns, each with its part of the shards and the threads.
+        hints: Further arguments of the decoder, about memory.
+    """
     from nvidia.dali import fn, pipeline_def, types
 
     indexes = [os.path.splitext(path)[0] + ".idx" for path in tars(shards)]
     reader = {"index_paths": indexes} if all(map(os.path.exists, indexes)) else {}
 
-    @pipeline_def(batch_size=BATCH, num_threads=threads, device_id=0, prefetch_queue_depth=depth, exec_dynamic=True)
-    def pipeline() -> Any:
+    @pipeline_def(
+        batch_size=BATCH,
+        num_threads=max(1, threads // pipelines),
+        device_id=None if IS_DRY_RUN else 0,
+        prefetch_queue_depth=depth,
+        exec_dynamic=True,
+    )
+    def pipeline(number: int) -> Any:
         encoded, _ = fn.readers.webdataset(
             paths=tars(shards), ext=[";".join(image_fields(shards)), "cls"], random_shuffle=True,
-            initial_fill=4 * BATCH, name="reader", **reader,
+            initial_fill=4 * BATCH, name="reader", shard_id=number, num_shards=pipelines, **reader,
         )  # fmt: skip
-        decoder = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": load}
+        decoder = {"device": "mixed", "output_type": types.RGB, "hw_decoder_load": load, **(hints or {})}
+        if IS_DRY_RUN:
+            decoder = {"device": "cpu", "output_type": types.RGB}
         crop = {"random_area": [0.08, 1.0], "random_aspect_ratio": [3 / 4, 4 / 3], "num_attempts": 10}
         resize = {"size": (224, 224), "interp_type": types.INTERP_LINEAR, "antialias": True}
         if fused:
@@ -101,9 +129,13 @@ def plain_dali(shards: str, fused: bool, load: float, depth: int, threads: int) 
             mirror=fn.random.coin_flip(),
         )
 
-    built = pipeline()
-    built.build()
-    yield from owned(built, depth)
+    built = [pipeline(number) for number in range(pipelines)]
+    for each in built:
+        each.build()
+    feeds = [owned(each, depth) for each in built]
+    while True:
+        for feed in feeds:
+            yield next(feed)
 
 
 def owned(pipeline: Any, ahead: int) -> Generator[torch.Tensor, None, None]:
@@ -115,6 +147,8 @@ def owned(pipeline: Any, ahead: int) -> Generator[torch.Tensor, None, None]:
         ahead: Number of batches that the host may be ahead of the GPU.
     """
     held: deque[tuple[Any, torch.cuda.Event]] = deque()
+    while IS_DRY_RUN:
+        yield torch.from_numpy(pipeline.run()[0].as_array().copy()).permute(0, 3, 1, 2)
     while True:
         stream = torch.cuda.current_stream()
         (images,) = pipeline.run(stream)

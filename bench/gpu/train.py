@@ -4,6 +4,7 @@ Goals: the best backend at least 0.98 of the resident batch's images/s; GPU util
 the step, the batch. GPU utilisation is read from NVML ten times a second.
 
     python -m bench.gpu.train --seekable SHARDS --json OUT [--workers 8] [--steps 100] [--repeats 3]
+        [--backends cpu,cuda,dali]
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 import torch
 
 from bench.gpu.common import (
+    BATCH,
+    DEVICE,
+    IS_DRY_RUN,
     Result,
     Row,
     arguments,
@@ -27,15 +31,20 @@ from bench.gpu.common import (
     loader_feed,
     on_gpu,
     survives,
+    synchronize,
     warm_up,
 )
-from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
 from feeder.system.nvml import current_gpu_busy
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.terminal import table
 
 RESIDENT = "resident batch"
+NAMES = {"cpu": "feeder cpu + kernel 1", "cuda": "feeder cuda", "dali": "feeder dali"}
+
+
+def _small() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 1000))
 
 
 class Utilisation:
@@ -67,16 +76,16 @@ class Trainer:
 
     def __init__(self) -> None:
         torch.backends.cudnn.benchmark = True
-        self.model = resnet50().cuda()
+        self.model: torch.nn.Module = resnet50().cuda() if not IS_DRY_RUN else _small()
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stubs
         # Fused: otherwise GradScaler would wait for the GPU at each step, and the GPU then for Python's next batch.
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=True)
-        self.scaler = torch.amp.GradScaler("cuda")
-        self.labels = torch.randint(0, 1000, (BATCH,), device="cuda")
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9, fused=not IS_DRY_RUN)
+        self.scaler = torch.amp.GradScaler("cuda", enabled=not IS_DRY_RUN)
+        self.labels = torch.randint(0, 1000, (BATCH,), device=DEVICE)
 
     def step(self, images: torch.Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.float16):
+        with torch.autocast(DEVICE, torch.bfloat16 if IS_DRY_RUN else torch.float16):
             loss = torch.nn.functional.cross_entropy(self.model(images), self.labels)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
@@ -86,12 +95,12 @@ class Trainer:
         """Returns images/s, CPU cores for 1,000 images/s and utilisation over some steps, after a warm-up."""
         for _ in range(before):
             self.step(next(batches))
-        torch.cuda.synchronize()
+        synchronize()
         with Utilisation() as utilisation:
             cpu, began = cpu_seconds(), time.perf_counter()
             for _ in range(steps):
                 self.step(next(batches))
-            torch.cuda.synchronize()
+            synchronize()
             took, used = time.perf_counter() - began, cpu_seconds() - cpu
         batches.close()
         images = BATCH * steps
@@ -102,19 +111,20 @@ class Trainer:
 def resident() -> Generator[torch.Tensor, None, None]:
     """Yields one batch again and again."""
     shape = (BATCH, 3, 224, 224)
-    images = torch.randn(shape, device="cuda").to(torch.float16, memory_format=torch.channels_last)
+    images = torch.randn(shape, device=DEVICE).to(torch.float16, memory_format=torch.channels_last)
     while True:
         yield images
 
 
 def measure(options: Any, result: Result) -> None:
     trainer = Trainer()
-    feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {
-        RESIDENT: resident,
-        "feeder cpu + kernel 1": lambda: loader_feed(options.seekable, "cpu", options.workers, BATCH),
-    }
-    if survives("feeder dali", first_loader_batch(options.seekable, BATCH), result):
-        feeds["feeder dali"] = lambda: loader_feed(options.seekable, "dali", options.workers, BATCH)
+    feeds: dict[str, Callable[[], Generator[torch.Tensor, None, None]]] = {RESIDENT: resident}
+    for backend in options.backends.split(","):
+        name = NAMES[backend]
+        if backend != "dali" or survives(name, first_loader_batch(options.seekable, BATCH), result):
+            feeds[name] = lambda backend=backend: loader_feed(  # type: ignore[misc]
+                options.seekable, backend, options.workers, BATCH
+            )
 
     def run(name: str) -> Row:
         return trainer.run(feeds[name](), max(10, warm_up(options.workers)), options.steps)
@@ -147,7 +157,7 @@ def reached(middle: Mapping[str, Row]) -> Row:
 
 
 def main() -> int:
-    options = arguments(__doc__, seekable=None, workers=8, steps=100, repeats=3)
+    options = arguments(__doc__, seekable=None, workers=8, steps=100, repeats=3, backends=",".join(NAMES))
     return on_gpu("gpu-train", options.json, lambda result: measure(options, result))
 
 

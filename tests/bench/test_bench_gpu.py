@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 import types
 import weakref
@@ -19,7 +21,7 @@ import pytest
 import torch
 
 import feeder
-from bench.gpu import common, cuda, feed, summary, train, transfer
+from bench.gpu import common, cuda, feed, quick, summary, train, transfer
 from feeder.decoders.gpu import dispatch
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.sharding import shard
@@ -35,7 +37,7 @@ def test_no_step_of_the_measured_training_asks_for_what_the_scaler_found(monkeyp
     monkeypatch.setattr(train, "resnet50", lambda: torch.nn.Linear(2, 2))
     monkeypatch.setattr(torch.nn.Module, "cuda", lambda module: module)
     monkeypatch.setattr(torch, "randint", lambda low, high, shape, device: integers(low, high, shape))
-    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: None)
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: None)
     trainer = train.Trainer()
     scaler = torch.amp.grad_scaler.GradScaler("cpu")
     loss = trainer.model(torch.ones(1, 2)).sum()
@@ -242,6 +244,53 @@ def test_settings_that_fail_are_passed_over_and_the_best_of_the_others_is_taken(
     for search in (feed.best_plain, lambda *rest: feed.best_load("x", *rest)):
         with pytest.raises(RuntimeError, match="runs with no"):
             search("shards", 4, 1.0, result)
+
+
+def test_plain_dali_is_looked_for_one_setting_after_the_other_and_from_what_was_best_elsewhere() -> None:
+    tried: list[tuple[feed.Settings, dict[str, Any]]] = []
+
+    def try_out(settings: feed.Settings, further: Any) -> float:
+        tried.append((settings, dict(further)))
+        if settings.image_random_crop:
+            return 0.0
+        return (
+            settings.num_threads
+            - abs(settings.hw_decoder_load - 0.8)
+            - ("hints" in further)
+            + further.get("pipelines", 1)
+        )
+
+    settings, further, rate = quick.best_settings(try_out, 16)
+    assert (settings, further) == (feed.Settings(False, 0.8, 2, 32), {"pipelines": 4})
+    assert rate == 36
+    assert len(tried) == 12
+    assert quick.best_settings(try_out, 4, (settings, further))[:2] == (settings._replace(num_threads=8), further)
+    assert max(each.num_threads for each, _ in tried[12:]) == 8
+
+
+@pytest.mark.slow
+def test_both_quick_calls_come_to_their_end_in_a_dry_run(tmp_path: Path) -> None:
+    """On the CPU, by the kernels' emulator. What they measure there is of no use."""
+    for k in range(12):
+        path = tmp_path / "photos" / f"{k % 2}" / f"{k}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels(k, 300, 260)))
+    environment = {**os.environ, "PYTHON": sys.executable, "IMAGES": str(tmp_path / "photos")}
+    for number, names in (("1", ("decoder", "rates", "train")), ("2", ("plain", "dali", "train-dali"))):
+        script = ["bash", str(ROOT / "bench/gpu.sh"), str(tmp_path / "out"), "--quick", number, "--dry-run"]
+        done = subprocess.run(script, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stdout[-8000:] + done.stderr
+        with tarfile.open(tmp_path / "out" / "results.tar") as tar:
+            for name in names:
+                file = tar.extractfile(f"./gpu-quick-{name}.json")
+                assert file is not None
+                assert "errors" not in json.load(file)
+    found = json.loads((tmp_path / "out" / "gpu-quick-decoder.json").read_text())
+    assert found["packed"]["ms_a_batch"].keys() == {"upload"} | {
+        f"feeder_{kernel}" for kernel in ("unpack", "idct", "filters", "resize")
+    }
+    alone = subprocess.run([*script[:3], "--dry-run"], capture_output=True, text=True, env=environment)
+    assert alone.returncode == 2  # of parts that need a GPU there is no dry run
 
 
 def test_dalis_memory_is_held_until_it_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
