@@ -20,7 +20,7 @@ _EXCEPTIONS = {
     "tests/loader/fast/test_replacement.py": {"_epoch", "_locked", "_patience_s", "_start"},
     "tests/loader/fast/test_task_board.py": {"_locked", "_workers"},
     # Names of torch's own loader, too: _iterator and _workers are the way to the worker processes.
-    "tests/loader/generic/test_replacement.py": {"_iterator", "_processes", "_workers"},
+    "tests/loader/generic/test_replacement.py": {"_batches", "_iterator", "_workers"},
     "tests/loader/generic/test_shutdown.py": {"_iterator", "_workers"},
     "tests/loader/observe/test_prometheus.py": {"_Server", "_lock", "_server", "_servers", "_thread"},
     "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked

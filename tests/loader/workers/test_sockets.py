@@ -22,7 +22,7 @@ import pytest
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as fast_pool
-from feeder.loader.generic import worker_processes
+from feeder.loader.generic import batch_workers
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import end_with_trainer, handing_over
@@ -109,7 +109,7 @@ def test_a_workers_end_is_seen_though_another_thread_forked_while_it_was_started
     dataset: Any = Tensors()
     if kind != "generic":
         dataset = ShardDataset(write_shards(tmp_path, 40), RandomResizedCrop(16))
-    module = {"generic": worker_processes, "fast": ForkServer, "fast in context": fast_pool}[kind]
+    module = {"generic": batch_workers, "fast": ForkServer, "fast in context": fast_pool}[kind]
     name = "start" if kind == "fast" else "InContext"
     start = getattr(module, name)
 
