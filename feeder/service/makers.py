@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from feeder.loader.workers.process import Forked
+from feeder.loader.workers.fork_server import fork
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.service.frames import Kind, pack_frame
 from feeder.service.part_maker import ANSWER
@@ -158,7 +158,7 @@ class Makers:
         self._start(number)
 
     def _start(self, number: int) -> None:
-        maker = self._supervisor.start(number, lambda connection: Forked(_TARGET, connection))
+        maker = self._supervisor.start(number, lambda connection: fork(_TARGET, connection))
         self._selector.register(maker.connection, selectors.EVENT_READ, number)
         region = self._memory.region
         self._supervisor.send(number, self._hello, [region.descriptor], region)

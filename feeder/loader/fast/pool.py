@@ -28,7 +28,8 @@ from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.slots.image_slots import Ring
 from feeder.loader.slots.region import pack
-from feeder.loader.workers.process import Forked, InContext, Process
+from feeder.loader.workers.fork_server import fork
+from feeder.loader.workers.process import InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.system.text import count
 
@@ -324,7 +325,7 @@ class Pool:
     def _launch(self, connection: socket.socket) -> Process:
         context = self.options.context
         if context is None:
-            return Forked(_SERVED, connection)
+            return fork(_SERVED, connection)
         return InContext(context, work_loop, (connection, self._work, self.options.init))
 
     def _results(self, number: int) -> list[tuple[int, PartReport | BaseException]]:

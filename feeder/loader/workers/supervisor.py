@@ -137,8 +137,6 @@ class Supervisor(Generic[W]):
         self._poll.register(mine, select.POLLIN)
         self._numbers[mine.fileno()] = number
         self.workers[number : number + 1] = [worker]
-        if before is not None:
-            before.process.forget()  # not before: if no worker can be started, close() asks whether this one has ended
         return worker
 
     def send(self, number: int, data: bytes, descriptors: Sequence[int] = (), keep: object = None) -> None:
@@ -280,8 +278,6 @@ class Supervisor(Generic[W]):
             worker.connection.close()  # idle workers end at once, busy ones when their watchdog sees it
         left = self._end_all(grace_s)
         self._is_closed = True  # only now: if this is interrupted, it is done again
-        for worker in self.workers:
-            worker.process.forget()
         return not left
 
     def _end_all(self, grace_s: float) -> list[Process]:

@@ -156,7 +156,6 @@ def test_a_process_is_not_waited_for_by_what_another_threads_fork_may_hold_open(
         assert not multiprocessing.connection.wait([process.sentinel], 0)  # as if it had not ended
         assert wait_for([worker], 60) == []
         assert worker.ended() == 0
-        worker.forget()
         assert process not in multiprocessing.active_children()
 
 
