@@ -235,7 +235,7 @@ class Scheduler:
             try:
                 task.memory = self.memory.take(task.size_bytes)
             except OSError:
-                self.memory.give_all_back()
+                self.memory.give_back(kept_s=0.0)
                 if not self._window.drop_half():
                     return True
                 continue
