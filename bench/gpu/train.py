@@ -21,6 +21,7 @@ from bench.gpu.common import (
     Result,
     Row,
     arguments,
+    current_gpu_busy,
     first_loader_batch,
     images_of,
     interleaved,
@@ -31,7 +32,6 @@ from bench.gpu.common import (
 )
 from bench.gpu.feed import BATCH
 from bench.gpu.resnet import resnet50
-from feeder.system.nvml import current_gpu_busy
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.terminal import table
 

@@ -42,7 +42,6 @@ __all__ = [
     "MOST_WORK_BYTES",
     "SERVER_LIMITS",
     "UNAUTHENTICATED_LIMITS",
-    "WORKER_LIMITS",
     "Frame",
     "Kind",
     "Limits",
@@ -108,11 +107,6 @@ SERVER_LIMITS: Limits = {  # of what a server sends
     Kind.FAILED: (_TEXT, 0),
     Kind.HEARTBEAT: (_SMALL, 0),
     Kind.STATUS: (1 << 20, 0),
-}
-WORKER_LIMITS: Limits = {  # of what a server sends to its processes
-    Kind.WELCOME: (1 << 20, 0),
-    Kind.WORK: (_TEXT, MOST_WORK_BYTES),
-    Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import time
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple
 
 from feeder.loader.workers.fork_server import fork
 from feeder.loader.workers.supervisor import Supervisor, Worker
-from feeder.service.frames import Kind, pack_frame
-from feeder.service.part_maker import ANSWER
+from feeder.service.frames import Kind
+from feeder.service.part_maker import join_json, split_json
 from feeder.service.part_memory import PartMemory, WorkSize
 from feeder.service.part_queue import Task
 from feeder.system.process_usage import stat_fields
@@ -89,8 +88,8 @@ class Makers:
         self._memory = memory
         self._selector = selector
         self._end = end
-        self._hello = pack_frame(Kind.WELCOME, {"here": here, "memory_bytes": memory.size_bytes})
-        self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
+        self._hello = join_json({"here": here, "memory_bytes": memory.size_bytes})
+        self._supervisor = Supervisor(_Maker, _HANG_S)
         self._failed_starts = 0
         self.lost = 0
 
@@ -161,7 +160,7 @@ class Makers:
         maker = self._supervisor.start(number, lambda connection: fork(_TARGET, connection))
         self._selector.register(maker.connection, selectors.EVENT_READ, number)
         region = self._memory.region
-        self._supervisor.send(number, self._hello, [region.descriptor], region)
+        self._supervisor.send(number, Kind.WELCOME, self._hello, [region.descriptor], region)
 
     def _send_work(self, number: int, digest: str, work: KnownWork) -> None:
         works, forget = self._supervisor.workers[number].works, []
@@ -169,8 +168,7 @@ class Makers:
         while len(works) > _WORKS:
             forget.append(works.popitem(last=False)[0])
         message = {"digest": digest, "forget": forget}
-        self._supervisor.send(number, pack_frame(Kind.WORK, message, len(work.data)))
-        self._supervisor.send(number, work.data)
+        self._supervisor.send(number, Kind.WORK, join_json(message, work.data))
 
     def _send_part(self, number: int, task: Task) -> None:
         assert task.memory is not None
@@ -180,15 +178,14 @@ class Makers:
             "size": task.size,
             "at": [task.memory.offset, task.memory.size_bytes],
         }
-        self._supervisor.send(number, pack_frame(Kind.PART, message, len(task.numbers)) + task.numbers)
+        self._supervisor.send(number, Kind.PART, join_json(message, task.numbers))
 
     def _take_answers(self, number: int, maker: _Maker) -> None:
-        for (kind, data_bytes), data in self._supervisor.messages(number):
+        for kind, data in self._supervisor.messages(number):
             task = maker.task
-            if task is None or kind == Kind.HEARTBEAT:
+            if task is None:
                 continue
-            cut = len(data) - data_bytes
-            answer = Answer(Kind(kind), json.loads(data[:cut]), data[cut:])
+            answer = Answer(Kind(kind), *split_json(data))
             of = answer.message.pop("of")
             if kind == Kind.FAILED and of == Kind.WORK:
                 maker.works.pop(task.digest, None)

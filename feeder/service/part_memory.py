@@ -258,8 +258,3 @@ class ResultWindow:
         self._bytes -= gone.memory.size_bytes
         self._memory.release(gone.memory)
         return True
-
-    def drop_half(self) -> bool:
-        """Drops the older half of the parts; returns False if there is none."""
-        dropped = [self.drop_oldest() for _ in range(-(-len(self._results) // 2))]
-        return bool(dropped)

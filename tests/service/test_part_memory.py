@@ -136,9 +136,10 @@ def test_the_window_gives_its_memory_up() -> None:
         window.add(("work", 0, bytes([number]), None), Result(b"{}", piece, [], 1))
         memory.release(piece)
     assert memory.take(MIB) is None
-    assert window.drop_half()
+    assert window.drop_oldest()
+    assert window.drop_oldest()
     assert [window.get(("work", 0, bytes([k]), None)) is not None for k in range(4)] == [False, False, True, True]
     assert memory.take(2 * MIB) is not None
-    assert window.drop_half()
-    assert window.drop_half()
-    assert not window.drop_half()
+    assert window.drop_oldest()
+    assert window.drop_oldest()
+    assert not window.drop_oldest()

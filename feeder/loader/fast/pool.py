@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import WorkerError
-from feeder.loader.fast.fast_worker import FAILED_START, HEAD, Declined, work_loop
+from feeder.loader.fast.fast_worker import FAILED_START, Declined, work_loop
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
@@ -152,7 +152,7 @@ class Pool:
         self._closed = False
         self._is_broken = False
 
-        self._supervisor = Supervisor(_Worker, HEAD, options.hang_timeout_s)
+        self._supervisor = Supervisor(_Worker, options.hang_timeout_s)
         try:
             for number in range(options.processes):
                 self._start(number)
@@ -320,7 +320,7 @@ class Pool:
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
             descriptors.append(payload.descriptor)
-        self._supervisor.send(number, hello, descriptors)
+        self._supervisor.send(number, 0, hello, descriptors)
 
     def _launch(self, connection: socket.socket) -> Process:
         context = self.options.context
@@ -331,7 +331,7 @@ class Pool:
     def _results(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
         """Takes the results out of what was received from a worker."""
         results: list[tuple[int, PartReport | BaseException]] = []
-        for (part,), data in self._supervisor.messages(number):
+        for part, data in self._supervisor.messages(number):
             message = pickle.loads(data) if data else None
             if part == FAILED_START:
                 raise WorkerError(f"worker {number} could not start:\n{message}")

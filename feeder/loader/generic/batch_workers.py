@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
 from torch._utils import ExceptionWrapper
@@ -15,7 +16,7 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import WorkerError
-from feeder.loader.generic.generic_worker import HEAD, BatchResult, BatchTask, Job, encode_task, worker_main
+from feeder.loader.generic.generic_worker import ABOUT, BatchResult, BatchTask, Job, worker_main
 from feeder.loader.generic.meters import GenericMeters, Spent
 from feeder.loader.generic.pending_batches import BatchSlots, Pending, PendingBatches
 from feeder.loader.generic.torchdata_state import worker_key
@@ -86,7 +87,7 @@ class BatchWorkers(Supervisor[GenericWorker]):
         meters: GenericMeters,
         replacements: list[dict[str, Any]],
     ) -> None:
-        super().__init__(GenericWorker, HEAD, hang_timeout_s)
+        super().__init__(GenericWorker, hang_timeout_s)
         self.pending = pending
         self.slots = slots
         self.job = job
@@ -198,7 +199,8 @@ class BatchWorkers(Supervisor[GenericWorker]):
         if new is not None:
             task.slots = new.slot_bytes, new.slots
             worker.slots = new
-        self.send(number, encode_task(task), [] if new is None else [new.region.descriptor], keep=new)
+        descriptors = [] if new is None else [new.region.descriptor]
+        self.send(number, 0, bytes(ForkingPickler.dumps(task)), descriptors, keep=new)
 
     def _await_beginning(self, number: int, check: Callable[[], object]) -> None:
         while not (worker := self.workers[number]).has_begun:  # another, if it died meanwhile
@@ -210,15 +212,15 @@ class BatchWorkers(Supervisor[GenericWorker]):
     def _take_all(self, number: int) -> bool:
         """Takes in the whole messages of a worker; returns True if there are any."""
         has_any = False
-        for (batch, used, wanted, *spent), data in self.messages(number):
-            if data:  # else a sign of life
-                has_any = True
-                self.workers[number].owed -= 1
-                self._meters.made(number, Spent(*spent))
-                self._take(self.workers[number], batch, used, wanted, data)
+        for batch, data in self.messages(number):
+            has_any = True
+            self.workers[number].owed -= 1
+            used, wanted, *spent = ABOUT.unpack_from(data)
+            self._meters.made(number, Spent(*spent))
+            self._take(self.workers[number], batch, used, wanted, memoryview(data)[ABOUT.size :])
         return has_any
 
-    def _take(self, worker: GenericWorker, batch: int, used: int, wanted: int, data: bytes) -> None:
+    def _take(self, worker: GenericWorker, batch: int, used: int, wanted: int, data: memoryview) -> None:
         pending = self.pending.by_number.get(batch)
         memory = pending.lease_slot() if used and pending is not None else None
         result: BatchResult = unpack(data, memory)

@@ -20,7 +20,6 @@ import multiprocessing.util  # noqa: F401  registered before ours, its function 
 import os
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from feeder.errors import WorkerError
+from feeder.loader.workers.channel import HEAD, HEARTBEAT
 from feeder.loader.workers.process import Process, wait_for
 from feeder.loader.workers.sockets import handing_over
 
@@ -78,17 +78,13 @@ class Supervisor(Generic[W]):
 
     Args:
         make: Makes the record of a worker from its process and connection: :class:`Worker` or a subclass.
-        head: The integers that precede every message of a worker; the first is the length of what follows.
         hang_timeout_s: Longest silence of a worker that has work; None: any.
     """
 
-    def __init__(
-        self, make: Callable[[Process, socket.socket], W], head: struct.Struct, hang_timeout_s: float | None
-    ) -> None:
+    def __init__(self, make: Callable[[Process, socket.socket], W], hang_timeout_s: float | None) -> None:
         self.workers: list[W] = []
         self.hang_timeout_s = hang_timeout_s
         self._make = make
-        self._head = head
         self._poll = select.poll()
         self._numbers: dict[int, int] = {}
         self._pid = os.getpid()
@@ -139,17 +135,17 @@ class Supervisor(Generic[W]):
         self.workers[number : number + 1] = [worker]
         return worker
 
-    def send(self, number: int, data: bytes, descriptors: Sequence[int] = (), keep: object = None) -> None:
+    def send(self, number: int, about: int, data: bytes, descriptors: Sequence[int] = (), keep: object = None) -> None:
         """Sends a message without waiting: the worker may be waiting to send, too, or be stopped.
 
         Args:
             number: To this worker.
-            data: The message.
+            about, data: The message, see Note [Messages of workers].
             descriptors: File descriptors that go along.
             keep: Kept until they are sent.
         """
         worker = self.workers[number]
-        worker.unsent.append((memoryview(data), descriptors, keep))
+        worker.unsent.append((memoryview(HEAD.pack(len(data), about) + data), descriptors, keep))
         self._flush(worker)
 
     def wait(self, timeout_ms: int, only: int | None = None) -> list[int]:
@@ -195,16 +191,17 @@ class Supervisor(Generic[W]):
                 break
         return worker
 
-    def messages(self, number: int) -> Iterator[tuple[tuple[Any, ...], bytes]]:
-        """Takes the whole messages out of what was received from a worker: (its head without the length, the rest)."""
-        received, size = self.workers[number].received, self._head.size
-        while len(received) >= size:
-            length, *head = self._head.unpack_from(received)
-            if len(received) < size + length:
+    def messages(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Takes the whole messages out of what was received from a worker: (what it is about, its data)."""
+        received = self.workers[number].received
+        while len(received) >= HEAD.size:
+            length, about = HEAD.unpack_from(received)
+            if len(received) < HEAD.size + length:
                 return
-            data = bytes(memoryview(received)[size : size + length])
-            del received[: size + length]
-            yield tuple(head), data
+            data = bytes(memoryview(received)[HEAD.size : HEAD.size + length])
+            del received[: HEAD.size + length]
+            if about != HEARTBEAT:
+                yield about, data
 
     def kill_if_silent(self, number: int, heard_ns: int, has_started: bool) -> bool:
         """Kills a worker that has work and has been silent for too long.

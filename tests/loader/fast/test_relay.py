@@ -20,6 +20,7 @@ from feeder.loader.fast.relay import answer_limit_s, relay_loop
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import ServiceOptions
+from feeder.loader.workers.channel import Channel
 from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, pack_frame
 from tests.support.clock import Clock
 from tests.support.fake_server import FakeServer
@@ -113,7 +114,7 @@ class Surroundings:
         self._until = until
         view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
         options = ServiceOptions(f"file:{self._file}", local_workers=1)
-        relay_loop(self._channel, self.board, ROWS, lambda part: view, self._work, options)  # type: ignore[arg-type,return-value]
+        relay_loop(Channel(self._channel), self.board, ROWS, lambda part: view, self._work, options)  # type: ignore[arg-type,return-value]
 
     def close(self) -> None:
         for each in (self._here, self._connection, self._trainer, self._channel, self.board):

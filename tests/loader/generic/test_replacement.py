@@ -20,12 +20,13 @@ from torch.utils.data import Dataset, get_worker_info
 
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.generic.batch_workers import BatchWorkers
-from feeder.loader.generic.generic_worker import BatchResult, Channel
+from feeder.loader.generic.generic_worker import BatchResult, send_result
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.pending_batches import BatchSlots, PendingBatches
 from feeder.loader.options import WorkerOptions
 from feeder.loader.slots.batch_message import Slot, pack
 from feeder.loader.workers import supervisor
+from feeder.loader.workers.channel import Channel
 from tests.support.processes import is_first
 from tests.support.torch_datasets import Counting, DiesAtStart, Stream, Tensors, as_lists
 
@@ -220,7 +221,7 @@ def test_a_worker_that_was_not_listened_to_is_not_taken_for_silent() -> None:
     for number in range(2):
         worker = processes.start(number, functools.partial(launch, number))
         worker.owed, worker.heard_ns, worker.has_spoken = number, time.monotonic_ns() - 10**11, True
-    Channel(theirs[1]).send(pack(BatchResult(None, None, {}), Slot(np.empty(0, np.uint8))))
+    send_result(Channel(theirs[1]), pack(BatchResult(None, None, {}), Slot(np.empty(0, np.uint8))))
     processes.look(0, list, only=0)
     assert (killed, worker.has_begun) == ([], False)
     processes.look(0, list)

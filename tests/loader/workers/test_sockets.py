@@ -9,7 +9,6 @@ import multiprocessing.connection
 import os
 import signal
 import socket
-import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -160,7 +159,7 @@ def test_a_process_is_not_waited_for_by_what_another_threads_fork_may_hold_open(
 
 
 def test_the_collector_takes_no_open_socket_of_workers_that_nobody_has_ended() -> None:
-    supervisor: Any = Supervisor(Worker, struct.Struct("<I"), None)
+    supervisor: Any = Supervisor(Worker, None)
     ends: list[socket.socket] = []
     supervisor.start(0, lambda theirs: ends.append(theirs.dup()))
     supervisor.itself = supervisor
