@@ -110,7 +110,7 @@ class Server:
         scheduler = self._scheduler
         try:
             self._listen()
-            scheduler.makers.start()
+            scheduler.makers.start_all()
             next_s = time.monotonic()
             while not self._is_stopped.is_set():
                 now = time.monotonic()
@@ -121,7 +121,7 @@ class Server:
                 for key, events in self._selector.select(0.01 if unsent else max(0.0, next_s - now)):
                     self._serve(key.fileobj, key.data, events)
                 if unsent:
-                    scheduler.makers.send()
+                    scheduler.makers.wait(0)  # which sends what fits now
                 scheduler.give_out()
                 while scheduler.changed:
                     self._talk(scheduler.changed.pop(), 0)

@@ -16,7 +16,7 @@ _EXCEPTIONS = {
     "tests/decoders/test_dali_queue.py": {"_borrowed", "_queue"},
     "tests/loader/device/test_page_lock.py": {"_engine", "_fast"},  # addresses of the slots
     "tests/loader/fast/test_interrupts.py": {"_epoch"},
-    "tests/loader/fast/test_pool.py": {"_epoch", "_supervisor"},
+    "tests/loader/fast/test_pool.py": {"_epoch"},
     "tests/loader/fast/test_replacement.py": {"_epoch", "_locked", "_patience_s", "_start"},
     "tests/loader/fast/test_task_board.py": {"_locked", "_workers"},
     # Names of torch's own loader, too: _iterator and _workers are the way to the worker processes.

@@ -183,7 +183,7 @@ class BatchWorkers(Supervisor[GenericWorker]):
 
     def shut_down(self) -> None:
         """Ends the workers, in bounded time."""
-        self.close(torch_utils.MP_STATUS_CHECK_INTERVAL)
+        self.end_all(torch_utils.MP_STATUS_CHECK_INTERVAL)
 
     def _ask(self, number: int, pending: Pending) -> None:
         task = BatchTask(number, pending.index, pending.slot, pending.snapshot)

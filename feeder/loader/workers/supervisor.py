@@ -260,7 +260,7 @@ class Supervisor(Generic[W]):
             for worker in list(self.workers):
                 worker.process.kill()
 
-    def close(self, grace_s: float) -> bool:
+    def end_all(self, grace_s: float) -> bool:
         """Ends all workers, in bounded time. Does nothing in a process forked off the owner.
 
         Args:
@@ -273,11 +273,11 @@ class Supervisor(Generic[W]):
             return True
         for worker in self.workers:
             worker.connection.close()  # idle workers end at once, busy ones when their watchdog sees it
-        left = self._end_all(grace_s)
+        left = self._end_processes(grace_s)
         self._is_closed = True  # only now: if this is interrupted, it is done again
         return not left
 
-    def _end_all(self, grace_s: float) -> list[Process]:
+    def _end_processes(self, grace_s: float) -> list[Process]:
         """Ends all workers, many stuck ones as fast as one; returns those that can't be ended."""
         left = wait_for([worker.process for worker in self.workers], grace_s)
         for process in left:
@@ -292,7 +292,7 @@ class Supervisor(Generic[W]):
         for worker in self.workers:
             with contextlib.suppress(OSError):  # closed already
                 worker.connection.shutdown(socket.SHUT_RDWR)
-        self._end_all(_EXIT_GRACE_S)
+        self._end_processes(_EXIT_GRACE_S)
 
     def _check_exit(self) -> None:
         while self._is_exiting:

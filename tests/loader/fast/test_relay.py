@@ -226,7 +226,7 @@ def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes
     view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
     work = Work(dataset.reader, dataset.recipe, "cpu")
     options = ServiceOptions(f"file:{file}", only=True)
-    relay_loop(channel, board, (0, 1, 2), lambda part: view, work, options)  # type: ignore[arg-type,return-value]
+    relay_loop(Channel(channel), board, (0, 1, 2), lambda part: view, work, options)  # type: ignore[arg-type,return-value]
     assert answers == [2, 1]
     assert board.unfinished() == 0
     for each in (trainer, channel, board):
