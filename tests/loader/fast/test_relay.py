@@ -53,7 +53,7 @@ def test_a_part_is_late_after_three_times_the_usual_time_at_most_a_second(
 
 
 class Connected(socket.socket):
-    """A socket of a pair, in place of one that connects."""
+    """A socket of a pair, in place of one that connects by TCP."""
 
     def connect_ex(self, address: Any) -> int:
         return 0
@@ -101,7 +101,8 @@ class Surroundings:
             self.board.publish([Part(0, 0, 0, 4, 0)])
             assert self.board.claim(WORKER) is not None
         self._connection = Connected(fileno=there.detach())
-        sockets = {**vars(socket), "socket": lambda *_: self._connection}
+        local = socket.AF_UNIX
+        sockets = {**vars(socket), "socket": lambda *how: socket.socket(*how) if how[0] == local else self._connection}
         monkeypatch.setattr(server_link, "socket", SimpleNamespace(**sockets))
         monkeypatch.setattr(relay, "select", SimpleNamespace(**{**vars(select), "poll": lambda: self}))
         for module in (relay, server_link, servers):
@@ -138,7 +139,7 @@ class Surroundings:
     def _act(self) -> None:
         for frame in self._receiver.frames():
             if frame.kind == Kind.HELLO:
-                self._here.sendall(pack_frame(Kind.WELCOME, {"cores": 1, "local": {}}))
+                self._here.sendall(pack_frame(Kind.WELCOME, {"cores": 1}))
             elif frame.kind == Kind.WORK:
                 self._here.sendall(pack_frame(Kind.ACCEPTED, {"credit": 1}))
             elif frame.kind == Kind.PART:
