@@ -38,13 +38,12 @@ import torch
 
 import feeder
 from bench import standin
-from bench.gpu.common import Result, gpu, images_of, is_over, warm_up
+from bench.gpu.common import Result, current_gpu_busy, gpu, images_of, is_over, warm_up
 from bench.gpu.resnet import resnet50
 from bench.gpu.train import Utilisation
 from bench.make_images import make_images
 from bench.standin import StandIn
 from feeder.system.cores import cores as given_cores
-from feeder.system.nvml import current_gpu_busy
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.bench_options import BenchOptions
 from feeder.tools.bench.pillow import PillowDataset

@@ -23,7 +23,7 @@ import feeder
 from feeder import transforms as T
 from feeder.decoders import gpu as kernels
 from feeder.decoders.gpu.dispatch import runs_triton
-from feeder.system.nvml import open_nvml
+from feeder.system.nvml import Gpu, Nvml, gpu_of, open_nvml
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.bench.result_file import save, spread
 from feeder.tools.inspect import open_set
@@ -37,6 +37,7 @@ __all__ = [
     "Result",
     "Row",
     "arguments",
+    "current_gpu_busy",
     "endless",
     "first_batch",
     "first_loader_batch",
@@ -356,3 +357,18 @@ def loader_feed(
 
 if __name__ == "__main__":
     sys.exit("this is not a benchmark; run bench/gpu.sh")
+
+
+def current_gpu_busy() -> Callable[[], float | None]:
+    """Returns a function that returns ``busy`` of :class:`feeder.system.nvml.GpuSample` for the current GPU; None
+    without one, and before CUDA is initialized."""
+    found: list[tuple[Nvml, Gpu] | None] = []
+
+    def look() -> float | None:
+        if not torch.cuda.is_initialized():
+            return None
+        if not found:
+            found.append(gpu_of(torch, torch.cuda.current_device()))
+        return found[0][0].busy(found[0][1]) if found[0] is not None else None
+
+    return look

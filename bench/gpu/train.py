@@ -25,6 +25,7 @@ from bench.gpu.common import (
     Result,
     Row,
     arguments,
+    current_gpu_busy,
     first_loader_batch,
     images_of,
     interleaved,
@@ -35,7 +36,6 @@ from bench.gpu.common import (
     warm_up,
 )
 from bench.gpu.resnet import resnet50
-from feeder.system.nvml import current_gpu_busy
 from feeder.system.process_usage import cpu_seconds
 from feeder.tools.terminal import table
 

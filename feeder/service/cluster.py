@@ -101,61 +101,78 @@ def start(
         ArgumentError: for a bad argument, or without Ray.
         ServiceError: if the cluster can't be joined, there is such a service, or none of its nodes can start a server.
     """
+    placed = {"nodes": nodes, "labels": dict(labels or {}), "resources": dict(resources or {})}
+    further = {"cache_dir": cache_dir, "metrics_port": metrics_port, "tcp_only": tcp_only, "orphan_s": _ORPHAN_S}
+    made = {"cores": cpus, "host": host, "window_bytes": window_bytes, "job_cores": job_cores}
+    options = _checked(name, roots, allow_modules, placed | further | made)
+
+    with joined(address) as ray:
+        return {"servers": _begin(ray, name, options)}
+
+
+def _checked(name: str, roots: Any, modules: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of a :class:`feeder.service.actors.Registry`, once all arguments of :func:`start` are right.
+
+    Raises:
+        ArgumentError: for one that is not.
+    """
     if not name or "@" in name or name.startswith("file:"):
         raise ArgumentError(f"expected a name without '@' that does not begin with 'file:', got {name!r}")
     if not roots or isinstance(roots, (str, os.PathLike)):
         raise ArgumentError(f"roots must be a list of folders and URLs, got {roots!r}")
-    if isinstance(allow_modules, str):
-        raise ArgumentError(f"allow_modules must be a list of modules' names, got {allow_modules!r}")
-    for value, what in ((cpus, "cpus"), (nodes, "nodes"), (job_cores, "job_cores")):
-        if value is not None and value < 1:
-            raise ArgumentError(f"{what} must be 1 or more, got {value}")
-    for each in set(resources or {}) & set(_OTHERWISE_SET):
+    if isinstance(modules, str):
+        raise ArgumentError(f"allow_modules must be a list of modules' names, got {modules!r}")
+    for what, key in (("cpus", "cores"), ("nodes", "nodes"), ("job_cores", "job_cores")):
+        if options[key] is not None and options[key] < 1:
+            raise ArgumentError(f"{what} must be 1 or more, got {options[key]}")
+    for each in options["resources"].keys() & _OTHERWISE_SET.keys():
         raise ArgumentError(f"resources can't have {each}: give {_OTHERWISE_SET[each]}")
+
     places = [os.fspath(each) for each in roots]
     Roots([each for each in places if "://" in each] or ["/"])  # folders may be those of the nodes alone
-    options = {
-        "roots": [each if "://" in each else os.path.abspath(each) for each in places],
-        "cores": cpus,
-        "nodes": nodes,
-        "host": host,
-        "window_bytes": window_bytes,
-        "job_cores": job_cores,
-        "cache_dir": cache_dir,
-        "metrics_port": metrics_port,
-        "modules": list(allow_modules),
-        "tcp_only": tcp_only,
-        "labels": dict(labels or {}),
-        "resources": dict(resources or {}),
-        "orphan_s": _ORPHAN_S,
-    }
-    with joined(address) as ray:
-        from feeder.service.actors import NAMESPACE, Registry, registry_name
+    whole = [each if "://" in each else os.path.abspath(each) for each in places]
+    return options | {"roots": whole, "modules": list(modules)}
 
-        settings = {"name": registry_name(name), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
-        made = ray.remote(Registry).options(**settings, max_restarts=-1, max_concurrency=16)
-        try:
-            registry = made.remote(name, secrets.token_hex(32), options)
-        except ValueError:  # the name is taken
+
+def _begin(ray: Any, name: str, options: dict[str, Any]) -> list[Any]:
+    """Starts the registry of a service; returns the servers that it has started first, one at least."""
+    from feeder.service.actors import NAMESPACE, Registry, registry_name
+
+    settings = {"name": registry_name(name), "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+    made = ray.remote(Registry).options(**settings, max_restarts=-1, max_concurrency=16)
+    try:
+        registry = made.remote(name, secrets.token_hex(32), options)
+    except ValueError:  # the name is taken
+        raise ServiceError(
+            f"service {name!r} runs already; end it with `feeder serve --stop`, or take another name"
+        ) from None
+
+    try:
+        return _await_servers(ray, name, registry, options["cores"])
+    except BaseException:
+        _end(ray, name)
+        raise
+
+
+def _await_servers(ray: Any, name: str, registry: Any, cpus: int) -> list[Any]:
+    """Waits for the first servers of a service that was started; returns [host, port] of each.
+
+    Raises:
+        ServiceError: if none of its nodes can start one.
+    """
+    ends = time.monotonic() + _START_S
+    while not (found := _directory(ray, name, registry, ends + _ANSWER_S - time.monotonic()))["servers"]:
+        problems = [f"{each['address']}: {each['problem']}" for each in found["problems"]]
+        if problems and not found["starting"]:
+            raise ServiceError(f"no node can start a server: {'; '.join(problems[:2])}")
+        if time.monotonic() > ends:
             raise ServiceError(
-                f"service {name!r} runs already; end it with `feeder serve --stop`, or take another name"
-            ) from None
-        try:
-            ends = time.monotonic() + _START_S
-            while not (found := _directory(ray, name, registry, ends + _ANSWER_S - time.monotonic()))["servers"]:
-                problems = [f"{each['address']}: {each['problem']}" for each in found["problems"]]
-                if problems and not found["starting"]:
-                    raise ServiceError(f"no node can start a server: {'; '.join(problems[:2])}")
-                if time.monotonic() > ends:
-                    raise ServiceError(
-                        f"no node has started a server in {_START_S:g} s: each needs {cpus} free cores, this version "
-                        "of feeder, and the folders below which sets may be read; Ray's logs say more"
-                    )
-                time.sleep(_LOOK_S)
-        except BaseException:
-            _end(ray, name)
-            raise
-    return {"servers": found["servers"]}
+                f"no node has started a server in {_START_S:g} s: each needs {cpus} free cores, this version "
+                "of feeder, and the folders below which sets may be read; Ray's logs say more"
+            )
+        time.sleep(_LOOK_S)
+    servers: list[Any] = found["servers"]
+    return servers
 
 
 def status(name: str = "feeder", *, address: str = "auto") -> dict[str, Any]:

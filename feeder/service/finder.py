@@ -10,9 +10,8 @@ import contextlib
 import json
 import logging
 import os
-import selectors
+import select
 import socket
-import threading
 import time
 from typing import Any
 
@@ -32,10 +31,6 @@ class Relays:
     Args:
         name: The name of the abstract socket.
 
-    Attributes:
-        are_told: Set once one was told something.
-        are_gone: Set once all have been gone for a while.
-
     Raises:
         OSError: if the name is taken.
     """
@@ -45,38 +40,36 @@ class Relays:
         self._listener.bind(f"\0{name}")
         self._listener.listen(256)
         self._listener.setblocking(False)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._connections: set[socket.socket] = set()
+        self._poll = select.poll()
+        self._poll.register(self._listener, select.POLLIN)
+        self._connections: dict[int, socket.socket] = {}
         self._line = b""
-        self._lock = threading.Lock()
         self._alone_since_s = time.monotonic()
-        self.are_told = threading.Event()
-        self.are_gone = threading.Event()
-        threading.Thread(target=self._serve, daemon=True).start()
 
     def tell(self, found: object) -> None:
         """Tells all of something that they do not know yet, also those that come later."""
         line = json.dumps(found).encode() + b"\n"
-        with self._lock:
-            if line != self._line:
-                self._line = line
-                for connection in list(self._connections):
-                    self._send(connection)
+        if line != self._line:
+            self._line = line
+            for descriptor in list(self._connections):
+                self._send(descriptor)
 
-    def _serve(self) -> None:
-        while not self.are_gone.is_set():
-            for key, _ in self._selector.select(_LOOK_S):
-                with self._lock:
-                    if key.fileobj is self._listener:
-                        self._accept()
-                    else:
-                        assert isinstance(key.fileobj, socket.socket)
-                        self._drop(key.fileobj)  # a relay says nothing: it is gone
-            if not self._connections and time.monotonic() - self._alone_since_s > ALONE_S:
-                self._listener.close()
-                self._selector.close()
-                self.are_gone.set()
+    def wait(self, wait_s: float) -> bool:
+        """Takes in for some time who comes and goes; returns False once all have been gone for a while."""
+        ends_s = time.monotonic() + wait_s
+        while wait_s >= 0:
+            for descriptor, _ in self._poll.poll(wait_s * 1000):
+                if descriptor == self._listener.fileno():
+                    self._accept()
+                else:
+                    self._drop(descriptor)  # a relay says nothing: it is gone
+            wait_s = ends_s - time.monotonic()
+        return bool(self._connections) or time.monotonic() - self._alone_since_s < ALONE_S
+
+    def close(self) -> None:
+        """Gives up the name, and leaves those that are there."""
+        for connection in (self._listener, *self._connections.values()):
+            connection.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -85,26 +78,22 @@ class Relays:
                 connection.close()
                 return
             connection.setblocking(False)
-            self._connections.add(connection)
-            self._selector.register(connection, selectors.EVENT_READ)
+            self._connections[connection.fileno()] = connection
+            self._poll.register(connection, select.POLLIN)
             if self._line:
-                self._send(connection)
+                self._send(connection.fileno())
 
-    def _send(self, connection: socket.socket) -> None:
-        try:
-            if connection.send(self._line, socket.MSG_NOSIGNAL) == len(self._line):
-                self.are_told.set()
-                return
-        except OSError:
-            pass
-        self._drop(connection)  # it connects again, and gets the whole line
+    def _send(self, descriptor: int) -> None:
+        sent = 0
+        with contextlib.suppress(OSError):
+            sent = self._connections[descriptor].send(self._line, socket.MSG_NOSIGNAL)
+        if sent < len(self._line):
+            self._drop(descriptor)  # it connects again, and gets the whole line
 
-    def _drop(self, connection: socket.socket) -> None:
-        if connection in self._connections:
-            self._connections.remove(connection)
-            self._selector.unregister(connection)
-            connection.close()
-            self._alone_since_s = time.monotonic()
+    def _drop(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        self._connections.pop(descriptor).close()
+        self._alone_since_s = time.monotonic()
 
 
 def find(name: str, address: str, relays: Relays) -> None:
@@ -124,14 +113,14 @@ def find(name: str, address: str, relays: Relays) -> None:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except ModuleNotFoundError:
         relays.tell({"problem": "the package ray is missing: pip install 'feeder-data[ray]'"})
-        relays.are_told.wait(ALONE_S)
+        relays.wait(ALONE_S)
         return
     except (ConnectionError, RuntimeError, ValueError) as error:
         relays.tell({"problem": cant_join(address, error)})
-        relays.are_told.wait(ALONE_S)
+        relays.wait(ALONE_S)
         return
     known: Any = {}
-    while not relays.are_gone.wait(_LOOK_S):
+    while relays.wait(_LOOK_S):
         try:
             registry = ray.get_actor(registry_name(name), NAMESPACE)
             known = ray.get(registry.directory.remote(), timeout=_ANSWER_S)

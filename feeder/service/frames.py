@@ -13,11 +13,11 @@ Note [Frames]
     credit: the number of parts that it may have unanswered.
 
 Note [Same host]
-    WELCOME names a Unix socket and the boot of the server's machine. A client on the same one says HELLO there anew,
-    and goes on there: WELCOME comes with a descriptor of the server's memory then, which can only be read, and RESULT
-    has places in it where it has bytes otherwise. The memory stays as it is until the client says TAKEN, or its
-    connection ends; a client that was slow looks at its connection after it has copied. Where the socket is out of
-    reach, as from another network namespace, TCP remains.
+    A server listens on a Unix socket, too, whose name only those can tell who know the token. A client tries that one
+    first: there WELCOME comes with a descriptor of the server's memory, which can only be read, and RESULT has places
+    in it where it has bytes otherwise. The memory stays as it is until the client says TAKEN, or its connection ends; a
+    client that was slow looks at its connection after it has copied. Where the socket is out of reach, as on another
+    host or from another network namespace, it takes TCP.
     Over TCP sendmsg sends from the mapped memory. sendfile of its memfd saves the copy at the sender, but was measured
     to cost more CPU time at both ends together.
 """
@@ -27,6 +27,7 @@ from __future__ import annotations
 import array
 import enum
 import functools
+import hashlib
 import itertools
 import json
 import socket
@@ -42,19 +43,19 @@ __all__ = [
     "MOST_WORK_BYTES",
     "SERVER_LIMITS",
     "UNAUTHENTICATED_LIMITS",
-    "WORKER_LIMITS",
     "Frame",
     "Kind",
     "Limits",
     "ProtocolError",
     "Receiver",
     "Sender",
+    "local_name",
     "pack_frame",
     "peer_versions",
 ]
 
 HEARTBEAT_S = 0.25
-_PROTOCOL = 2
+_PROTOCOL = 3
 _MAGIC = b"fd"
 HEAD = struct.Struct("<2sBxIQ")  # magic, kind, bytes of JSON, bytes of the payload
 _SCRATCH_BYTES = 1 << 16
@@ -109,11 +110,6 @@ SERVER_LIMITS: Limits = {  # of what a server sends
     Kind.HEARTBEAT: (_SMALL, 0),
     Kind.STATUS: (1 << 20, 0),
 }
-WORKER_LIMITS: Limits = {  # of what a server sends to its processes
-    Kind.WELCOME: (1 << 20, 0),
-    Kind.WORK: (_TEXT, MOST_WORK_BYTES),
-    Kind.PART: (_SMALL, _MOST_ROWS_BYTES),
-}
 
 
 class Frame(NamedTuple):
@@ -136,6 +132,11 @@ def peer_versions() -> Mapping[str, Any]:
     from feeder.shard.write.attempt import writer_versions  # which the processes that make parts do not need
 
     return {**writer_versions(), "protocol": _PROTOCOL}
+
+
+def local_name(token: str, port: int) -> str:
+    """Returns the name of the Unix socket of a server with that TCP port, see Note [Same host]."""
+    return f"\0feeder-{hashlib.blake2b(f'{port} {token}'.encode(), digest_size=16).hexdigest()}"
 
 
 def pack_frame(kind: Kind, message: Mapping[str, Any], payload_bytes: int = 0) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import time
@@ -11,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from feeder.loader.workers.process import Forked
+from feeder.loader.workers.fork_server import fork
 from feeder.loader.workers.supervisor import Supervisor, Worker
-from feeder.service.frames import Kind, pack_frame
-from feeder.service.part_maker import ANSWER
+from feeder.service.frames import Kind
+from feeder.service.part_maker import join_json, split_json
 from feeder.service.part_memory import PartMemory, WorkSize
 from feeder.service.part_queue import Task
 from feeder.system.process_usage import stat_fields
@@ -63,7 +62,7 @@ class Answer(NamedTuple):
     data: bytes = b""
 
 
-class Makers:
+class Makers(Supervisor[_Maker]):
     """Processes that make parts, each one at a time.
 
     Args:
@@ -85,51 +84,43 @@ class Makers:
         selector: selectors.BaseSelector,
         end: Callable[[Task, Answer], None],
     ) -> None:
+        super().__init__(_Maker, _HANG_S)
         self._count = count
         self._memory = memory
         self._selector = selector
         self._end = end
-        self._hello = pack_frame(Kind.WELCOME, {"here": here, "memory_bytes": memory.size_bytes})
-        self._supervisor = Supervisor(_Maker, ANSWER, _HANG_S)
+        self._hello = join_json({"here": here, "memory_bytes": memory.size_bytes})
         self._failed_starts = 0
         self.lost = 0
 
-    def start(self) -> None:
+    def start_all(self) -> None:
         """Starts all of them."""
         for number in range(self._count):
             self._start(number)
 
-    def close(self) -> None:
-        """Ends all of them."""
-        self._supervisor.close(0.0)
-
     def pids(self) -> list[int]:
         """Returns the ids of this process, of theirs, and of the one that they are forked from; for any thread."""
-        pids = self._supervisor.pids()
+        pids = super().pids()
         parents = {int(fields[1]) for pid in pids[:1] if (fields := stat_fields(pid))}
         return [os.getpid(), *parents, *pids]
 
     def has_unsent(self) -> bool:
         """Returns True if something has not fit into a socket yet."""
-        return any(maker.unsent for maker in self._supervisor.workers)
-
-    def send(self) -> None:
-        """Sends what fits now."""
-        self._supervisor.wait(0)
+        return any(maker.unsent for maker in self.workers)
 
     def kill_hung(self) -> None:
         """Kills those that take too long for a task."""
-        for number, maker in enumerate(self._supervisor.workers):
+        for number, maker in enumerate(self.workers):
             if maker.task is not None:
-                self._supervisor.kill_if_silent(number, maker.heard_ns, has_started=True)
+                self.kill_if_silent(number, maker.heard_ns, has_started=True)
 
     def idle(self) -> list[int]:
         """Returns the numbers of those that have nothing to do."""
-        return [number for number, maker in enumerate(self._supervisor.workers) if maker.task is None]
+        return [number for number, maker in enumerate(self.workers) if maker.task is None]
 
     def give(self, number: int, task: Task, work: KnownWork) -> None:
         """Gives an idle one its next task; one that is a part has its memory."""
-        maker = self._supervisor.workers[number]
+        maker = self.workers[number]
         maker.task = task
         maker.heard_ns = time.monotonic_ns()
         if task.kind == Kind.PART and task.digest in maker.works:
@@ -141,12 +132,12 @@ class Makers:
 
     def hear(self, number: int) -> None:
         """Takes the answers of one; replaces it if it has died."""
-        maker = self._supervisor.receive(number)
+        maker = self.receive(number)
         self._take_answers(number, maker)
         if not maker.has_closed:
             return
         self._selector.unregister(maker.connection)
-        self._supervisor.end(number)
+        self.end(number)
         self._take_answers(number, maker)
         task, maker.task = maker.task, None
         self._failed_starts = 0 if maker.has_spoken else self._failed_starts + 1
@@ -158,19 +149,18 @@ class Makers:
         self._start(number)
 
     def _start(self, number: int) -> None:
-        maker = self._supervisor.start(number, lambda connection: Forked(_TARGET, connection))
+        maker = self.start(number, lambda connection: fork(_TARGET, connection))
         self._selector.register(maker.connection, selectors.EVENT_READ, number)
         region = self._memory.region
-        self._supervisor.send(number, self._hello, [region.descriptor], region)
+        self.send(number, Kind.WELCOME, self._hello, [region.descriptor], region)
 
     def _send_work(self, number: int, digest: str, work: KnownWork) -> None:
-        works, forget = self._supervisor.workers[number].works, []
+        works, forget = self.workers[number].works, []
         works[digest] = None
         while len(works) > _WORKS:
             forget.append(works.popitem(last=False)[0])
         message = {"digest": digest, "forget": forget}
-        self._supervisor.send(number, pack_frame(Kind.WORK, message, len(work.data)))
-        self._supervisor.send(number, work.data)
+        self.send(number, Kind.WORK, join_json(message, work.data))
 
     def _send_part(self, number: int, task: Task) -> None:
         assert task.memory is not None
@@ -180,15 +170,14 @@ class Makers:
             "size": task.size,
             "at": [task.memory.offset, task.memory.size_bytes],
         }
-        self._supervisor.send(number, pack_frame(Kind.PART, message, len(task.numbers)) + task.numbers)
+        self.send(number, Kind.PART, join_json(message, task.numbers))
 
     def _take_answers(self, number: int, maker: _Maker) -> None:
-        for (kind, data_bytes), data in self._supervisor.messages(number):
+        for kind, data in self.messages(number):
             task = maker.task
-            if task is None or kind == Kind.HEARTBEAT:
+            if task is None:
                 continue
-            cut = len(data) - data_bytes
-            answer = Answer(Kind(kind), json.loads(data[:cut]), data[cut:])
+            answer = Answer(Kind(kind), *split_json(data))
             of = answer.message.pop("of")
             if kind == Kind.FAILED and of == Kind.WORK:
                 maker.works.pop(task.digest, None)

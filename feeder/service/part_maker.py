@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import socket
-import struct
-import time
 import traceback
-from collections.abc import Callable
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,60 +21,56 @@ from feeder.loader.fast.work_json import work_from_json
 from feeder.loader.observe.meter import Meter
 from feeder.loader.slots.image_slots import Samples, Sizes, SlotView
 from feeder.loader.slots.region import Region
+from feeder.loader.workers.channel import Channel
 from feeder.loader.workers.sockets import end_with_trainer
-from feeder.service.frames import HEAD, SERVER_LIMITS, WORKER_LIMITS, Kind
+from feeder.service.frames import SERVER_LIMITS, Kind
 from feeder.service.part_memory import WorkSize
 from feeder.service.roots import Roots
 from feeder.shard.cache.waits import waits
 
-__all__ = ["ANSWER", "part_maker"]
-
-# Head of an answer: length of what follows, kind of the frame, length of the data after the JSON.
-ANSWER = struct.Struct("<qqq")
+__all__ = ["join_json", "part_maker", "split_json"]
 
 _SPARE_BYTES = 1 << 10  # for what the server adds
 _MOST_REPORT_BYTES = 32 << 20
 _TOO_LARGE = "its fields, or the error, are too large to be sent; make batches smaller, or leave the service out"
 _PAGE, _LINE, _COLUMNS_BYTES = 4096, 64, 24  # see Layout
-_HEARTBEAT_S = 1.0
 
 
-def part_maker(channel: socket.socket) -> None:
+def part_maker(connection: socket.socket) -> None:
     """The process's main function: makes parts until the server closes the socket.
 
     Args:
-        channel: A stream socket. WELCOME comes on it first, with the memory for results; then WORK and PART.
+        connection: A stream socket. WELCOME comes on it first, with the memory for results; then WORK and PART. Each
+            message is about a :class:`Kind`, and has JSON and a payload, see :func:`join_json`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    channel.settimeout(None)
-    end_with_trainer(channel)
-    channel.sendall(ANSWER.pack(0, Kind.HEARTBEAT, 0))  # it has started: whatever ends it now is its task's fault
-    head, descriptors, _, _ = socket.recv_fds(channel, HEAD.size, 1, socket.MSG_WAITALL)
-    frames = channel.makefile("rb")
+    end_with_trainer(connection)
+    channel = Channel(connection)
+    channel.heartbeat()  # it has started: whatever ends it now is its task's fault
     maker: _Maker | None = None
-    while len(head) == HEAD.size:
-        _, kind, json_bytes, payload_bytes = HEAD.unpack(head)
-        most = WORKER_LIMITS[kind]
-        assert json_bytes <= most[0]
-        assert payload_bytes <= most[1]
-        message = json.loads(_read(frames, json_bytes))
-        payload = _read(frames, payload_bytes)
+
+    while (received := channel.receive()) is not None:
+        kind, data, descriptors = received
+        message, payload = split_json(data)
         if maker is None:
-            maker = _Maker(message["here"], Region(message["memory_bytes"], descriptors[0]), _Heartbeat(channel))
+            maker = _Maker(message["here"], Region(message["memory_bytes"], descriptors[0]), channel.heartbeat)
         else:
-            channel.sendall(_answer(maker, kind, message, payload))
-        head = frames.read(HEAD.size)
+            channel.send(*_answer(maker, kind, message, payload))
 
 
-def _read(frames: BinaryIO, size_bytes: int) -> bytes:
-    data = frames.read(size_bytes)
-    if len(data) < size_bytes:
-        os._exit(0)  # the server is gone
-    return data
+def join_json(message: Mapping[str, Any], payload: bytes = b"") -> bytes:
+    """Returns a line of JSON, and bytes after it."""
+    return json.dumps(message).encode() + b"\n" + payload
 
 
-def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -> bytes:
-    """Does what a frame asks for; returns the answer."""
+def split_json(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Returns message and payload of :func:`join_json`."""
+    line, _, payload = data.partition(b"\n")
+    return json.loads(line), payload
+
+
+def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -> tuple[Kind, bytes]:
+    """Does what a message asks for; returns the answer's kind and data."""
     answer: dict[str, Any]
     try:
         if kind == Kind.WORK:
@@ -92,26 +85,7 @@ def _answer(maker: _Maker, kind: int, message: dict[str, Any], payload: bytes) -
         end, answer, data = Kind.FAILED, _failure(error), b""
         if len(json.dumps(answer)) > SERVER_LIMITS[end][0] - _SPARE_BYTES:
             answer = {"error": _TOO_LARGE}
-    packed = json.dumps(answer | {"of": kind}).encode()
-    return ANSWER.pack(len(packed) + len(data), end, len(data)) + packed + data
-
-
-class _Heartbeat:
-    """The sign of life of a process whose task takes long, at most once a second.
-
-    Args:
-        channel: To the server.
-    """
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._next_s = 0.0
-
-    def __call__(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_s:
-            self._next_s = now + _HEARTBEAT_S
-            self._channel.sendall(ANSWER.pack(0, Kind.HEARTBEAT, 0))
+    return end, join_json(answer | {"of": kind}, data)
 
 
 def _failure(error: Exception) -> dict[str, Any]:

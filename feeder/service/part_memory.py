@@ -22,6 +22,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from feeder.errors import ArgumentError
@@ -52,24 +53,22 @@ def memory_bytes(window_bytes: int, cores: int) -> int:
     return -(-(window_bytes + parts_bytes) // _UNIT) * _UNIT
 
 
+@dataclass(eq=False)
 class MemoryPiece:
     """A piece of the memory.
 
-    Args:
-        offset, size_bytes: Its place.
-
     Attributes:
+        offset, size_bytes: Its place.
+        is_allocated: True if its pages are.
         users: Number of its users.
         freed_s: Time of its last release, on the monotonic clock.
-        is_allocated: True if its pages are.
     """
 
-    def __init__(self, offset: int, size_bytes: int, *, is_allocated: bool = False) -> None:
-        self.offset = offset
-        self.size_bytes = size_bytes
-        self.is_allocated = is_allocated
-        self.users = 0
-        self.freed_s = 0.0
+    offset: int
+    size_bytes: int
+    is_allocated: bool = False
+    users: int = 0
+    freed_s: float = 0.0
 
     @property
     def end(self) -> int:
@@ -81,10 +80,9 @@ class PartMemory:
 
     Args:
         size_bytes: Size of all of it.
-        kept_s: Time that free pages stay allocated, as they may be wanted again soon.
     """
 
-    def __init__(self, size_bytes: int, kept_s: float = 10.0) -> None:
+    def __init__(self, size_bytes: int) -> None:
         descriptor = os.memfd_create("feeder-parts", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, size_bytes)
@@ -95,9 +93,7 @@ class PartMemory:
             os.close(descriptor)
             raise
         self.region = Region(size_bytes, descriptor)
-        self._kept_s = kept_s
-        self._free: list[MemoryPiece] = []  # the one freed last at the end
-        self._end = 0  # nothing was ever used behind it
+        self._free = [MemoryPiece(0, size_bytes)]  # what was never used first, and the one freed last at the end
 
     @property
     def size_bytes(self) -> int:
@@ -111,10 +107,10 @@ class PartMemory:
         """
         unit = max(_UNIT, 1 << max(0, size_bytes.bit_length() - 1 - _CLASS_BITS))
         size_bytes = -(-size_bytes // unit) * unit
-        piece = self._reused(size_bytes) or self._fresh(size_bytes)
-        if piece is None and self._free:
+        piece = self._reused(size_bytes) or self._split(size_bytes)
+        if piece is None:
             self._join()
-            piece = self._split(size_bytes) or self._fresh(size_bytes)
+            piece = self._split(size_bytes)
         if piece is None:
             return None
         try:
@@ -132,17 +128,11 @@ class PartMemory:
             piece.freed_s = time.monotonic()
             self._free.append(piece)
 
-    def give_back(self) -> None:
-        """Gives pages back to the system that were free for a while."""
+    def give_back(self, kept_s: float = 10.0) -> None:
+        """Gives pages back to the system that were free for so long: others may be wanted again soon."""
         now = time.monotonic()
         for piece in self._free:
-            if piece.is_allocated and now - piece.freed_s > self._kept_s:
-                self._forget(piece)
-
-    def give_all_back(self) -> None:
-        """Gives all pages back to the system that are free."""
-        for piece in self._free:
-            if piece.is_allocated:
+            if piece.is_allocated and now - piece.freed_s >= kept_s:
                 self._forget(piece)
 
     def close(self) -> None:
@@ -156,42 +146,30 @@ class PartMemory:
                 return self._free.pop(k)
         return None
 
-    def _fresh(self, size_bytes: int) -> MemoryPiece | None:
-        if self._end + size_bytes > self.size_bytes:
-            return None
-        self._end += size_bytes
-        return MemoryPiece(self._end - size_bytes, size_bytes)
-
     def _split(self, size_bytes: int) -> MemoryPiece | None:
         """Takes a piece off one that is larger."""
         for k, piece in enumerate(self._free):
             if piece.size_bytes >= size_bytes:
                 del self._free[k]
                 if piece.size_bytes > size_bytes:
-                    rest = MemoryPiece(
-                        piece.offset + size_bytes, piece.size_bytes - size_bytes, is_allocated=piece.is_allocated
-                    )
-                    rest.freed_s = piece.freed_s
+                    rest_bytes = piece.size_bytes - size_bytes
+                    rest = MemoryPiece(piece.offset + size_bytes, rest_bytes, piece.is_allocated, 0, piece.freed_s)
                     self._free.insert(0, rest)
-                return MemoryPiece(piece.offset, size_bytes, is_allocated=piece.is_allocated)
+                return MemoryPiece(piece.offset, size_bytes, piece.is_allocated)
         return None
 
     def _join(self) -> None:
         """Joins free pieces that lie side by side."""
         joined: list[MemoryPiece] = []
         for piece in sorted(self._free, key=lambda each: each.offset):
-            if joined and joined[-1].end == piece.offset:
-                last = joined[-1]
-                last.size_bytes += piece.size_bytes
-                last.is_allocated = last.is_allocated and piece.is_allocated
-                last.freed_s = max(last.freed_s, piece.freed_s)
-            else:
+            last = joined[-1] if joined else piece
+            if last.end != piece.offset:
                 joined.append(piece)
-        last = joined[-1]
-        if last.end == self._end:  # it goes on in what was never used
-            self._forget(last)
-            last.size_bytes = self.size_bytes - last.offset
-            self._end = self.size_bytes
+                continue
+            if last.is_allocated != piece.is_allocated:
+                self._forget(last if last.is_allocated else piece)
+            last.size_bytes += piece.size_bytes
+            last.freed_s = max(last.freed_s, piece.freed_s)
         self._free = joined
 
     def _allocate(self, piece: MemoryPiece) -> None:
@@ -224,21 +202,20 @@ class WorkSize(NamedTuple):
         return rows * (self.row_bytes + pixels * self.pixel_bytes) + self.further_bytes
 
 
-class Result:
+class Result(NamedTuple):
     """A finished part.
 
-    Args:
+    Attributes:
         report: Its report, as JSON.
         memory: The memory that it is in.
         places: [offset, bytes] of each array in the whole memory.
         rows: Number of its samples.
     """
 
-    def __init__(self, report: bytes, memory: MemoryPiece, places: list[list[int]], rows: int) -> None:
-        self.report = report
-        self.memory = memory
-        self.places = places
-        self.rows = rows
+    report: bytes
+    memory: MemoryPiece
+    places: list[list[int]]
+    rows: int
 
 
 class ResultWindow:
@@ -281,8 +258,3 @@ class ResultWindow:
         self._bytes -= gone.memory.size_bytes
         self._memory.release(gone.memory)
         return True
-
-    def drop_half(self) -> bool:
-        """Drops the older half of the parts; returns False if there is none."""
-        dropped = [self.drop_oldest() for _ in range(-(-len(self._results) // 2))]
-        return bool(dropped)

@@ -153,7 +153,3 @@ class PartQueue:
         tasks.remove(task)
         if not tasks:
             del self._waiting[task.job]
-
-    def jobs(self) -> set[str]:
-        """Returns the jobs with a task that waits or is under way."""
-        return {*self._waiting, *self.running}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import selectors
 from collections import OrderedDict
-from collections.abc import Collection
 from typing import Any
 
 from feeder.errors import ArgumentError
@@ -21,8 +20,7 @@ __all__ = ["Scheduler"]
 
 _KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses them
 _MOST_WORK_BYTES = 1 << 30  # of all
-_EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up
-_MOST_JOBS = 256
+_MOST_JOBS = 256  # that are counted: in months a service has many
 _COUNTED = ("parts", "images", "failed")
 
 
@@ -47,7 +45,7 @@ class Scheduler:
         self._tasks: dict[Any, Task] = {}
         here = {"roots": options.roots, "cache_dir": options.cache_dir, "modules": options.modules}
         self.makers = Makers(options.cores, here, self.memory, selector, self._end)
-        self._counts = _JobCounts()
+        self._counts: dict[str, dict[str, int]] = {}
         self._clients: dict[Client, None] = {}
         self.changed: set[Client] = set()
 
@@ -57,7 +55,7 @@ class Scheduler:
         running = dict(queue.running)
         jobs = {
             name: counts | {"queue": queue.waiting(name), "busy": running.get(name, 0)}
-            for name, counts in self._counts.items()
+            for name, counts in list(self._counts.items())
         }
         return {
             "busy": sum(running.values()),
@@ -118,7 +116,7 @@ class Scheduler:
 
     def _accept(self, client: Client, digest: str) -> None:
         client.digest = digest
-        self._counts.begin(client.job, {each.job for each in self._clients} | self._queue.jobs())
+        self._count(client.job)
         client.sender.add(Kind.ACCEPTED, self.credit(client))
         self.changed.add(client)
 
@@ -217,7 +215,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Ends the processes."""
-        self.makers.close()
+        self.makers.end_all(0.0)
         self.memory.close()
 
     def _may_hold(self, task: Task) -> bool:
@@ -235,8 +233,8 @@ class Scheduler:
             try:
                 task.memory = self.memory.take(task.size_bytes)
             except OSError:
-                self.memory.give_all_back()
-                if not self._window.drop_half():
+                self.memory.give_back(kept_s=0.0)
+                if not self._window.drop_oldest():
                     return True
                 continue
             if task.memory is not None or not self._window.drop_oldest():
@@ -281,7 +279,7 @@ class Scheduler:
                 self.refuse(client, str(answer.message["error"]))
 
     def _answer(self, client: Client, number: int, result: Result) -> None:
-        self._counts.add(client.job, parts=1, images=result.rows)
+        self._count(client.job, parts=1, images=result.rows)
         client.answer(number, result)
         self.changed.add(client)
 
@@ -290,9 +288,17 @@ class Scheduler:
         self._release(task)
         for client, number in waiters:
             client.parts.pop(number, None)
-            self._counts.add(client.job, failed=1)
+            self._count(client.job, failed=1)
             client.sender.add(Kind.FAILED, message | {"number": number})
             self.changed.add(client)
+
+    def _count(self, job: str, **numbers: int) -> None:
+        """Adds to the counts of a job; those of the oldest go once there are many."""
+        counts = self._counts.setdefault(job, dict.fromkeys(_COUNTED, 0))
+        for name, number in numbers.items():
+            counts[name] += number
+        if len(self._counts) > _MOST_JOBS:
+            del self._counts[next(iter(self._counts))]
 
     def _release(self, task: Task) -> None:
         if task.memory is not None:
@@ -322,33 +328,3 @@ def _size(value: Any) -> tuple[int, int] | None:
         return None if value is None else size_from_json(value)
     except ArgumentError as error:
         raise ProtocolError(str(error)) from None
-
-
-class _JobCounts:
-    """Counts by job. Those of the oldest jobs that are gone are added up: in months a service has many."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, dict[str, int]] = {}
-
-    def items(self) -> list[tuple[str, dict[str, int]]]:
-        """Returns the counts ``parts``, ``images`` and ``failed`` by job; for any thread."""
-        return [(name, dict(counts)) for name, counts in list(self._counts.items())]
-
-    def begin(self, job: str, present: Collection[str]) -> None:
-        """Begins to count a job.
-
-        Args:
-            job: Its name.
-            present: Names of the jobs that are there.
-        """
-        self._counts.setdefault(job, dict.fromkeys(_COUNTED, 0))
-        gone = [name for name in self._counts if name not in present and name != _EARLIER_JOBS]
-        for name in gone[: max(0, len(self._counts) - _MOST_JOBS)]:
-            counts, sums = self._counts.pop(name), self._counts.setdefault(_EARLIER_JOBS, dict.fromkeys(_COUNTED, 0))
-            for each in _COUNTED:
-                sums[each] += counts[each]
-
-    def add(self, job: str, *, parts: int = 0, images: int = 0, failed: int = 0) -> None:
-        """Adds to the counts of a job."""
-        for name, value in zip(_COUNTED, (parts, images, failed), strict=True):
-            self._counts[job][name] += value

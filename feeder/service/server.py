@@ -15,7 +15,6 @@ import errno
 import hmac
 import logging
 import resource
-import secrets
 import selectors
 import socket
 import threading
@@ -24,11 +23,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from feeder.service.connection import Client
-from feeder.service.frames import CLIENT_LIMITS, HEARTBEAT_S, Frame, Kind, ProtocolError, peer_versions
+from feeder.service.frames import CLIENT_LIMITS, HEARTBEAT_S, Frame, Kind, ProtocolError, local_name, peer_versions
 from feeder.service.roots import Roots
 from feeder.service.scheduler import Scheduler, whole
 from feeder.service.server_options import ServerOptions
-from feeder.system.mapping import boot_id
 from feeder.system.process_usage import cpu_seconds_of
 
 __all__ = ["Server"]
@@ -61,7 +59,6 @@ class Server:
         listener = socket.create_server((options.host, options.port), family=family, backlog=256)
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._listeners = [listener]
-        self._local: dict[str, str] = {}
         if not options.tcp_only:
             self._listen_locally()
         for each in self._listeners:
@@ -110,7 +107,7 @@ class Server:
         scheduler = self._scheduler
         try:
             self._listen()
-            scheduler.makers.start()
+            scheduler.makers.start_all()
             next_s = time.monotonic()
             while not self._is_stopped.is_set():
                 now = time.monotonic()
@@ -121,7 +118,7 @@ class Server:
                 for key, events in self._selector.select(0.01 if unsent else max(0.0, next_s - now)):
                     self._serve(key.fileobj, key.data, events)
                 if unsent:
-                    scheduler.makers.send()
+                    scheduler.makers.wait(0)  # which sends what fits now
                 scheduler.give_out()
                 while scheduler.changed:
                     self._talk(scheduler.changed.pop(), 0)
@@ -138,17 +135,14 @@ class Server:
 
     def _listen_locally(self) -> None:
         """Listens on a Unix socket, too, see Note [Same host]."""
-        name = f"feeder-{secrets.token_hex(16)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            boot = boot_id()
-            listener.bind(f"\0{name}")
-            listener.listen(256)
+            listener.bind(local_name(self.options.token, self.address[1]))
         except OSError:  # TCP remains
             listener.close()
             return
+        listener.listen(256)
         self._listeners.append(listener)
-        self._local = {"boot": boot, "socket": name}
 
     def _listen(self) -> None:
         if not self._is_listening:
@@ -282,7 +276,7 @@ class Server:
         client.receiver.limits = CLIENT_LIMITS
         self._unauthenticated.pop(client, None)
         self._scheduler.add(client)
-        welcome = {"cores": self.options.cores, "local": self._local}
+        welcome = {"cores": self.options.cores}
         if client.is_local:
             memory = self._scheduler.memory
             client.sender.send_now(Kind.WELCOME, welcome | {"memory_bytes": memory.size_bytes}, memory.for_reading)

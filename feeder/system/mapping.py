@@ -11,7 +11,7 @@ import mmap
 import os
 import weakref
 
-__all__ = ["boot_id", "map_file", "map_other_memory"]
+__all__ = ["map_file", "map_other_memory"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
@@ -39,16 +39,6 @@ def map_file(descriptor: int, size_bytes: int) -> memoryview:
     array = (ctypes.c_ubyte * size_bytes).from_address(address)
     weakref.finalize(array, _libc.munmap, address, size_bytes).atexit = False
     return memoryview(array).cast("B").toreadonly()
-
-
-def boot_id() -> str:
-    """Returns a text that differs between machines, and between the starts of one.
-
-    Raises:
-        OSError: if the system has none.
-    """
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
 
 
 def map_other_memory(descriptor: int, size_bytes: int) -> memoryview:

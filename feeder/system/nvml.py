@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Gpu", "GpuSample", "Nvml", "current_gpu_busy", "gpu_of", "open_nvml"]
+__all__ = ["Gpu", "GpuSample", "Nvml", "gpu_of", "open_nvml"]
 
 _WORD_BITS = 64
 
@@ -145,24 +144,6 @@ def open_nvml() -> Nvml | str:
         return Nvml(pynvml)
     except pynvml.NVMLError as error:
         return f"NVML says: {error}"
-
-
-def current_gpu_busy() -> Callable[[], float | None]:
-    """Returns a function that returns ``busy`` of :class:`GpuSample` for the GPU that this process trains on.
-
-    The function returns None without a GPU, and before CUDA is initialized.
-    """
-    found: list[tuple[Nvml, Gpu] | None] = []
-
-    def look() -> float | None:
-        if not found:
-            torch = sys.modules.get("torch")
-            if torch is None or not torch.cuda.is_initialized():
-                return None  # asking for the current device would initialize CUDA
-            found.append(gpu_of(torch, torch.cuda.current_device()))
-        return found[0][0].busy(found[0][1]) if found[0] is not None else None
-
-    return look
 
 
 def gpu_of(torch: Any, number: int) -> tuple[Nvml, Gpu] | None:

@@ -45,8 +45,6 @@ LONG = {
     "decoders/gpu/resize_kernel.py": ["_crop_resize_kernel"],
     "loader/auto_workers.py": ["choose_workers"],
     "loader/dataloader.py": ["__init__"],
-    "loader/generic/multi_process.py": ["__init__"],
-    "service/cluster.py": ["start"],
     "shard/source/coco.py": ["open_coco"],
     "shard/source/iterable.py": ["open_samples"],
     "shard/source/table_file.py": ["open_manifest"],

@@ -16,16 +16,16 @@ _EXCEPTIONS = {
     "tests/decoders/test_dali_queue.py": {"_borrowed", "_queue"},
     "tests/loader/device/test_page_lock.py": {"_engine", "_fast"},  # addresses of the slots
     "tests/loader/fast/test_interrupts.py": {"_epoch"},
-    "tests/loader/fast/test_pool.py": {"_epoch", "_supervisor"},
+    "tests/loader/fast/test_pool.py": {"_epoch"},
     "tests/loader/fast/test_replacement.py": {"_epoch", "_locked", "_patience_s", "_start"},
     "tests/loader/fast/test_task_board.py": {"_locked", "_workers"},
     # Names of torch's own loader, too: _iterator and _workers are the way to the worker processes.
-    "tests/loader/generic/test_replacement.py": {"_iterator", "_processes", "_workers"},
+    "tests/loader/generic/test_replacement.py": {"_batches", "_iterator", "_workers"},
     "tests/loader/generic/test_shutdown.py": {"_iterator", "_workers"},
     "tests/loader/observe/test_prometheus.py": {"_Server", "_lock", "_server", "_servers", "_thread"},
     "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
     "tests/loader/test_loader.py": {"_get_iterator"},
-    "tests/loader/workers/test_fork_server.py": {"_ended", "_lock", "_shared_lock"},
+    "tests/loader/workers/test_fork_server.py": {"_lock", "_shared_lock"},
     "tests/loader/workers/test_iterator_lock.py": {"_closed", "_epoch", "_use", "_workers"},
     "tests/loader/workers/test_sockets.py": {"_workers"},
 }  # fmt: skip

@@ -56,7 +56,7 @@ class OneTick:
                 self.made[task.turn_of] += 1
                 self._end(task, Answer(Kind.RESULT, {"places": []}))
 
-    def close(self) -> None:
+    def end_all(self, grace_s: float) -> None:
         pass
 
 

@@ -55,11 +55,11 @@ def test_free_pieces_of_any_size_become_one_that_is_larger_or_smaller() -> None:
 
 @pytest.mark.parametrize(("kept_s", "kept_bytes"), [(3600.0, 4 * MIB), (-1.0, 0)])
 def test_pages_that_were_free_for_a_while_are_given_back(kept_s: float, kept_bytes: int) -> None:
-    memory = PartMemory(8 * MIB, kept_s)
+    memory = PartMemory(8 * MIB)
     piece = taken(memory, 4 * MIB)
     assert os.fstat(memory.region.descriptor).st_blocks * 512 == 4 * MIB
     memory.release(piece)
-    memory.give_back()
+    memory.give_back(kept_s)
     assert os.fstat(memory.region.descriptor).st_blocks * 512 == kept_bytes
     assert taken(memory, 4 * MIB) is piece
     assert os.fstat(memory.region.descriptor).st_blocks * 512 == 4 * MIB
@@ -136,9 +136,10 @@ def test_the_window_gives_its_memory_up() -> None:
         window.add(("work", 0, bytes([number]), None), Result(b"{}", piece, [], 1))
         memory.release(piece)
     assert memory.take(MIB) is None
-    assert window.drop_half()
+    assert window.drop_oldest()
+    assert window.drop_oldest()
     assert [window.get(("work", 0, bytes([k]), None)) is not None for k in range(4)] == [False, False, True, True]
     assert memory.take(2 * MIB) is not None
-    assert window.drop_half()
-    assert window.drop_half()
-    assert not window.drop_half()
+    assert window.drop_oldest()
+    assert window.drop_oldest()
+    assert not window.drop_oldest()

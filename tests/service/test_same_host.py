@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,8 @@ from feeder import transforms as T
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.server_link import ServerLink
 from feeder.loader.fast.work_json import work_to_json
-from feeder.service.frames import CLIENT_LIMITS, Frame, Kind, Receiver, pack_frame
-from feeder.system.mapping import boot_id, map_other_memory
+from feeder.service.frames import CLIENT_LIMITS, Frame, Kind, Receiver, local_name, pack_frame
+from feeder.system.mapping import map_other_memory
 from tests.support.batches import check_same, copied_epoch
 from tests.support.processes import wait_until
 from tests.support.service import LocalPeer, ServiceServer
@@ -195,46 +196,39 @@ def fake() -> Iterator[FakeServer]:
     made.close()
 
 
-@pytest.mark.parametrize(
-    "local",
-    [
-        {},
-        {"boot": "another machine", "socket": "feeder-none"},
-        {"boot": boot_id(), "socket": "feeder-of-another-network-namespace"},
-        {"boot": boot_id(), "socket": "x" * 400},
-        {"boot": boot_id(), "socket": 3},
-        {"boot": boot_id()},
-        "none",
-        None,
-    ],
-)
-def test_where_the_socket_is_out_of_reach_tcp_remains(fake: FakeServer, local: Any) -> None:
+def test_where_the_socket_is_out_of_reach_it_is_tcp(fake: FakeServer) -> None:
     assert fake.next() == Kind.HELLO
-    fake.send({"cores": 3, "local": local})
+    fake.send({"cores": 3})
     assert fake.next() == Kind.WORK
     assert not fake.link.lost
     assert fake.link.cores == 3
     assert fake.link.memory is None
 
 
+def test_the_name_of_the_socket_can_not_be_told_without_the_token() -> None:
+    names = [local_name(token, port) for token in ("one", "another") for port in (1, 2)]
+    assert len({*names}) == 4
+    assert len({len(name) for name in names}) == 1
+
+
 @pytest.mark.parametrize("gives", ["nothing", "memory that may shrink", "another size"])
-def test_memory_that_is_none_ends_the_link(fake: FakeServer, gives: str) -> None:
+def test_memory_that_is_none_ends_the_link(gives: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(f"\0feeder-test-{os.getpid()}")
+        listener.bind(local_name(f"test {os.getpid()}", 1))
         listener.listen()
-        assert fake.next() == Kind.HELLO
-        fake.send({"cores": 1, "local": {"boot": boot_id(), "socket": f"feeder-test-{os.getpid()}"}})
-        fake.serve()
+        hello = {"token": f"test {os.getpid()}", "job": "test"}
+        link: ServerLink = ServerLink(("127.0.0.1", 1), hello, b"{}", lambda *_: [])
         connection, _ = listener.accept()
         made = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(made, 4096)
         if gives == "another size":
             fcntl.fcntl(made, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         with connection:
-            message = pack_frame(Kind.WELCOME, {"cores": 1, "local": {}, "memory_bytes": 8192})
+            message = pack_frame(Kind.WELCOME, {"cores": 1, "memory_bytes": 8192})
             socket.send_fds(connection, [message], [] if gives == "nothing" else [made])
             os.close(made)
-            while not fake.link.lost:
-                fake.serve()
-    assert "none of the protocol" in fake.link.lost
-    assert fake.link.memory is None
+            while not link.lost:
+                link.serve(link.events() | select.POLLIN)
+    assert "none of the protocol" in link.lost
+    assert link.memory is None
+    link.close()

@@ -41,7 +41,7 @@ class FakeServer:
             self._receiver = Receiver(self._connection, CLIENT_LIMITS)
         for frame in self._receiver.frames():
             if frame.kind == Kind.HELLO:
-                self.say(Kind.WELCOME, {"cores": 1, "local": {}})
+                self.say(Kind.WELCOME, {"cores": 1})
             elif frame.kind == Kind.WORK:
                 self._has_work = True
                 if self._credit:

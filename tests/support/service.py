@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from feeder.errors import ServiceError
-from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, pack_frame, peer_versions
+from feeder.service.frames import SERVER_LIMITS, Frame, Kind, Receiver, local_name, pack_frame, peer_versions
 from feeder.service.server_status import server_status
 from tests.support import ROOT
 from tests.support.processes import wait_until
@@ -154,13 +154,10 @@ class LocalPeer(Peer):
 
     def __init__(self, server: ServiceServer) -> None:
         super().__init__(server)
-        self.hello()
-        welcome = self.next()
-        assert welcome is not None
         self.connection.close()
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connection.settimeout(30)
-        self.connection.connect(f"\0{welcome.message['local']['socket']}")
+        self.connection.connect(local_name(server.token, server.place[1]))
         self._receiver = Receiver(self.connection, SERVER_LIMITS, takes_descriptors=True)
 
     @property

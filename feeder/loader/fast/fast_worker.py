@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import select
 import signal
 import socket
-import struct
 import sys
 import time
 import traceback
@@ -24,14 +24,13 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.slots.image_slots import Layout, SlotView
 from feeder.loader.slots.region import Region, unpack
+from feeder.loader.workers.channel import Channel
 from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 
-__all__ = ["FAILED_START", "HEAD", "Declined", "finish_part", "make_part", "send", "work_loop"]
+__all__ = ["FAILED_START", "Declined", "finish_part", "make_part", "send", "work_loop"]
 
-# Head of a message to the trainer: length of the pickled rest, number of the part (or FAILED_START).
-HEAD = struct.Struct("<qq")
-FAILED_START = -1
+FAILED_START = -2  # in place of the number of a part
 KEPT_VIEWS = 2048  # of parts
 _MAPPED_AT_ONCE = 1 << 16  # bytes around a page that is read first; Linux's default
 
@@ -46,21 +45,22 @@ class Declined(NamedTuple):
     row: int
 
 
-def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
+def work_loop(connection: socket.socket, work: Work | None = None, init: Callable[[int], None] | None = None) -> None:
     """The worker's main function: makes parts until the trainer's socket closes.
 
     Args:
-        channel: A stream socket; its first message has the worker's options and carries the shared memory.
+        connection: A stream socket; its only message has the worker's options and carries the shared memory.
         work: The work; None: it is in the shared memory.
         init: Called with the worker's number before the first part.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer has it too, and decides what it means
-    channel.settimeout(None)  # whatever the script's default for sockets is
-    end_with_trainer(channel)
+    channel = Channel(connection)
+    end_with_trainer(connection)
 
-    hello, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 5)
-    if not hello:
+    received = channel.receive()
+    if received is None:
         return
+    _, hello, descriptors = received
     layout, sys.path[:], rows, slots, capacity, workers, meters, payload_bytes, relay, cpus = pickle.loads(hello)
     number = rows[0]
 
@@ -74,6 +74,7 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
         if work is None:
             work = unpack(Region(payload_bytes, descriptors[4], writable=False))
         assert work is not None
+        channel.when_full = functools.partial(os.eventfd_write, board.sent, 1)  # the trainer has to read
         _stay_alone()
         if init is not None and relay is None:
             init(number)
@@ -94,19 +95,17 @@ def work_loop(channel: socket.socket, work: Work | None = None, init: Callable[[
     _make_parts(channel, board, number, view_of, work)
 
 
-def _make_parts(
-    channel: socket.socket, board: Board, number: int, view_of: Callable[[Part], SlotView], work: Work
-) -> None:
+def _make_parts(channel: Channel, board: Board, number: int, view_of: Callable[[Part], SlotView], work: Work) -> None:
     """Makes parts as they come onto the board, until the trainer's socket closes."""
     poll = select.poll()
     poll.register(board.event, select.POLLIN)
-    poll.register(channel, select.POLLIN)
+    poll.register(channel.connection, select.POLLIN)
     work.meter = board.meter(number)
     idle_from = time.perf_counter_ns()
 
     while True:
         ready = dict(poll.poll())
-        if channel.fileno() in ready:
+        if channel.connection.fileno() in ready:
             return  # the trainer sends nothing after the first message: it has closed its socket
         try:
             os.eventfd_read(board.event)
@@ -166,7 +165,7 @@ def _stay_alone() -> None:
 
 
 def make_part(
-    channel: socket.socket,
+    channel: Channel,
     board: Board,
     number: int,
     part: Part,
@@ -200,7 +199,7 @@ def make_part(
     finish_part(channel, board, number, part, message)
 
 
-def finish_part(channel: socket.socket, board: Board, number: int, part: Part, message: Any) -> None:
+def finish_part(channel: Channel, board: Board, number: int, part: Part, message: Any) -> None:
     """Sends off a part.
 
     Args:
@@ -210,7 +209,7 @@ def finish_part(channel: socket.socket, board: Board, number: int, part: Part, m
         part: The part.
         message: Its report or error; None: there is nothing to say.
     """
-    send(channel, part.number, message, board)
+    send(channel, part.number, message)
     board.finish(number)
     if part.is_last:
         os.eventfd_write(board.sent, 1)
@@ -223,17 +222,6 @@ def _portable(error: Exception) -> Exception:
     return WorkerError(f"a worker failed:\n{traceback.format_exc()}")
 
 
-def send(channel: socket.socket, part: int, message: Any, board: Board | None = None) -> None:
-    """Sends the trainer a message about a part; with a board it is woken if it has to make room for it."""
-    data = pickle.dumps(message, protocol=5) if message is not None else b""
-    data = HEAD.pack(len(data), part) + data
-    try:
-        done = 0
-        if board is not None:
-            with contextlib.suppress(BlockingIOError):
-                done = channel.send(data, socket.MSG_DONTWAIT)
-            if done < len(data):  # the socket is full until the trainer reads
-                os.eventfd_write(board.sent, 1)
-        channel.sendall(memoryview(data)[done:])
-    except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)
+def send(channel: Channel, part: int, message: Any) -> None:
+    """Sends the trainer a message about a part."""
+    channel.send(part, pickle.dumps(message, protocol=5) if message is not None else b"")

@@ -21,14 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.errors import WorkerError
-from feeder.loader.fast.fast_worker import FAILED_START, HEAD, Declined, work_loop
+from feeder.loader.fast.fast_worker import FAILED_START, Declined, work_loop
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import RELAY_ROWS, ServiceOptions
 from feeder.loader.slots.image_slots import Ring
 from feeder.loader.slots.region import pack
-from feeder.loader.workers.process import Forked, InContext, Process
+from feeder.loader.workers.fork_server import fork
+from feeder.loader.workers.process import InContext, Process
 from feeder.loader.workers.supervisor import Supervisor, Worker
 from feeder.system.text import count
 
@@ -96,7 +97,7 @@ class _Worker(Worker):
     is_dismissed: bool = False  # killed as its part is not wanted any more
 
 
-class Pool:
+class Pool(Supervisor[_Worker]):
     """Worker processes that fill parts of slots.
 
     Every part is made exactly once as far as the caller sees: a part belongs to the worker that claimed it until that
@@ -123,6 +124,7 @@ class Pool:
         stages: npt.NDArray[np.int64],
         replacements: list[Replacement],
     ) -> None:
+        super().__init__(_Worker, options.hang_timeout_s)
         self.options = options
         self._replacements = replacements
         self._ring = ring
@@ -148,10 +150,8 @@ class Pool:
 
         self._sent = select.poll()
         self._sent.register(self.board.sent, select.POLLIN)
-        self._closed = False
         self._is_broken = False
 
-        self._supervisor = Supervisor(_Worker, HEAD, options.hang_timeout_s)
         try:
             for number in range(options.processes):
                 self._start(number)
@@ -173,7 +173,7 @@ class Pool:
         Returns:
             The parts' numbers.
         """
-        self._supervisor.check_open()
+        self.check_open()
         edges = list(rows)
         height, width = size or (0, 0)
         parts = [
@@ -200,11 +200,11 @@ class Pool:
         Raises:
             WorkerError: if workers can't be started, or die again and again without finishing anything.
         """
-        self._supervisor.check_open()
+        self.check_open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
         now = time.monotonic_ns()
-        for worker in self._supervisor.workers:
+        for worker in self.workers:
             worker.heard_ns = now
 
         results: list[tuple[int, PartReport | BaseException]] = []
@@ -226,14 +226,14 @@ class Pool:
         """Waits once; returns what came back, and replaces workers that have ended or hang."""
         results: list[tuple[int, PartReport | BaseException]] = []
         for number in self._sleep(most_ms, last_missing):
-            worker = self._supervisor.receive(number)
+            worker = self.receive(number)
             results += self._results(number)
             if worker.has_closed:
                 results += self._replace(number)
         # Looking for silent workers takes locks: not after every part.
         if time.monotonic_ns() >= self._next_look_ns:
             self._next_look_ns = time.monotonic_ns() + int(min(LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
-            for number in range(len(self._supervisor.workers)):
+            for number in range(len(self.workers)):
                 if self._hangs(number):
                     results += self._replace(number)
         return results
@@ -241,11 +241,11 @@ class Pool:
     def _sleep(self, most_ms: int, last_missing: bool) -> list[int]:
         """Waits for any worker's message; if a batch's last part is missing, for that one, but not for long. Returns
         the numbers of the workers to receive from."""
-        if not (most_ms and last_missing) or any(worker.received for worker in self._supervisor.workers):
-            return self._supervisor.wait(most_ms)
+        if not (most_ms and last_missing) or any(worker.received for worker in self.workers):
+            return self.wait(most_ms)
         if self._sent.poll(min(most_ms, _GATHER_MS)):
             os.eventfd_read(self.board.sent)
-        return self._supervisor.wait(0)
+        return self.wait(0)
 
     def abandon(self) -> None:
         """Gives up all parts that are out. Those that a worker is making are waited for and dropped.
@@ -253,7 +253,7 @@ class Pool:
         Raises:
             WorkerError: if a worker is missing, or :meth:`take` has failed: the pool is of no more use.
         """
-        if self._closed:
+        if not self.is_open:
             return
         if self._is_broken:
             raise WorkerError("a worker could not be started or replaced; start these workers anew")
@@ -261,7 +261,7 @@ class Pool:
         while self._drop_unclaimed():
             self.take(deadline - time.monotonic())
             if time.monotonic() > deadline:
-                for number, worker in enumerate(self._supervisor.workers):
+                for number, worker in enumerate(self.workers):
                     if any(part in self._outstanding for part in self._claimed(number)):
                         worker.process.kill()
                         worker.is_dismissed = True
@@ -274,7 +274,7 @@ class Pool:
             True if there are any left.
         """
         self.board.cancel()
-        claimed = {part for number in range(len(self._supervisor.workers)) for part in self._claimed(number)}
+        claimed = {part for number in range(len(self.workers)) for part in self._claimed(number)}
         self._outstanding = {number: part for number, part in self._outstanding.items() if number in claimed}
         return bool(self._outstanding)
 
@@ -282,31 +282,26 @@ class Pool:
         """Returns the numbers of the parts that a process has claimed and not sent off."""
         return [part for row in self._rows[number] if (part := self.board.claimed(row)) is not None]
 
-    def pids(self) -> list[int]:
-        """Returns the process ids of the workers that run."""
-        return self._supervisor.pids()
-
     def close(self) -> bool:
         """Ends all workers, in bounded time. Does nothing in a process forked off the owner.
 
         Returns:
             False if one is stuck in the kernel, and may still write into its slot.
         """
-        if self._closed or not self._supervisor.is_ours:
+        if not self.is_ours:
             return True
-        have_ended = self._supervisor.close(GRACE_S)
-        self._closed = True  # only now: if this is interrupted, it is done again
+        have_ended = self.end_all(GRACE_S)
         if self._payload is not None:
             self._payload.close()
         self.board.close()
         return have_ended
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing() and hasattr(self, "_supervisor"):  # see Note [At the interpreter's end]
+        if not is_finalizing() and hasattr(self, "_is_broken"):  # see Note [At the interpreter's end]
             self.close()
 
     def _start(self, number: int) -> None:
-        self._supervisor.start(number, self._launch)
+        self.start(number, self._launch)
         board, payload = self.board, self._payload
         payload_bytes = 0 if payload is None else payload.size_bytes
         sizes = (self._ring.slots, board.capacity, board.workers, board.meters, payload_bytes)
@@ -319,18 +314,18 @@ class Pool:
         descriptors = [self._ring.region.descriptor, board.region.descriptor, board.event, board.sent]
         if payload is not None:
             descriptors.append(payload.descriptor)
-        self._supervisor.send(number, hello, descriptors)
+        self.send(number, 0, hello, descriptors)
 
     def _launch(self, connection: socket.socket) -> Process:
         context = self.options.context
         if context is None:
-            return Forked(_SERVED, connection)
+            return fork(_SERVED, connection)
         return InContext(context, work_loop, (connection, self._work, self.options.init))
 
     def _results(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
         """Takes the results out of what was received from a worker."""
         results: list[tuple[int, PartReport | BaseException]] = []
-        for (part,), data in self._supervisor.messages(number):
+        for part, data in self.messages(number):
             message = pickle.loads(data) if data else None
             if part == FAILED_START:
                 raise WorkerError(f"worker {number} could not start:\n{message}")
@@ -357,13 +352,13 @@ class Pool:
         if is_idle and not self.board.pending():
             return False
         heartbeat = self.board.heartbeat_ns(self._rows[number][0])
-        heard = max(self._supervisor.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)
-        return self._supervisor.kill_if_silent(number, heard, has_started=bool(heartbeat))
+        heard = max(self.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)
+        return self.kill_if_silent(number, heard, has_started=bool(heartbeat))
 
     def _replace(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
         """Replaces a worker that has ended or was killed, unless it had sent results: these are returned first."""
-        worker = self._supervisor.workers[number]
-        code = self._supervisor.end(number)
+        worker = self.workers[number]
+        code = self.end(number)
         results = self._results(number)
         if results:
             return results

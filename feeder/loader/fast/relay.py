@@ -19,7 +19,6 @@ import contextlib
 import functools
 import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.fast.work_json import work_data
 from feeder.loader.service_options import ServiceOptions
 from feeder.loader.slots.image_slots import SlotView
+from feeder.loader.workers.channel import Channel
 from feeder.service.frames import HEARTBEAT_S, Frame, Kind
 
 __all__ = ["Claims", "answer_limit_s", "relay_loop"]
@@ -137,7 +137,7 @@ class _Asked:
 
 
 def relay_loop(
-    channel: socket.socket,
+    channel: Channel,
     board: Board,
     rows: Sequence[int],
     view_of: Callable[[Part], SlotView],
@@ -162,7 +162,7 @@ def relay_loop(
 class _Relay:
     def __init__(
         self,
-        channel: socket.socket,
+        channel: Channel,
         board: Board,
         rows: Sequence[int],
         view_of: Callable[[Part], SlotView],
@@ -195,7 +195,7 @@ class _Relay:
     def turn(self) -> bool:
         """Waits for something, and does what there is to do; returns False once the trainer is gone."""
         ready = self._wait()
-        if self._channel.fileno() in ready:
+        if self._channel.connection.fileno() in ready:
             return False
         now = time.monotonic()
         if now - self._looked_s > _BUSY_S:
@@ -224,7 +224,7 @@ class _Relay:
 
     def _wait(self) -> dict[int, int]:
         """Waits for something; returns the events by descriptor."""
-        wanted = self._servers.polled() | {self._channel.fileno(): select.POLLIN}
+        wanted = self._servers.polled() | {self._channel.connection.fileno(): select.POLLIN}
         now = time.monotonic()
         wait_s = min(self._next_s, self._late_s) - now if self._asked else self._next_s - now
         if self._wants_parts():
@@ -415,7 +415,7 @@ class _Relay:
             return
         del self._asked[asked.part.number]
         self._declined.append(asked.row)
-        send(self._channel, asked.part.number, Declined(asked.row), self._board)
+        send(self._channel, asked.part.number, Declined(asked.row))
         os.eventfd_write(self._board.sent, 1)  # the trainer has to give it out again
 
     def _make_here(self, asked: _Asked) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
@@ -14,14 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from feeder.service.frames import HEARTBEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender
-from feeder.system.mapping import boot_id, map_other_memory
+from feeder.service.frames import HEARTBEAT_S, SERVER_LIMITS, Frame, Kind, ProtocolError, Receiver, Sender, local_name
+from feeder.system.mapping import map_other_memory
 
 __all__ = ["Place", "ServerLink"]
 
 SILENCE_S = 4 * HEARTBEAT_S
 _CONNECT_S = 2.0
-_MOST_NAME_BYTES = 100  # of a Unix socket
 _MOST_TIMES = 10.0
 _NEWEST = 0.1  # share of the last answer in the usual time
 
@@ -30,8 +28,7 @@ Place = Callable[["ServerLink", Any, dict[str, Any]], "Sequence[memoryview] | No
 
 
 class ServerLink:
-    """A connection, which is being made once this is. On the server's host it moves to the server's Unix socket, see
-    Note [Same host].
+    """A connection, which is being made once this is: on the server's host to its Unix socket, see Note [Same host].
 
     Args:
         address: The server's host and port.
@@ -60,13 +57,30 @@ class ServerLink:
         self.memory: npt.NDArray[np.uint8] | None = None
         self._next = 0
         self.refusal = self.lost = ""
-        self._hello = hello
         self._work = work
         self._place = place
-        self._is_connected = False
         self._receiving: int | None = None  # the request whose payload comes
+
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connection.setblocking(False)
+        name = local_name(str(hello.get("token")), address[1])
+        self._is_local = self._is_connected = self.connection.connect_ex(name) == 0
+        if not self._is_local:
+            self.connection.close()
+            self._connect(address)
+
+        self._receiver = Receiver(self.connection, SERVER_LIMITS, self._buffers, takes_descriptors=self._is_local)
+        self._sender = Sender(self.connection)
+        self._sender.add(Kind.HELLO, hello)
+        self._ends = select.poll()
+        self._ends.register(self.connection, select.POLLRDHUP)
+        self.heard_s = time.monotonic()
+
+    def _connect(self, address: tuple[str, int]) -> None:
+        """Begins to connect by TCP."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._begin(socket.socket(family, socket.SOCK_STREAM), is_local=False)
+        self.connection = socket.socket(family, socket.SOCK_STREAM)
+        self.connection.setblocking(False)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             code = self.connection.connect_ex(address)
@@ -74,18 +88,6 @@ class ServerLink:
             code = error.errno or errno.EHOSTUNREACH
         if code not in (0, errno.EINPROGRESS):
             self.lost = f"can't be reached: {os.strerror(code)}"
-
-    def _begin(self, connection: socket.socket, *, is_local: bool) -> None:
-        """Introduces the job on a connection, which is or will be made."""
-        connection.setblocking(False)
-        self.connection = connection
-        self._is_local = is_local
-        self._receiver = Receiver(connection, SERVER_LIMITS, self._buffers, takes_descriptors=is_local)
-        self._sender = Sender(connection)
-        self._sender.add(Kind.HELLO, self._hello)
-        self._ends = select.poll()
-        self._ends.register(connection, select.POLLRDHUP)
-        self.heard_s = time.monotonic()
 
     @property
     def is_ready(self) -> bool:
@@ -148,16 +150,13 @@ class ServerLink:
 
         try:
             if events & ~select.POLLOUT and self._is_connected:
-                receiver = self._receiver
-                for frame in receiver.frames():
+                for frame in self._receiver.frames():
                     self.heard_s = time.monotonic()
                     if frame.kind in (Kind.RESULT, Kind.FAILED):
                         found += self._answered(frame)
                     else:
                         self._take(frame.kind, frame.message)
-                    if receiver is not self._receiver:  # it has moved
-                        break
-                if receiver.is_midway:
+                if self._receiver.is_midway:
                     self.heard_s = time.monotonic()
         except (ProtocolError, KeyError, TypeError, ValueError) as error:
             self.lost = self.lost or f"answered what is none of the protocol: {error}"
@@ -226,31 +225,12 @@ class ServerLink:
             self.cores = _whole(message["cores"])
             if self._is_local:
                 self._take_memory(message)
-            elif self._moves(message["local"]):
-                return
             self._sender.add(Kind.WORK, {}, [memoryview(self._work)])
         elif kind == Kind.REFUSED:
             self.refusal = str(message["reason"])[:2000]
             self.lost = f"refuses this job: {self.refusal}"
         elif "credit" in message and (self.credit or kind == Kind.ACCEPTED):
             self.credit = _whole(message["credit"])
-
-    def _moves(self, local: Any) -> bool:
-        """Moves to the server's Unix socket, if it is within reach; returns False where TCP remains."""
-        here = ""
-        with contextlib.suppress(OSError):
-            here = boot_id()
-        if not isinstance(local, dict) or not here or local.get("boot") != here or "socket" not in local:
-            return False
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(f"\0{local['socket']}"[:_MOST_NAME_BYTES])
-        except OSError:  # it is that of another network namespace
-            connection.close()
-            return False
-        self.connection.close()
-        self._begin(connection, is_local=True)
-        return True
 
     def _take_memory(self, message: dict[str, Any]) -> None:
         if not self._receiver.descriptors:

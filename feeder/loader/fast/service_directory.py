@@ -28,7 +28,6 @@ __all__ = ["Directory", "peer_uid", "socket_name"]
 
 _HELPER = "from feeder.service.finder import main\nsys.path[:] = path\nmain(*sys.argv[1:])"
 _RESTART_S, _MOST_RESTART_S = 2.0, 30.0  # the pause doubles while helpers find nothing
-_LOOK_S = 0.25
 _MOST_BYTES, _MOST_SERVERS = 1 << 20, 4096
 
 
@@ -53,7 +52,7 @@ class Directory:
         self._connection: socket.socket | None = None
         self._name = socket_name(service)
         self._received = b""
-        self._look_s = self._start_s = 0.0
+        self._start_s = 0.0
         self._pause_s = _RESTART_S
         self._seen: tuple[int, int] | None = None
 
@@ -94,10 +93,6 @@ class Directory:
         return False
 
     def _read_file(self, path: str) -> None:
-        now = time.monotonic()
-        if now - self._look_s < _LOOK_S:
-            return
-        self._look_s = now
         try:
             status = os.stat(path)
             if (status.st_ino, status.st_mtime_ns) == self._seen:

@@ -1,219 +1,69 @@
-"""The workers of one iterator and the batches that they were asked for: each arrives once, whichever worker dies."""
+"""The workers of one iterator over any dataset: tasks go out, each batch comes back once, whichever worker dies."""
 
 from __future__ import annotations
 
-import collections
 import dataclasses
-from collections.abc import Callable, Iterable
+import signal
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
+from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils as torch_utils
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind
 
 from feeder.errors import WorkerError
-from feeder.loader.device.page_lock import page_lock
-from feeder.loader.generic.generic_worker import BatchResult, BatchTask, Job
-from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.generic.generic_worker import ABOUT, BatchResult, BatchTask, Job, worker_main
+from feeder.loader.generic.meters import GenericMeters, Spent
+from feeder.loader.generic.pending_batches import BatchSlots, Pending, PendingBatches
 from feeder.loader.generic.torchdata_state import worker_key
-from feeder.loader.generic.worker_processes import Message, Processes
 from feeder.loader.slots.batch_message import unpack
-from feeder.loader.slots.image_slots import HELD_BATCHES
-from feeder.loader.slots.slots import Guard, Slots
-from feeder.system.memory import available_bytes
+from feeder.loader.slots.slots import Slots
+from feeder.loader.workers.process import InContext
+from feeder.loader.workers.supervisor import Supervisor, Worker
 
-__all__ = ["BatchSlots", "BatchWorkers", "Pending", "PendingBatches"]
+__all__ = ["BatchWorkers", "GenericWorker"]
 
+POLL_MS = 1000
 _SAME_BATCH_LIMIT = 3
 
 
-_SMALLEST_SLOT = 1 << 16
-_PAGE = 4096
-
-
-@dataclass
-class Pending:
-    """A batch that a worker was asked for.
+@dataclass(eq=False)
+class GenericWorker(Worker):
+    """A worker.
 
     Attributes:
-        worker: Number of the worker.
-        index: The sampler's output for it.
-        main: The sampler's state after it, if a snapshot is due there.
-        snapshot: True if the worker's state has to come with it.
-        slots, slot: The slot to write it into; None: none.
-        result: The result, once it is there.
-        is_wanted: False once its epoch was broken off.
-        failures: Number of workers that died at it.
+        is_active: False once it has no more batches to give in this epoch.
+        has_begun: True once it has begun its epoch.
+        error: The error with which it could not begin, until it is raised.
+        state: Its dataset's state after the last batch that was handed out; None before its first epoch.
+        slots: The slots that it has mapped.
+        owed: Number of messages that it was asked for and has not sent.
+        failed_starts: Number of deaths, its own and its predecessors', since one of them has begun an epoch.
     """
 
-    worker: int
-    index: Any
-    main: dict[str, Any] | None
-    snapshot: bool
+    is_active: bool = True
+    has_begun: bool = False
+    error: ExceptionWrapper | None = None
+    state: dict[str, Any] | None = None
     slots: Slots | None = None
-    slot: int | None = None
-    result: BatchResult | None = None
-    is_wanted: bool = True
-    failures: int = 0
-
-    def lease_slot(self) -> npt.NDArray[np.uint8] | None:
-        """Hands the slot's memory to the caller; None without a slot."""
-        if self.slots is None or self.slot is None:
-            return None
-        slot, self.slot = self.slot, None  # first: wherever an interrupt comes, nothing else is written there
-        return self.slots.lease(slot)
-
-    def drop_slot(self) -> None:
-        """Takes back the slot of a batch that nobody will have in it."""
-        if self.slots is not None and self.slot is not None:
-            self.slots.put_back(self.slot)
-            self.slot = None
-
-
-class PendingBatches:
-    """The batches of an epoch that were asked for, by running number, and the order in which they are handed out.
-
-    Args:
-        in_order: Hands them out in the order in which they were asked for, and not as they arrive.
-
-    Attributes:
-        by_number: The batches.
-        outstanding: Numbers of those that have not arrived.
-    """
-
-    def __init__(self, in_order: bool) -> None:
-        self.by_number: dict[int, Pending] = {}
-        self.outstanding: set[int] = set()
-        self._in_order = in_order
-        self._arrived: collections.deque[int] = collections.deque()
-        self._sent = self._received = self._first = 0
-        self._highest = -1
-
-    def __len__(self) -> int:
-        return len(self.by_number)
-
-    def begin(self) -> None:
-        """Begins an epoch, with no batch pending. Numbers run on."""
-        self.by_number.clear()
-        self.outstanding.clear()
-        self._arrived.clear()
-        self._received = self._first = self._sent
-        self._highest = self._sent - 1
-
-    @property
-    def asked(self) -> int:
-        """Number of batches asked for in this epoch."""
-        return self._sent - self._first
-
-    def add(self, pending: Pending) -> int:
-        """Adds a batch that is about to be asked for; returns its number."""
-        number, self._sent = self._sent, self._sent + 1
-        self.by_number[number] = pending
-        self.outstanding.add(number)
-        return number
-
-    def load(self, worker: int) -> int:
-        """Returns the number of batches that a worker still owes."""
-        return sum(self.by_number[n].worker == worker for n in self.outstanding if n in self.by_number)
-
-    def lost_with(self, worker: int) -> list[int]:
-        """Returns the numbers of the batches that a dead worker owed."""
-        pending = self.by_number
-        return [n for n in sorted(pending) if pending[n].worker == worker and self.is_due(n) and pending[n].is_wanted]
-
-    def is_due(self, number: int) -> bool:
-        """Returns True if a batch is pending and its result is not there."""
-        pending = self.by_number.get(number)
-        return pending is not None and pending.result is None
-
-    def arrive(self, number: int, result: BatchResult) -> None:
-        """Notes a batch's result; it needs its slot no more."""
-        pending = self.by_number.get(number)
-        if pending is not None:
-            pending.drop_slot()
-            pending.result = result
-            if not self._in_order:
-                self._arrived.append(number)
-        self.outstanding.discard(number)
-
-    def ready(self) -> int | None:
-        """Returns the number of a batch that can be handed out now."""
-        if not self._in_order:
-            return self._arrived.popleft() if self._arrived else None
-        pending = self.by_number.get(self._received)
-        return self._received if pending is not None and pending.result is not None else None
-
-    def hand_out(self, number: int) -> tuple[Pending, bool]:
-        """Takes a batch out; returns it, and True if exactly the batches up to it have been taken out."""
-        pending = self.by_number.pop(number)
-        self.outstanding.discard(number)
-        self._highest = max(self._highest, number)
-        while self._received < self._sent and self._received not in self.by_number:
-            self._received += 1
-        return pending, self._highest == number and self._received == number + 1
-
-
-class BatchSlots:
-    """The slots of one iterator.
-
-    Args:
-        ahead: Number of batches made ahead.
-        limit_bytes: Largest size of all slots; None: half of the memory that is available then.
-        guard: Asked before slots are used again; with one they are page-locked.
-
-    Attributes:
-        current: Those that the next batches are written into; None before the first batch.
-    """
-
-    def __init__(self, ahead: int, limit_bytes: int | None, guard: Guard | None) -> None:
-        self.current: Slots | None = None
-        self._count = ahead + HELD_BATCHES
-        self._limit_bytes = limit_bytes
-        self._guard = guard
-
-    def assign(self, pending: Pending, others: Iterable[Pending]) -> None:
-        """Gives a batch a slot, if there is one.
-
-        Args:
-            pending: The batch.
-            others: All other batches that have slots.
-        """
-        slots = self.current
-        if slots is None:
-            return
-        slot = slots.acquire()
-        if slot is None:  # the caller has them all, or an interrupt lost some
-            slots.reclaim({p.slot for p in others if p.slots is slots and p.slot is not None})
-            slot = slots.acquire()
-        pending.slots = slots
-        pending.slot = slot
-
-    def fit(self, wanted_bytes: int) -> None:
-        """Makes slots for batches of that size, unless they fit those that are there, or are small or too large."""
-        if wanted_bytes < _SMALLEST_SLOT or (self.current is not None and wanted_bytes <= self.current.slot_bytes):
-            return
-        size = -(-(wanted_bytes + wanted_bytes // 16) // _PAGE) * _PAGE
-        limit = self._limit_bytes if self._limit_bytes is not None else available_bytes() // 2
-        count = min(self._count, limit // size)
-        if count >= 1:
-            slots = Slots(size, count, self._guard)
-            if self._guard is not None:
-                page_lock(slots)
-            self.current = slots
+    owed: int = 1
+    failed_starts: int = 0
 
 
 class _DeadWorkerError(WorkerError, RuntimeError):
     """A dead worker, for which torch raises a RuntimeError."""
 
 
-class BatchWorkers:
+class BatchWorkers(Supervisor[GenericWorker]):
     """Asks workers for batches, takes these in, and replaces workers that die.
 
     Args:
-        processes: The workers' processes, none of them started.
+        context: The multiprocessing context.
+        hang_timeout_s: A worker that has work and is silent for longer is killed; None: never.
         job: The job of each worker, but for its number and state.
         first_states: The workers' states to begin with, by their key.
         pending: The batches.
@@ -228,7 +78,8 @@ class BatchWorkers:
 
     def __init__(
         self,
-        processes: Processes,
+        context: Any,
+        hang_timeout_s: float | None,
         job: Job,
         first_states: dict[str, Any],
         pending: PendingBatches,
@@ -236,20 +87,29 @@ class BatchWorkers:
         meters: GenericMeters,
         replacements: list[dict[str, Any]],
     ) -> None:
-        self.processes = processes
+        super().__init__(GenericWorker, hang_timeout_s)
         self.pending = pending
         self.slots = slots
         self.job = job
         self.failure: WorkerError | None = None
+        self._context = context
         self._first_states = first_states
         self._meters = meters
         self._replacements = replacements
         self._is_iterable = job.kind == _DatasetKind.Iterable
 
-    def start(self) -> None:
-        """Starts all workers."""
-        for number in range(self.job.workers):
-            self.processes.launch(number, self._job(number))
+    def launch(self, number: int) -> GenericWorker:
+        """Starts worker ``number``: the next one, or one in the place of a worker that has ended, with its state."""
+        before = self.workers[number] if number < len(self.workers) else None
+        state = None if before is None else before.state
+        state = state or self._first_states.get(worker_key(number)) or None
+        job = dataclasses.replace(self.job, worker=number, state=state)
+        worker = self.start(number, lambda connection: InContext(self._context, worker_main, (connection, job)))
+        if before is not None:
+            worker.is_active = before.is_active
+            worker.state = before.state
+            worker.failed_starts = before.failed_starts
+        return worker
 
     def begin_epoch(self, shared_seed: int | None, check: Callable[[], object]) -> None:
         """Has all workers begin another epoch, and drops the batches of the last one.
@@ -262,9 +122,9 @@ class BatchWorkers:
         for pending in self.pending.by_number.values():
             pending.is_wanted = False
             pending.index = None
-        for number, worker in enumerate(self.processes.workers):
+        for number, worker in enumerate(self.workers):
             worker.has_begun = False
-            self.processes.tell(number, BatchTask(begin=(shared_seed,)))
+            self._tell(number, BatchTask(begin=(shared_seed,)))
         self.await_beginnings(check)
         for pending in self.pending.by_number.values():
             pending.drop_slot()
@@ -276,7 +136,7 @@ class BatchWorkers:
 
     def states(self) -> dict[str, dict[str, Any]]:
         """Returns the workers' states after the last batches that were handed out, by their key."""
-        return {worker_key(n): worker.state or {} for n, worker in enumerate(self.processes.workers)}
+        return {worker_key(number): worker.state or {} for number, worker in enumerate(self.workers)}
 
     def ask(self, pending: Pending) -> None:
         """Asks for a batch."""
@@ -284,7 +144,7 @@ class BatchWorkers:
         self._ask(self.pending.add(pending), pending)
 
     def look(self, timeout_s: float | None, check: Callable[[], object], only: int | None = None) -> None:
-        """Waits for messages, for a second at most, and takes them in.
+        """Waits for messages, for a second at most, takes them in, and replaces workers that have ended or hang.
 
         Args:
             timeout_s: Longest wait; None: any.
@@ -292,21 +152,27 @@ class BatchWorkers:
             only: Listens to this worker alone.
         """
         check()
-        for message in self.processes.look(timeout_s, only):
-            if message.data is None:
-                self._replace(message.worker, check)
-            else:
-                self._meters.made(message.worker, message.spent)
-                self._take(message, message.data)
+        numbers = range(len(self.workers)) if only is None else (only,)
+        for number in numbers:
+            if self._take_all(number):  # left there when an earlier one raised something
+                timeout_s = 0
+
+        for number in self.wait(POLL_MS if timeout_s is None else min(POLL_MS, max(1, int(timeout_s * 1000))), only):
+            worker = self.receive(number)
+            self._take_all(number)
+            if worker.has_closed:
+                self._replace(number, check)
+
+        for number in numbers:  # and no others: what they sent is not read yet
+            worker = self.workers[number]
+            if worker.owed and self.kill_if_silent(number, worker.heard_ns, worker.has_spoken):
+                self._replace(number, check)
 
     def recover(self) -> None:
         """Asks again for a batch that was lost while it was taken in: to an interrupt, or as it can't be unpickled."""
-        for number in sorted(self.pending.outstanding):
-            if not self.pending.is_due(number):
-                self.pending.outstanding.discard(number)
-                continue
+        for number in self.pending.due():
             pending = self.pending.by_number[number]
-            if self.processes.workers[pending.worker].owed:
+            if self.workers[pending.worker].owed:
                 continue  # it has not sent everything yet
             if not self._is_iterable:
                 self._ask(number, pending)
@@ -315,59 +181,95 @@ class BatchWorkers:
                 pending.drop_slot()
                 raise _DeadWorkerError("a batch was lost when an interrupt came while it was taken in")
 
-    def close(self) -> None:
+    def shut_down(self) -> None:
         """Ends the workers, in bounded time."""
-        self.processes.close(torch_utils.MP_STATUS_CHECK_INTERVAL)
-
-    def _job(self, number: int, state: dict[str, Any] | None = None) -> Job:
-        """Returns a worker's job; it begins with the state, or with the one that this iterator began with."""
-        state = state or self._first_states.get(worker_key(number)) or None
-        return dataclasses.replace(self.job, worker=number, state=state)
+        self.end_all(torch_utils.MP_STATUS_CHECK_INTERVAL)
 
     def _ask(self, number: int, pending: Pending) -> None:
         task = BatchTask(number, pending.index, pending.slot, pending.snapshot)
-        self.processes.tell(pending.worker, task, pending.slots)
+        self._tell(pending.worker, task, pending.slots)
+
+    def _tell(self, number: int, task: BatchTask, slots: Slots | None = None) -> None:
+        """Sends a task, and the slots that it needs if the worker doesn't have them yet."""
+        worker = self.workers[number]
+        if not worker.owed:
+            worker.heard_ns = time.monotonic_ns()
+        worker.owed += 1
+        new = slots if worker.slots is not slots else None
+        if new is not None:
+            task.slots = new.slot_bytes, new.slots
+            worker.slots = new
+        descriptors = [] if new is None else [new.region.descriptor]
+        self.send(number, 0, bytes(ForkingPickler.dumps(task)), descriptors, keep=new)
 
     def _await_beginning(self, number: int, check: Callable[[], object]) -> None:
-        while not (worker := self.processes.workers[number]).has_begun:  # another, if it died meanwhile
-            if worker.beginning is None:
-                self.look(None, check, number)
-            else:
-                worker.take_beginning()
+        while not (worker := self.workers[number]).has_begun:  # another, if it died meanwhile
+            error, worker.error = worker.error, None
+            if error is not None:
+                error.reraise()  # type: ignore[no-untyped-call]
+            self.look(None, check, number)
 
-    def _take(self, message: Message, data: bytes) -> None:
-        pending = self.pending.by_number.get(message.batch)
-        memory = pending.lease_slot() if message.used and pending is not None else None
+    def _take_all(self, number: int) -> bool:
+        """Takes in the whole messages of a worker; returns True if there are any."""
+        has_any = False
+        for batch, data in self.messages(number):
+            has_any = True
+            self.workers[number].owed -= 1
+            used, wanted, *spent = ABOUT.unpack_from(data)
+            self._meters.made(number, Spent(*spent))
+            self._take(self.workers[number], batch, used, wanted, memoryview(data)[ABOUT.size :])
+        return has_any
+
+    def _take(self, worker: GenericWorker, batch: int, used: int, wanted: int, data: memoryview) -> None:
+        pending = self.pending.by_number.get(batch)
+        memory = pending.lease_slot() if used and pending is not None else None
         result: BatchResult = unpack(data, memory)
         del memory
-        if result.number is None:
-            self.processes.workers[message.worker].beginning = result
+
+        if result.number is None:  # it has begun its epoch, or can't
+            if isinstance(result.data, ExceptionWrapper):
+                worker.error = result.data
+                return
+            worker.state = result.state
+            worker.has_begun = True
+            worker.failed_starts = 0
             return
-        self.pending.arrive(result.number, result)
+
         if pending is not None:
+            pending.drop_slot()
+            pending.result = result
             if isinstance(result.data, torch_worker._IterableDatasetStopIteration):
-                self.processes.workers[message.worker].is_active = False
-            self.slots.fit(message.wanted)
+                worker.is_active = False
+            self.slots.fit(wanted)
+
+    def _cause(self, number: int) -> str:
+        """Makes sure that a worker has ended; returns the cause in torch's words."""
+        code, worker = self.end(number), self.workers[number]
+        pid = worker.process.pid()
+        if worker.was_silent:
+            return f"DataLoader worker (pid {pid}) was silent for more than {self.hang_timeout_s:g} s"
+        if code < 0:
+            name = signal.strsignal(-code) or f"signal {-code}"
+            return f"DataLoader worker (pid {pid}) is killed by signal: {name}."
+        return f"DataLoader worker (pid(s) {pid}) exited unexpectedly with exit code {code}"
 
     def _replace(self, number: int, check: Callable[[], object]) -> None:
         """Replaces a dead worker, and has its batches made again; of an iterable dataset only if it had not begun."""
-        worker = self.processes.workers[number]
+        worker = self.workers[number]
         try:
-            cause = self.processes.cause(number)
+            cause = self._cause(number)
         except WorkerError as error:
             self._give_up(str(error))
 
-        if worker.beginning is not None and worker.beginning.state is not None:  # else the next one will fail likewise
-            worker.take_beginning()
-
-        lost = self.pending.lost_with(number)
+        lost = [n for n in self.pending.due(number) if self.pending.by_number[n].is_wanted]
         first = self.pending.by_number[lost[0]] if lost else None  # at which it died
         if first is not None:
             first.failures += worker.has_begun
         has_begun = worker.state is not None  # in any epoch, or the worker that it replaced had
         worker.failed_starts += not worker.has_begun
 
-        advice = self.processes.failed_start(number)
+        code = worker.process.ended()
+        advice = None if worker.has_spoken or code is None else worker.process.failed_start(code)
         if (
             (self._is_iterable and has_begun)
             or advice is not None
@@ -381,21 +283,21 @@ class BatchWorkers:
 
         self._replacements.append({"worker": number, "pid": worker.process.pid(), "cause": cause})
         try:
-            successor = self.processes.launch(number, self._job(number, worker.state))
+            successor = self.launch(number)
         except BaseException:
-            self.close()
+            self.shut_down()
             self.failure = _DeadWorkerError(f"{cause}; none could be started in its place")
             raise
 
         self._await_beginning(number, check)
-        if self.processes.workers[number] is not successor:
+        if self.workers[number] is not successor:
             return  # it died as well, and the one after it has been asked
 
         for n in lost:
             self._ask(n, self.pending.by_number[n])
 
     def _give_up(self, reason: str) -> NoReturn:
-        self.close()
+        self.shut_down()
         self.failure = _DeadWorkerError(reason)
         raise self.failure
 

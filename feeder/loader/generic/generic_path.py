@@ -16,7 +16,7 @@ from feeder.loader.generic.multi_process import WorkersIterator
 from feeder.loader.generic.resumable_samplers import IndexIterator, SeedChain, check_sampler
 from feeder.loader.generic.single_process import HereIterator
 from feeder.loader.generic.split_order import SplitOrder
-from feeder.loader.generic.torchdata_state import GenericProgress, epoch_is_over, sampler_place
+from feeder.loader.generic.torchdata_state import GenericProgress, check_same_skip, epoch_is_over, sampler_place
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import EpochOptions
 
@@ -41,9 +41,8 @@ class GenericPath:
         self.order: SplitOrder | None = None
         self.meters = GenericMeters(num_workers)
         self._loaded: dict[str, Any] | None = None
-        self._here: HereIterator | None = None
-        self._progress: GenericProgress | None = None
-        self._with_workers: weakref.ref[WorkersIterator] | None = None
+        self._source: HereIterator | GenericProgress | None = None  # of states
+        self._iterator: weakref.ref[HereIterator | WorkersIterator] | None = None
         self._prepared: HereIterator | WorkersIterator | None = None
         self._seeds = SeedChain()
         self._on_device: _OnDevice | None = None
@@ -98,11 +97,11 @@ class GenericPath:
         if self._on_device is not None and self._on_device.state is not None:
             state = self._on_device.state
         else:
-            if self._here is None and self._progress is None:
+            if self._source is None:
                 self._prepared = self._new(loader, options)
-            source: Any = self._here if self._here is not None else self._progress
-            state, order = source.state_dict(), self.order
-            if order is not None and order.fixed_epoch is not None and source.finished:
+            assert self._source is not None
+            state, order = self._source.state_dict(), self.order
+            if order is not None and order.fixed_epoch is not None and self._source.finished:
                 state = {**state, "_next_epoch": order.fixed_epoch}
         self._seeds.follow(_sampler_of(loader), state)
         return state
@@ -130,7 +129,7 @@ class GenericPath:
 
     def _forget(self, loader: DataLoader[Any]) -> None:
         self.close(loader)
-        self._here = self._progress = self._prepared = self._on_device = self._loaded = None
+        self._source = self._iterator = self._prepared = self._on_device = self._loaded = None
 
     def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
         """Sets the epoch of the next iterator in feeder's own order; a place in that epoch that was loaded is kept."""
@@ -182,9 +181,7 @@ class GenericPath:
 
     def _untouched(self) -> Any:
         """Returns the latest iterator if no batch was asked of it, and no other one is to follow; else None."""
-        iterator: Any = self._here
-        if iterator is None and self._with_workers is not None:
-            iterator = self._with_workers()
+        iterator: Any = None if self._iterator is None else self._iterator()
         if iterator is None or self._prepared is not None or self._loaded is not None or iterator.finished:
             return None
         split_epoch = iterator.split_epoch
@@ -197,10 +194,10 @@ class GenericPath:
 
     def current_stats(self) -> Callable[[], dict[str, Any]]:
         """Returns a function that gives the statistics. It keeps neither loader nor iterators, as iterators keep it."""
-        meters, replacements, workers = self.meters, self._replacements, self._with_workers
+        meters, replacements, latest = self.meters, self._replacements, self._iterator
 
         def stats() -> dict[str, Any]:
-            iterator = workers() if workers is not None else None
+            iterator = latest() if latest is not None else None
             slots = None if iterator is None or iterator.finished else iterator.slots()
             return meters.stats(replacements, slots)
 
@@ -208,7 +205,7 @@ class GenericPath:
 
     def close(self, loader: DataLoader[Any]) -> None:
         """Ends the workers."""
-        iterator = self._with_workers() if self._with_workers is not None else None
+        iterator = self._iterator() if self._iterator is not None else None
         if iterator is not None:
             iterator.close()
         loader._iterator = None
@@ -222,18 +219,20 @@ class GenericPath:
             base_seed = base_seed if fixed is None else fixed
         elif state["_iterator_finished"]:
             base_seed = 0  # which is not used
+        if state is not None and state["_steps_since_snapshot"]:
+            check_same_skip(options.skip, state)
         self.meters.expect(loader.num_workers)
+
+        iterator: HereIterator | WorkersIterator
         if loader.num_workers == 0:
-            self._here = HereIterator(loader, self.order, self.meters, state, base_seed, options.images)
-            self._progress = None
-            return self._here
-        loader.check_worker_number_rationality()
-        iterator = WorkersIterator(loader, options, self.order, self.meters, state, base_seed, self._replacements)
-        self._here = None
-        self._progress = iterator.progress
-        self._with_workers = weakref.ref(iterator)
-        if loader.persistent_workers:
-            loader._iterator = iterator
+            iterator = self._source = HereIterator(loader, self.order, self.meters, state, base_seed, options.images)
+        else:
+            loader.check_worker_number_rationality()
+            iterator = WorkersIterator(loader, options, self.order, self.meters, state, base_seed, self._replacements)
+            self._source = iterator.progress
+            if loader.persistent_workers:
+                loader._iterator = iterator
+        self._iterator = weakref.ref(iterator)
         return iterator
 
 

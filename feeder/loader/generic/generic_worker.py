@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -31,28 +28,27 @@ from feeder.loader.options import ImageOptions
 from feeder.loader.slots.batch_message import Packed, Slot, pack, slot_collate
 from feeder.loader.slots.region import Region
 from feeder.loader.stateful import load_if_stateful, state_of
+from feeder.loader.workers.channel import Channel
 from feeder.loader.workers.process import shorten_temporary_folder
 from feeder.loader.workers.seeding import introduce
 from feeder.loader.workers.sockets import end_with_trainer
 from feeder.shard.cache.waits import waits
 
 __all__ = [
-    "HEAD",
+    "ABOUT",
+    "NO_BATCH",
     "BatchResult",
     "BatchTask",
-    "Channel",
     "Job",
-    "encode_task",
     "never_ending",
+    "send_result",
     "worker_main",
     "worker_state",
 ]
 
-# Length of the message (0: a sign of life), number of its batch (_NO_BATCH: none), used bytes of the slot, wanted
-# bytes, times and bytes of Spent.
-HEAD = struct.Struct("<10q")
-_NO_BATCH = -1
-_LENGTH_BYTES = 8
+# Before a pickled result: used bytes of the slot, wanted bytes, times and bytes of Spent.
+ABOUT = struct.Struct("<8q")
+NO_BATCH = -2  # in place of its number
 _NOTHING = Spent()
 _GRACE_S = 4.0
 
@@ -115,54 +111,6 @@ class BatchResult:
     counts: DecodeCounts = field(default_factory=DecodeCounts)
 
 
-class Channel:
-    """Messages over a stream socket. A large one keeps the worker until the trainer takes it."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._writing = threading.Lock()
-
-    def heartbeat(self) -> None:
-        """Sends a sign of life, a message without contents, unless another message is on its way."""
-        if self._writing.acquire(blocking=False):
-            try:
-                self._send_whole(HEAD.pack(0, _NO_BATCH, 0, 0, *_NOTHING))
-            finally:
-                self._writing.release()
-
-    def send(self, packed: Packed, number: int = _NO_BATCH, spent: Spent = _NOTHING) -> None:
-        """Sends a message."""
-        with self._writing:
-            self._send_whole(
-                HEAD.pack(len(packed.message), number, packed.used, packed.wanted, *spent) + packed.message
-            )
-
-    def _send_whole(self, data: bytes) -> None:
-        try:
-            self.connection.sendall(data)
-        except (BrokenPipeError, ConnectionResetError):
-            os._exit(0)
-
-    def receive(self) -> tuple[BatchTask, list[int]] | None:
-        """Returns the next task and the descriptors that came with it; None when the trainer is gone."""
-        try:
-            head, descriptors, _, _ = socket.recv_fds(self.connection, _LENGTH_BYTES, 1)
-            head += self._exactly(_LENGTH_BYTES - len(head))
-            return pickle.loads(self._exactly(int.from_bytes(head, "little"))), descriptors
-        except (ConnectionError, EOFError):
-            return None
-
-    def _exactly(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
-            received = self.connection.recv_into(view)
-            if not received:
-                raise EOFError
-            view = view[received:]
-        return data
-
-
 def never_ending(collate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns the function with another error for StopIteration, which would be taken for the dataset's end."""
 
@@ -197,7 +145,6 @@ def worker_main(connection: socket.socket, job: Job) -> None:
     """
     signal_handling._set_worker_signal_handlers()
     shorten_temporary_folder()
-    connection.settimeout(None)  # whatever the script's default for sockets is
     end_with_trainer(connection, _GRACE_S)  # an idle worker ends by itself, with the caller's clean-up code
     channel = Channel(connection)
     waits.heartbeat = channel.heartbeat
@@ -221,14 +168,15 @@ def _run(channel: Channel, job: Job) -> None:
     except Exception:
         error = _caught(where)
 
-    channel.send(pack(BatchResult(None, None if error is None else error, state), Slot(_NO_MEMORY)))
+    send_result(channel, pack(BatchResult(None, error, state), Slot(_NO_MEMORY)))
     slots: tuple[Region, Any] | None = None
     clock = time.perf_counter_ns
     idle_from = clock()
 
     while (received := channel.receive()) is not None:
         started = clock()
-        task, descriptors = received
+        _, data, descriptors = received
+        task: BatchTask = pickle.loads(data)
 
         if task.slots is not None:
             size, count = task.slots
@@ -236,7 +184,7 @@ def _run(channel: Channel, job: Job) -> None:
             slots = region, region.array(np.uint8, (count, size))
 
         if task.begin is not None:
-            channel.send(pack(worker.begun_again(task.begin[0], where), Slot(_NO_MEMORY)))
+            send_result(channel, pack(worker.begun_again(task.begin[0], where), Slot(_NO_MEMORY)))
         if task.number is None:
             continue
 
@@ -259,8 +207,8 @@ def _run(channel: Channel, job: Job) -> None:
         except Exception:  # a batch that can't be pickled
             packed = pack(BatchResult(task.number, _caught(where), None), Slot(_NO_MEMORY))
 
-        channel.send(packed, task.number, spent)
-        del task, result, slot, packed  # so that no batch outlives its sending
+        send_result(channel, packed, task.number, spent)
+        del task, data, received, result, slot, packed  # so that no batch outlives its sending
         idle_from = clock()
 
 
@@ -356,10 +304,9 @@ class _Worker:
         return collated
 
 
-def encode_task(task: BatchTask) -> bytes:
-    """Returns a task's message for :meth:`Channel.receive`."""
-    data = bytes(ForkingPickler.dumps(task))
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+def send_result(channel: Channel, packed: Packed, number: int = NO_BATCH, spent: Spent = _NOTHING) -> None:
+    """Sends a packed :class:`BatchResult`."""
+    channel.send(number, ABOUT.pack(packed.used, packed.wanted, *spent) + packed.message)
 
 
 def _caught(where: str) -> ExceptionWrapper:

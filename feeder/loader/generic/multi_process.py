@@ -20,24 +20,18 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _sharding_worker_init_fn
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _sharding_worker_init_fn
 
 from feeder.errors import ArgumentError
 from feeder.loader.device.page_lock import slot_guard
-from feeder.loader.generic.batch_workers import BatchSlots, BatchWorkers, Pending, PendingBatches
+from feeder.loader.generic.batch_workers import BatchWorkers
 from feeder.loader.generic.generic_worker import Job
 from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.generic.pending_batches import BatchSlots, Pending, PendingBatches
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.single_process import CountedIterator, begin_torchs
 from feeder.loader.generic.split_order import SplitOrder
-from feeder.loader.generic.torchdata_state import (
-    GenericProgress,
-    check_same_skip,
-    counts_off,
-    fitting_states,
-    with_workers,
-)
-from feeder.loader.generic.worker_processes import Processes
+from feeder.loader.generic.torchdata_state import GenericProgress, counts_off, fitting_states, sampler_place
 from feeder.loader.observe.live_view import end_view
 from feeder.loader.options import EpochOptions, ImageOptions
 from feeder.loader.stateful import is_stateful
@@ -82,35 +76,33 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         if order is not None and not is_stateful(loader.dataset):
             self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
 
-        context = options.multiprocessing_context or torch.multiprocessing
-        self._processes = Processes(context, options.hang_timeout_s)
         self.progress = GenericProgress()
         self._pending = PendingBatches(loader.in_order)
 
-        if state is not None and "_snapshot" not in state:
-            state = with_workers(state, self._num_workers)
-
-        snapshot = None if state is None else state["_snapshot"]
+        main: dict[str, Any] | None = None
         first_states: dict[str, Any] = {}
-        if snapshot is not None:
-            is_iterable = self._dataset_kind == _DatasetKind.Iterable
-            first_states = fitting_states(snapshot, self._num_workers, is_iterable)
-            main = snapshot["_main_snapshot"]
+        if state is not None:
+            first_states = fitting_states(state, self._num_workers, self._is_iterable)
+            main = sampler_place(state)
             self._base_seed = main.get("_base_seed", self._base_seed)
             self._shared_seed = main.get("_shared_seed", self._shared_seed)
 
-        job = self._job(loader.worker_init_fn, order, options.images)
         ahead = self._prefetch_factor * self._num_workers
-        slots = BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device))
         self._batches = BatchWorkers(
-            self._processes, job, first_states, self._pending, slots, self.meters, replacements
+            options.multiprocessing_context or torch.multiprocessing,
+            options.hang_timeout_s,
+            self._job(loader.worker_init_fn, order, options.images),
+            first_states,
+            self._pending,
+            BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device)),
+            self.meters,
+            replacements,
         )
 
         try:
-            self._batches.start()
-            self._begin(None if snapshot is None else snapshot["_main_snapshot"])
-            if state is not None and state["_steps_since_snapshot"]:
-                check_same_skip(options.skip, state)
+            for number in range(self._num_workers):
+                self._batches.launch(number)
+            self._begin(main)
             if state is None:
                 self._fill()  # before the workers have begun, so that the first batch waits for one round less
             self._batches.await_beginnings(self._use.check)
@@ -146,12 +138,16 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     @property
     def _workers(self) -> list[Any]:
         """The multiprocessing processes, as torch's iterator has them."""
-        return [worker.process.process for worker in self._processes.workers]  # type: ignore[attr-defined]
+        return [worker.process.process for worker in self._batches.workers]  # type: ignore[attr-defined]
 
     @property
     def finished(self) -> bool:
         """True once the epoch is over."""
         return self.progress.finished
+
+    @finished.setter
+    def finished(self, is_over: bool) -> None:
+        self.progress.finished = is_over
 
     def __next__(self) -> Any:
         with self._use.begun(self._shutdown_workers):
@@ -161,7 +157,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         try:
             return self._counted(super().__next__)
         except StopIteration:
-            self.progress.finished = True
+            self.finished = True
             raise
         except BaseException:
             self._end_view_if_over()
@@ -208,7 +204,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         """Begins an epoch; ``main`` is the sampler's place in a state that will be restored."""
         self._pending.begin()
         self._turn = 0
-        for worker in self._processes.workers:
+        for worker in self._batches.workers:
             worker.is_active = True
         self._indices = IndexIterator(self._index_sampler)
         self._sampler_iter = self._indices
@@ -227,7 +223,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         self._num_yielded = snapshot["_snapshot_step"]
         last = snapshot["_last_yielded_worker_id"]
         progress = self.progress
-        if self._dataset_kind == _DatasetKind.Iterable and counts_off(snapshot):
+        if self._is_iterable and counts_off(state):
             steps, self._num_yielded = self._num_yielded, 0
             self._fill()
             for _ in range(steps):  # nothing has a state: count off what was seen
@@ -240,21 +236,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             progress.last_worker = last
             self._turn = (last + 1) % self._num_workers
             self._fill()
-        since = state["_steps_since_snapshot"]
-        if since and self.split_epoch is not None:
-            self.split_epoch.check_steps(main["_sampler_iter_state"])
-        for _ in range(since):
-            next(self)
-        progress.finished = state["_iterator_finished"]
-
-    def _main_state(self) -> dict[str, Any]:
-        return {
-            "_num_workers": self._num_workers,
-            **self._indices.state(),
-            "_IterableDataset_len_called": self._IterableDataset_len_called,
-            "_shared_seed": self._shared_seed,
-            "_base_seed": self._base_seed,
-        }
+        self._catch_up(state)
 
     def _fill(self) -> None:
         """Asks for as many batches as may be made ahead."""
@@ -280,21 +262,21 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             return None, False
         main = self._main_state() if step % self._interval == 0 else None
         near = (step - 1) % self._interval + self._num_workers >= self._interval
-        return main, near or self._dataset_kind == _DatasetKind.Iterable
+        return main, near or self._is_iterable
 
     def _next_worker(self, most: int) -> int | None:
-        active = sum(worker.is_active for worker in self._processes.workers)
+        active = sum(worker.is_active for worker in self._batches.workers)
         for step in range(self._num_workers):
             number = (self._turn + step) % self._num_workers
-            if self._processes.workers[number].is_active:
+            if self._batches.workers[number].is_active:
                 if self._in_order:
                     return number
-                if self._pending.load(number) < most // active:
+                if len(self._pending.due(number)) < most // active:
                     return number
         return None
 
     def _next_data(self) -> Any:
-        if not self._processes.check_open():
+        if not self._batches.check_open():
             raise self._batches.failure or StopIteration
         started = time.monotonic()
         while True:
@@ -306,7 +288,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
                     continue
                 self.meters.waited(int(1e9 * (time.monotonic() - started)))
                 return self._deliver(pending, is_prefix)
-            if not self._pending.outstanding:
+            if not self._pending.due():
                 if not self._persistent_workers:
                     self._shutdown_workers()
                 raise StopIteration
@@ -323,7 +305,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         if not isinstance(result.data, torch_worker._IterableDatasetStopIteration):
             return False
         if result.state is not None:
-            self._processes.workers[pending.worker].state = result.state
+            self._batches.workers[pending.worker].state = result.state
         pending.drop_slot()
         return True
 
@@ -338,7 +320,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             pending.drop_slot()
             data.reraise()  # type: ignore[no-untyped-call]
         self.meters.decoded(result.counts)
-        worker = self._processes.workers[pending.worker]
+        worker = self._batches.workers[pending.worker]
         if result.state is not None:
             worker.state = result.state
         self._last_worker = pending.worker
@@ -356,21 +338,21 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     @property
     def is_usable(self) -> bool:
         """True if its workers run, and are not those of a process that this one was forked from."""
-        return self._processes.is_ours and self._processes.check_open()
+        return self._batches.is_ours and self._batches.check_open()
 
     def close(self) -> None:
         """Ends the workers, see Note [Closing]."""
-        self._use.end(self._shutdown_workers, self._processes.kill)
+        self._use.end(self._shutdown_workers, self._batches.kill)
 
     def _shutdown_workers(self) -> None:
         """Ends the workers, in bounded time."""
         end_view(self)
-        self._batches.close()
+        self._batches.shut_down()
 
     def _end_view_if_over(self) -> None:
-        if not self._processes.is_open:
+        if not self._batches.is_open:
             end_view(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and hasattr(self, "_batches"):  # see Note [At the interpreter's end]
-            self._batches.close()
+            self._batches.shut_down()

@@ -18,7 +18,13 @@ from feeder.loader.generic.generic_worker import never_ending, worker_state
 from feeder.loader.generic.meters import GenericMeters
 from feeder.loader.generic.resumable_samplers import IndexIterator
 from feeder.loader.generic.split_order import SplitEpoch, SplitOrder
-from feeder.loader.generic.torchdata_state import without_workers
+from feeder.loader.generic.torchdata_state import (
+    GenericProgress,
+    counts_off,
+    fitting_states,
+    sampler_place,
+    worker_key,
+)
 from feeder.loader.observe.live_view import LiveView, end_view
 from feeder.loader.options import ImageOptions
 from feeder.loader.stateful import load_if_stateful
@@ -37,8 +43,14 @@ class CountedIterator:
     meters: GenericMeters
     delivers = True
     view: LiveView | None = None
+    finished: bool
     _dataset: Any
     _indices: IndexIterator
+    _dataset_kind: int
+    _num_workers: int
+    _IterableDataset_len_called: Any
+    _shared_seed: Any
+    _base_seed: Any
 
     @property
     def split_epoch(self) -> SplitEpoch | None:
@@ -65,6 +77,36 @@ class CountedIterator:
                 self.view.step()
         return batch
 
+    @property
+    def _is_iterable(self) -> bool:
+        return self._dataset_kind == _DatasetKind.Iterable
+
+    def _main_state(self) -> dict[str, Any]:
+        """Returns the part of a state that is not the workers'."""
+        return {
+            "_num_workers": self._num_workers,
+            **self._indices.state(),
+            "_IterableDataset_len_called": self._IterableDataset_len_called,
+            "_shared_seed": self._shared_seed,
+            "_base_seed": self._base_seed,
+        }
+
+    def _catch_up(self, state: dict[str, Any]) -> None:
+        """Makes the batches between a state's snapshot and its place again, and drops them."""
+        since = state["_steps_since_snapshot"]
+        if since and self.split_epoch is not None:
+            self.split_epoch.check_steps(sampler_place(state)["_sampler_iter_state"])
+        for _ in range(since):
+            next(self)  # type: ignore[call-overload]
+        self.finished = state["_iterator_finished"]
+
+    def slots(self) -> dict[str, int] | None:
+        """Returns the number of slots in total and held by the caller, of batches being made and ready; None: none."""
+        return None
+
+    def close(self) -> None:
+        """Ends the workers, if there are any."""
+
 
 class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
     """Makes batches in the calling process.
@@ -87,8 +129,6 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         base_seed: int | None = None,
         images: ImageOptions | None = None,
     ) -> None:
-        if state is not None and "_snapshot" in state:
-            state = without_workers(state)
         self.meters = meters
 
         # As torch's own constructor, with the dataset's state loaded in between.
@@ -100,15 +140,16 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
 
-        if state is not None:
-            load_if_stateful(self._dataset, state["dataset_state"])
+        own = None if state is None else fitting_states(state, 0, self._is_iterable).get(worker_key(0))
+        if own is not None:
+            load_if_stateful(self._dataset, own["dataset_state"])
 
         samples = self._dataset if order is None else order.seeding.samples(self._dataset)
         if images is not None:
             is_stacked = self._auto_collation and self._collate_fn is default_collate
             seed = 0 if order is None else order.seeding.seed
             samples = EncodedSamples(samples, images, seed, is_stacked=is_stacked)
-        self._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+        self._dataset_fetcher: Any = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             self._dataset_kind,
             samples,
             self._auto_collation,
@@ -121,9 +162,11 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         self._sampler_iter: Any = self._indices
 
         if state is not None:
-            self._load(state)
+            self._load(state, own)
         if self.split_epoch is not None:
             self.split_epoch.begun()
+        if state is not None:
+            self._catch_up(state)
 
     def restart(self) -> None:
         """Begins another epoch instead of this one, of which no batch was asked for."""
@@ -145,7 +188,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
             with counted() as counts:
                 batch = super()._next_data()  # type: ignore[no-untyped-call]
         except StopIteration as error:
-            if self._dataset_kind == _DatasetKind.Iterable or self._indices.yielded == asked:
+            if self._is_iterable or self._indices.yielded == asked:
                 raise
             raise stop_in_a_batch(error) from error
         finally:
@@ -157,35 +200,23 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns its place, under torchdata's keys."""
-        fetcher: Any = self._dataset_fetcher
-        indices = self._indices.state()  # first: it may draw a seed, and the dataset's random state is taken after that
-        state = worker_state(0, self._dataset_kind, fetcher, self._dataset)
-        return {
-            **indices,
-            "_num_yielded": self._num_yielded,
-            "_IterableDataset_len_called": self._IterableDataset_len_called,
-            "_shared_seed": self._shared_seed,
-            "fetcher_state": state["fetcher_state"],
-            "dataset_state": state["dataset_state"],
-            "_iterator_finished": self.finished,
-        }
+        main = self._main_state()  # first: it may draw a seed, and the dataset's random state is taken after that
+        own = worker_state(0, self._dataset_kind, self._dataset_fetcher, self._dataset)
+        return GenericProgress(main, {worker_key(0): own}, self._num_yielded, finished=self.finished).state_dict()
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self._indices.load(state)
-        self._num_yielded = state["_num_yielded"]
-        self._IterableDataset_len_called = state["_IterableDataset_len_called"]
-        self._shared_seed = state["_shared_seed"]
-        fetcher_state = state["fetcher_state"]
-        if self._dataset_kind == _DatasetKind.Iterable and fetcher_state is not None:
-            fetcher: Any = self._dataset_fetcher
-            if state["dataset_state"] is None and fetcher_state["dataset_iter_state"] is None:
-                blank = [None] * (self._index_sampler.batch_size if self._auto_collation else 1)
-                for _ in range(self._num_yielded):  # nothing has a state: pass over the batches that were handed out
-                    fetcher.fetch(blank)
-            else:
-                load_if_stateful(fetcher.dataset_iter, fetcher_state["dataset_iter_state"])
-                fetcher.ended = fetcher_state["fetcher_ended"]
-        self.finished = state["_iterator_finished"]
+    def _load(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
+        main, fetcher = sampler_place(state), self._dataset_fetcher
+        self._indices.load(main)
+        self._num_yielded = state["_snapshot"]["_snapshot_step"]
+        self._IterableDataset_len_called = main["_IterableDataset_len_called"]
+        self._shared_seed = main["_shared_seed"]
+        if self._is_iterable and counts_off(state):
+            blank = [None] * (self._index_sampler.batch_size if self._auto_collation else 1)
+            for _ in range(self._num_yielded):  # nothing has a state: pass over the batches that were handed out
+                fetcher.fetch(blank)
+        elif self._is_iterable and own is not None:
+            load_if_stateful(fetcher.dataset_iter, own["fetcher_state"]["dataset_iter_state"])
+            fetcher.ended = own["fetcher_state"]["fetcher_ended"]
 
 
 def begin_torchs(iterator: Any, loader: DataLoader[Any], base_seed: int | None) -> None:

@@ -18,8 +18,6 @@ __all__ = [
     "epoch_is_over",
     "fitting_states",
     "sampler_place",
-    "with_workers",
-    "without_workers",
     "worker_key",
 ]
 
@@ -30,7 +28,7 @@ DRAWS_KEY = "_draws"  # of the seed and the epoch of images that a dataset leave
 
 @dataclass
 class GenericProgress:
-    """The place of an iteration with workers; outlives the iterator.
+    """The place of an iteration; outlives an iterator with workers.
 
     Attributes:
         main: The sampler's place at the last snapshot.
@@ -64,16 +62,12 @@ def epoch_is_over(state: dict[str, Any]) -> dict[str, Any] | None:
     iterator has a state of its own."""
     if not state["_iterator_finished"]:
         return None
-    if "_snapshot" not in state:
-        return None if _have_own({"": state}) else state
-    snapshot = state["_snapshot"]
-    main: dict[str, Any] = snapshot["_main_snapshot"]
-    return None if _have_own(snapshot["_worker_snapshots"]) else main
+    return None if _have_own(state["_snapshot"]["_worker_snapshots"]) else sampler_place(state)
 
 
 def sampler_place(state: dict[str, Any]) -> dict[str, Any]:
     """Returns the sampler's part of a state."""
-    found: dict[str, Any] = state["_snapshot"]["_main_snapshot"] if "_snapshot" in state else state
+    found: dict[str, Any] = state["_snapshot"]["_main_snapshot"]
     return found
 
 
@@ -100,14 +94,15 @@ def worker_key(worker: int) -> str:
     return f"worker_{worker}"
 
 
-def fitting_states(snapshot: dict[str, Any], workers: int, is_iterable: bool) -> dict[str, Any]:
-    """Returns the workers' states of a snapshot if they fit this number of workers; none if they need not fit.
+def fitting_states(state: dict[str, Any], workers: int, is_iterable: bool) -> dict[str, Any]:
+    """Returns the workers' states if they fit this number of workers; none if they need not fit. Without workers there
+    is one state, that of the calling process.
 
     Raises:
         ArgumentError: if they hold states that another number of workers can't go on with.
     """
-    states: dict[str, Any] = snapshot.get("_worker_snapshots", {})
-    if len(states) == workers:
+    states: dict[str, Any] = state["_snapshot"]["_worker_snapshots"]
+    if len(states) == max(1, workers):
         return states
     if is_iterable or _have_own(states):
         raise ArgumentError(
@@ -117,49 +112,12 @@ def fitting_states(snapshot: dict[str, Any], workers: int, is_iterable: bool) ->
     return {}
 
 
-def counts_off(snapshot: dict[str, Any]) -> bool:
+def counts_off(state: dict[str, Any]) -> bool:
     """Returns True if the workers of an iterable dataset have no state, so that a resume makes its batches again and
     drops them."""
     return all(
         worker["dataset_state"] is None
         and (worker["fetcher_state"] is None or worker["fetcher_state"]["dataset_iter_state"] is None)
-        for worker in snapshot["_worker_snapshots"].values()
+        for worker in state["_snapshot"]["_worker_snapshots"].values()
         if worker
     )
-
-
-def with_workers(state: dict[str, Any], workers: int) -> dict[str, Any]:
-    """Returns a state of an iterator without workers as one of workers; for map-style datasets without a state."""
-    if state["fetcher_state"] is not None or state["dataset_state"] is not None:
-        raise ArgumentError(
-            f"this state was taken without workers and holds the dataset's own state; this loader has {workers} "
-            "workers: resume with num_workers=0"
-        )
-    main = {key: state[key] for key in ("_index_sampler_state", "_sampler_iter_state", "_sampler_iter_yielded")}
-    main |= {key: state[key] for key in ("_IterableDataset_len_called", "_shared_seed", DRAWS_KEY) if key in state}
-    snapshot = {
-        "_snapshot_step": state["_num_yielded"],
-        "_last_yielded_worker_id": workers - 1,
-        "_main_snapshot": main,
-        "_worker_snapshots": {},
-    }
-    return {"_snapshot": snapshot, "_steps_since_snapshot": 0, "_iterator_finished": state["_iterator_finished"]}
-
-
-def without_workers(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a state of workers as one of an iterator without workers; for map-style datasets without a state."""
-    snapshot = state["_snapshot"]
-    workers = snapshot["_worker_snapshots"]
-    if state["_steps_since_snapshot"] or _have_own(workers):
-        raise ArgumentError(
-            f"this state is of {count(len(workers), 'worker')}, each with a state of its own; resume with "
-            f"num_workers={len(workers)}"
-        )
-    main = snapshot["_main_snapshot"]
-    return {
-        **main,
-        "_num_yielded": snapshot["_snapshot_step"],
-        "fetcher_state": None,
-        "dataset_state": None,
-        "_iterator_finished": state["_iterator_finished"],
-    }

@@ -13,13 +13,12 @@ Note [Loaders that go]
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +30,11 @@ from feeder.loader.observe.stats import stage_histograms
 __all__ = ["MetricsPage"]
 
 _Words = npt.NDArray[np.int64]
-_L = TypeVar("_L", bound="Metered")
+_L = TypeVar("_L")
 
 _servers: dict[tuple[str, int], _Server] = {}
 _lock = threading.Lock()
 _LOOK_S = 0.5  # between two looks of a server whether there is a loader
-
-
-class Metered(Protocol):
-    """The part of a loader that is served."""
-
-    def stats(self) -> dict[str, Any]: ...
 
 
 class MetricsPage:
@@ -108,7 +101,6 @@ class _Server:
     def _serve(self) -> None:
         while self._has_loaders():
             self._server.handle_request()
-            self._server.service_actions()
 
     def _has_loaders(self) -> bool:
         """Returns True if there are loaders; else ends the server."""
@@ -119,10 +111,8 @@ class _Server:
             return bool(self.loaders)
 
     def drop(self) -> None:
-        """Closes the sockets in a forked child, whose copies would keep the port taken and connections open."""
-        for copy in (self._server.socket, *self._server.connections):
-            with contextlib.suppress(OSError):
-                copy.close()
+        """Closes the socket in a forked child, whose copy would keep the port taken."""
+        self._server.socket.close()
 
 
 _COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {

@@ -143,7 +143,7 @@ class _Current(threading.local):
 _current = _Current()
 
 
-def unpack(message: bytes, memory: npt.NDArray[np.uint8] | None) -> Any:
+def unpack(message: bytes | memoryview, memory: npt.NDArray[np.uint8] | None) -> Any:
     """Returns the batch of a message; its tensors and arrays are views of the slot's memory and keep it.
 
     Args:

@@ -22,15 +22,16 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 from feeder.errors import WorkerError
 from feeder.loader.workers.sockets import handing_over
 from feeder.system.child_python import child_python
 
-__all__ = ["FAILED", "ForkServer", "serve"]
+__all__ = ["ForkServer", "Forked", "fork", "serve"]
 
-FAILED = "the process that starts workers has ended before it started one; what it printed says why"
+_FAILED = "the process that starts workers has ended before it started one; what it printed says why"
 
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_MS = 1000
@@ -39,6 +40,46 @@ _END_S = 5.0
 # One thread per worker: the math libraries would start one per core when they are imported.
 _ONE_THREAD = dict.fromkeys(("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 _PID_S = 10.0  # longest wait for the process id of a worker that is being started
+
+
+class Forked:
+    """A worker of a fork server; see :class:`feeder.loader.workers.process.Process`.
+
+    Args:
+        server: The server.
+        number: The worker's number there.
+
+    Attributes:
+        started: Its process id, once the server has reported it.
+        code: Its exit code, once the server has reported that.
+    """
+
+    def __init__(self, server: ForkServer, number: int) -> None:
+        self._server = server
+        self._number = number
+        self.started: int | None = None
+        self.code: int | None = None
+
+    def pid(self) -> int | None:
+        """Returns the process id; None if the server does not get to start it.
+
+        A worker may be at work before the server reports its process id: that report is waited for.
+        """
+        end = time.monotonic() + _PID_S
+        while self._server.read() and self.started is None and time.monotonic() < end:
+            self._server.await_report()
+        return self.started
+
+    def ended(self) -> int | None:
+        if self._server.read() or self.code is not None:
+            return self.code
+        return self._server.process.returncode  # the kernel killed it together with the server
+
+    def kill(self) -> None:
+        self._server.kill(self._number)
+
+    def failed_start(self, code: int) -> str | None:
+        return _FAILED if self._server.failed else None
 
 
 class ForkServer:
@@ -76,10 +117,7 @@ class ForkServer:
         # Reentrant: a garbage collection may come anywhere, and end a pool.
         self._lock = threading.RLock()
         self._next = 0
-        self._starting: set[int] = set()
-        self._started: dict[int, int] = {}
-        self._ended: dict[int, int] = {}
-        self._forgotten: set[int] = set()
+        self._workers: weakref.WeakValueDictionary[int, Forked] = weakref.WeakValueDictionary()
         self._has_started = False
 
     @classmethod
@@ -102,60 +140,34 @@ class ForkServer:
         """Returns True while the server runs."""
         return self.process.poll() is None
 
-    def start(self, connection: socket.socket) -> int:
-        """Starts a worker on its socket, with the present environment; returns the worker's number at this server."""
+    def start(self, connection: socket.socket) -> Forked:
+        """Starts a worker on its socket, with the present environment."""
         with _environment() as environ, self._lock:
             number = self._next
             self._next += 1
-            self._starting.add(number)
+            worker = self._workers[number] = Forked(self, number)
             try:
                 socket.send_fds(self._socket, [f"start {number}".encode()], [connection.fileno(), environ])
             except OSError as error:
-                self._starting.discard(number)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # it closes its files before it has ended
                     self.process.wait(_END_S)
                 if self.failed:
-                    raise WorkerError(f"no worker could start: exit code {self.process.returncode}; {FAILED}") from None
+                    raise WorkerError(
+                        f"no worker could start: exit code {self.process.returncode}; {_FAILED}"
+                    ) from None
                 raise WorkerError(f"the worker server is gone ({error}); iterate again to start a new one") from None
-            return number
+            return worker
 
     def kill(self, number: int) -> None:
         """Kills a worker that may be alive. Its end is reported as any other."""
         with self._lock, contextlib.suppress(OSError):
             self._socket.send(f"kill {number}".encode())
 
-    def pid(self, number: int) -> int | None:
-        """Returns a worker's process id; None if the server does not get to start it.
-
-        A worker may be at work before the server reports its process id: that report is waited for.
-        """
-        self._read()
-        end = time.monotonic() + _PID_S
-        while number in self._starting and self._pid == os.getpid() and self.alive() and time.monotonic() < end:
-            select.select([self._socket], [], [], _PARENT_CHECK_MS / 1000)
-            self._read()
-        return self._started.get(number)
-
-    def ended(self, number: int) -> int | None:
-        """Returns a worker's exit code, negative for a signal; None while it runs."""
-        self._read()
-        code = self._ended.get(number)
-        if code is None and not self.alive():
-            return self.process.returncode  # the kernel killed it together with the server
-        return code
-
     @property
     def failed(self) -> bool:
         """True if the server has ended by itself before it started a worker."""
         code = self.process.poll()
         return code is not None and code >= 0 and not self._has_started
-
-    def forget(self, number: int) -> None:
-        """Drops what is kept about a worker, now or when it ends."""
-        self._starting.discard(number)
-        self._started.pop(number, None)
-        if self._ended.pop(number, None) is None:
-            self._forgotten.add(number)
 
     def close(self) -> None:
         """Ends the server and all of its workers."""
@@ -168,29 +180,36 @@ class ForkServer:
             self.process.kill()
             self.process.wait()
 
-    def _read(self) -> None:
-        """Takes in the server's reports. Each is noted before it is taken off the socket: wherever this is interrupted
-        or entered again, none is lost, and noting one twice does no harm."""
+    def read(self) -> bool:
+        """Takes in the server's reports; returns True while it runs and may report more.
+
+        Each is noted before it is taken off the socket: wherever this is interrupted or entered again, none is lost,
+        and noting one twice does no harm.
+        """
         if self._pid != os.getpid():  # the lock may be held by a thread that is not in this process
-            return
+            return False
+        is_alive = self.alive()  # first: it may report as its last
         with self._lock, contextlib.suppress(OSError):  # nothing there, or closed
             while message := self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT | socket.MSG_PEEK):
                 self._note(message)
                 taken = self._socket.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
                 if taken and taken != message:
                     self._note(taken)
+        return is_alive
+
+    def await_report(self) -> None:
+        """Waits until there is something to read, for a second at most."""
+        select.select([self._socket], [], [], _PARENT_CHECK_MS / 1000)
 
     def _note(self, message: bytes) -> None:
         event, number, value = message.decode().split()
+        worker = self._workers.get(int(number))  # None once nobody asks about it any more
         if event == "started":
-            self._started[int(number)] = int(value)
             self._has_started = True
-            self._starting.discard(int(number))
-        elif int(number) in self._forgotten:
-            self._forgotten.discard(int(number))
-            self._started.pop(int(number), None)
-        else:
-            self._ended[int(number)] = int(value)
+        if worker is not None and event == "started":
+            worker.started = int(value)
+        elif worker is not None:
+            worker.code = int(value)
 
     @classmethod
     def _forget_threads(cls) -> None:
@@ -200,6 +219,19 @@ class ForkServer:
 
 os.register_at_fork(after_in_child=ForkServer._forget_threads)
 atexit.register(ForkServer._close_shared)
+
+
+def fork(target: str, connection: socket.socket) -> Forked:
+    """Starts a worker of this process's server for a target.
+
+    Args:
+        target: See :class:`ForkServer`.
+        connection: The worker's socket.
+    """
+    try:
+        return ForkServer.shared(target).start(connection)
+    except WorkerError:  # the server died just now
+        return ForkServer.shared(target).start(connection)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Worker processes, started by the fork server or by a multiprocessing context."""
+"""Worker processes, however they are started, and those of a multiprocessing context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import gc
 import multiprocessing.util
 import os
 import pickle
-import socket
 import tempfile
 import threading
 import time
@@ -16,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from feeder.errors import ArgumentError, WorkerError
-from feeder.loader.workers.fork_server import FAILED, ForkServer
 from feeder.system.child_python import child_python
 from feeder.system.limit_errors import limit_reached
 
-__all__ = ["Forked", "InContext", "Process", "shorten_temporary_folder", "wait_for"]
+__all__ = ["InContext", "Process", "shorten_temporary_folder", "wait_for"]
 
 _SERVER_GONE = 255  # multiprocessing's code for a process whose fork server has ended
 _LONGEST_FOLDER = 60  # bytes of its path: that of a socket in a folder there has at most 107
@@ -39,47 +37,12 @@ class Process(Protocol):
     def kill(self) -> None:
         """Kills the process, if it still runs."""
 
-    def forget(self) -> None:
-        """Drops what is kept about a process that nobody asks about any more."""
-
     def failed_start(self, code: int) -> str | None:
         """Likely cause and remedy for a process that ended with this code before it said anything.
 
         Returns:
             None where another process may fare better.
         """
-
-
-class Forked:
-    """A worker of the fork server.
-
-    Args:
-        target: See :class:`feeder.loader.workers.fork_server.ForkServer`.
-        connection: The worker's socket.
-    """
-
-    def __init__(self, target: str, connection: socket.socket) -> None:
-        self._server = ForkServer.shared(target)
-        try:
-            self._number = self._server.start(connection)
-        except WorkerError:  # the server died just now
-            self._server = ForkServer.shared(target)
-            self._number = self._server.start(connection)
-
-    def pid(self) -> int | None:
-        return self._server.pid(self._number)
-
-    def ended(self) -> int | None:
-        return self._server.ended(self._number)
-
-    def kill(self) -> None:
-        self._server.kill(self._number)
-
-    def forget(self) -> None:
-        self._server.forget(self._number)
-
-    def failed_start(self, code: int) -> str | None:
-        return FAILED if self._server.failed else None
 
 
 @contextlib.contextmanager
@@ -175,10 +138,6 @@ class InContext:
 
     def kill(self) -> None:
         self.process.kill()
-
-    def forget(self) -> None:
-        if self.ended() is not None:
-            self.process.join(0)  # multiprocessing drops it from its own list then
 
     def failed_start(self, code: int) -> str | None:
         if code <= 0 or self._method == "fork" or (self._method == "forkserver" and code == _SERVER_GONE):

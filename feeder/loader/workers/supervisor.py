@@ -20,7 +20,6 @@ import multiprocessing.util  # noqa: F401  registered before ours, its function 
 import os
 import select
 import socket
-import struct
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from feeder.errors import WorkerError
+from feeder.loader.workers.channel import HEAD, HEARTBEAT
 from feeder.loader.workers.process import Process, wait_for
 from feeder.loader.workers.sockets import handing_over
 
@@ -78,17 +78,13 @@ class Supervisor(Generic[W]):
 
     Args:
         make: Makes the record of a worker from its process and connection: :class:`Worker` or a subclass.
-        head: The integers that precede every message of a worker; the first is the length of what follows.
         hang_timeout_s: Longest silence of a worker that has work; None: any.
     """
 
-    def __init__(
-        self, make: Callable[[Process, socket.socket], W], head: struct.Struct, hang_timeout_s: float | None
-    ) -> None:
+    def __init__(self, make: Callable[[Process, socket.socket], W], hang_timeout_s: float | None) -> None:
         self.workers: list[W] = []
         self.hang_timeout_s = hang_timeout_s
         self._make = make
-        self._head = head
         self._poll = select.poll()
         self._numbers: dict[int, int] = {}
         self._pid = os.getpid()
@@ -137,21 +133,19 @@ class Supervisor(Generic[W]):
         self._poll.register(mine, select.POLLIN)
         self._numbers[mine.fileno()] = number
         self.workers[number : number + 1] = [worker]
-        if before is not None:
-            before.process.forget()  # not before: if no worker can be started, close() asks whether this one has ended
         return worker
 
-    def send(self, number: int, data: bytes, descriptors: Sequence[int] = (), keep: object = None) -> None:
+    def send(self, number: int, about: int, data: bytes, descriptors: Sequence[int] = (), keep: object = None) -> None:
         """Sends a message without waiting: the worker may be waiting to send, too, or be stopped.
 
         Args:
             number: To this worker.
-            data: The message.
+            about, data: The message, see Note [Messages of workers].
             descriptors: File descriptors that go along.
             keep: Kept until they are sent.
         """
         worker = self.workers[number]
-        worker.unsent.append((memoryview(data), descriptors, keep))
+        worker.unsent.append((memoryview(HEAD.pack(len(data), about) + data), descriptors, keep))
         self._flush(worker)
 
     def wait(self, timeout_ms: int, only: int | None = None) -> list[int]:
@@ -197,16 +191,17 @@ class Supervisor(Generic[W]):
                 break
         return worker
 
-    def messages(self, number: int) -> Iterator[tuple[tuple[Any, ...], bytes]]:
-        """Takes the whole messages out of what was received from a worker: (its head without the length, the rest)."""
-        received, size = self.workers[number].received, self._head.size
-        while len(received) >= size:
-            length, *head = self._head.unpack_from(received)
-            if len(received) < size + length:
+    def messages(self, number: int) -> Iterator[tuple[int, bytes]]:
+        """Takes the whole messages out of what was received from a worker: (what it is about, its data)."""
+        received = self.workers[number].received
+        while len(received) >= HEAD.size:
+            length, about = HEAD.unpack_from(received)
+            if len(received) < HEAD.size + length:
                 return
-            data = bytes(memoryview(received)[size : size + length])
-            del received[: size + length]
-            yield tuple(head), data
+            data = bytes(memoryview(received)[HEAD.size : HEAD.size + length])
+            del received[: HEAD.size + length]
+            if about != HEARTBEAT:
+                yield about, data
 
     def kill_if_silent(self, number: int, heard_ns: int, has_started: bool) -> bool:
         """Kills a worker that has work and has been silent for too long.
@@ -265,7 +260,7 @@ class Supervisor(Generic[W]):
             for worker in list(self.workers):
                 worker.process.kill()
 
-    def close(self, grace_s: float) -> bool:
+    def end_all(self, grace_s: float) -> bool:
         """Ends all workers, in bounded time. Does nothing in a process forked off the owner.
 
         Args:
@@ -278,13 +273,11 @@ class Supervisor(Generic[W]):
             return True
         for worker in self.workers:
             worker.connection.close()  # idle workers end at once, busy ones when their watchdog sees it
-        left = self._end_all(grace_s)
+        left = self._end_processes(grace_s)
         self._is_closed = True  # only now: if this is interrupted, it is done again
-        for worker in self.workers:
-            worker.process.forget()
         return not left
 
-    def _end_all(self, grace_s: float) -> list[Process]:
+    def _end_processes(self, grace_s: float) -> list[Process]:
         """Ends all workers, many stuck ones as fast as one; returns those that can't be ended."""
         left = wait_for([worker.process for worker in self.workers], grace_s)
         for process in left:
@@ -299,7 +292,7 @@ class Supervisor(Generic[W]):
         for worker in self.workers:
             with contextlib.suppress(OSError):  # closed already
                 worker.connection.shutdown(socket.SHUT_RDWR)
-        self._end_all(_EXIT_GRACE_S)
+        self._end_processes(_EXIT_GRACE_S)
 
     def _check_exit(self) -> None:
         while self._is_exiting:

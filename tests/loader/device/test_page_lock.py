@@ -15,7 +15,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.device.page_lock import CudaGuard, page_lock, slot_guard
-from feeder.loader.generic.batch_workers import BatchSlots
+from feeder.loader.generic.pending_batches import BatchSlots
 from feeder.loader.options import DeviceOptions
 from feeder.loader.slots.slots import Slots
 from feeder.transforms import (
@@ -84,7 +84,7 @@ def test_slots_of_torchs_path_that_could_not_be_page_locked_are_not_used(monkeyp
         if (error := next(locks)) is not None:
             raise error
 
-    monkeypatch.setattr("feeder.loader.generic.batch_workers.page_lock", lock)
+    monkeypatch.setattr("feeder.loader.generic.pending_batches.page_lock", lock)
     slots = BatchSlots(2, None, CudaGuard(torch.device("cuda", 0)))
     with pytest.raises(RuntimeError, match="out of memory"):
         slots.fit(1 << 20)

@@ -20,6 +20,7 @@ from feeder.loader.fast.relay import answer_limit_s, relay_loop
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.service_options import ServiceOptions
+from feeder.loader.workers.channel import Channel
 from feeder.service.frames import CLIENT_LIMITS, Kind, Receiver, pack_frame
 from tests.support.clock import Clock
 from tests.support.fake_server import FakeServer
@@ -52,7 +53,7 @@ def test_a_part_is_late_after_three_times_the_usual_time_at_most_a_second(
 
 
 class Connected(socket.socket):
-    """A socket of a pair, in place of one that connects."""
+    """A socket of a pair, in place of one that connects by TCP."""
 
     def connect_ex(self, address: Any) -> int:
         return 0
@@ -100,7 +101,8 @@ class Surroundings:
             self.board.publish([Part(0, 0, 0, 4, 0)])
             assert self.board.claim(WORKER) is not None
         self._connection = Connected(fileno=there.detach())
-        sockets = {**vars(socket), "socket": lambda *_: self._connection}
+        local = socket.AF_UNIX
+        sockets = {**vars(socket), "socket": lambda *how: socket.socket(*how) if how[0] == local else self._connection}
         monkeypatch.setattr(server_link, "socket", SimpleNamespace(**sockets))
         monkeypatch.setattr(relay, "select", SimpleNamespace(**{**vars(select), "poll": lambda: self}))
         for module in (relay, server_link, servers):
@@ -113,7 +115,7 @@ class Surroundings:
         self._until = until
         view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
         options = ServiceOptions(f"file:{self._file}", local_workers=1)
-        relay_loop(self._channel, self.board, ROWS, lambda part: view, self._work, options)  # type: ignore[arg-type,return-value]
+        relay_loop(Channel(self._channel), self.board, ROWS, lambda part: view, self._work, options)  # type: ignore[arg-type,return-value]
 
     def close(self) -> None:
         for each in (self._here, self._connection, self._trainer, self._channel, self.board):
@@ -137,7 +139,7 @@ class Surroundings:
     def _act(self) -> None:
         for frame in self._receiver.frames():
             if frame.kind == Kind.HELLO:
-                self._here.sendall(pack_frame(Kind.WELCOME, {"cores": 1, "local": {}}))
+                self._here.sendall(pack_frame(Kind.WELCOME, {"cores": 1}))
             elif frame.kind == Kind.WORK:
                 self._here.sendall(pack_frame(Kind.ACCEPTED, {"credit": 1}))
             elif frame.kind == Kind.PART:
@@ -225,7 +227,7 @@ def test_a_part_that_two_servers_answer_at_once_is_taken_once_and_the_relay_goes
     view = SimpleNamespace(samples=[np.arange(4)] * 3, image_size=None)
     work = Work(dataset.reader, dataset.recipe, "cpu")
     options = ServiceOptions(f"file:{file}", only=True)
-    relay_loop(channel, board, (0, 1, 2), lambda part: view, work, options)  # type: ignore[arg-type,return-value]
+    relay_loop(Channel(channel), board, (0, 1, 2), lambda part: view, work, options)  # type: ignore[arg-type,return-value]
     assert answers == [2, 1]
     assert board.unfinished() == 0
     for each in (trainer, channel, board):

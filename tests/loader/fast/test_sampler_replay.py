@@ -309,7 +309,8 @@ def test_a_state_without_a_samplers_own_is_counted_off() -> None:
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    del state["_sampler_iter_state"]["sampler_iter_state"]  # as torchdata's loader saves it
+    place = state["_snapshot"]["_main_snapshot"]["_sampler_iter_state"]
+    del place["sampler_iter_state"]  # as torchdata's loader saves it
     rest = [batch.tolist() for batch in iterator]
     other = DataLoader(torch.arange(40), sampler=SubsetRandomSampler(range(40), generator=_generator()), batch_size=4)
     other.load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -58,16 +59,14 @@ def test_helpers_that_find_nothing_are_started_ever_more_rarely(monkeypatch: pyt
 def relays(monkeypatch: pytest.MonkeyPatch) -> Iterator[Relays]:
     """A helper's side, in this process; nobody else is to start one."""
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a helper"))
-    monkeypatch.setattr(finder, "ALONE_S", 600.0)
-    made = Relays(socket_name(OPTIONS))
-    yield made
-    monkeypatch.setattr(finder, "ALONE_S", 0.0)
-    assert made.are_gone.wait(60)
+    with contextlib.closing(Relays(socket_name(OPTIONS))) as made:
+        yield made
 
 
-def look_until_known(directory: Directory, server: tuple[str, int]) -> None:
+def look_until_known(relays: Relays, directory: Directory, server: tuple[str, int]) -> None:
     def knows() -> bool:
         directory.look()
+        relays.wait(0)
         return directory.servers == [server]
 
     wait_until(knows)
@@ -78,12 +77,25 @@ def test_all_relays_of_a_service_are_told_by_one_helper(relays: Relays) -> None:
     first, second = Directory(OPTIONS), Directory(OPTIONS)
     first.look()
     relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
-    look_until_known(first, ("10.0.0.1", 1))
-    look_until_known(second, ("10.0.0.1", 1))
+    look_until_known(relays, first, ("10.0.0.1", 1))
+    look_until_known(relays, second, ("10.0.0.1", 1))
     relays.tell({"token": "secret", "servers": [["10.0.0.2", 2]]})
     first.close()
-    look_until_known(second, ("10.0.0.2", 2))
+    look_until_known(relays, second, ("10.0.0.2", 2))
     second.close()
+
+
+def test_a_helper_ends_when_all_relays_have_been_gone_for_a_while(
+    relays: Relays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Directory(OPTIONS)
+    directory.look()
+    monkeypatch.setattr(finder, "ALONE_S", 0.0)
+    assert relays.wait(0)
+    directory.close()
+    wait_until(lambda: not relays.wait(0))
+    monkeypatch.setattr(finder, "ALONE_S", 600.0)
+    assert relays.wait(0)
 
 
 def test_the_name_of_a_helper_is_there_once(relays: Relays) -> None:
@@ -105,14 +117,13 @@ def test_helpers_that_were_slower_than_another_one_leave_no_zombies(monkeypatch:
 
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setattr(service_directory, "time", clock)
-    monkeypatch.setattr(finder, "ALONE_S", 600.0)
     directory = Directory(options)
     for _ in range(2):
         directory.look()
         clock.now += 600.0
     relays = Relays(socket_name(options))
     relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
-    look_until_known(directory, ("10.0.0.1", 1))
+    look_until_known(relays, directory, ("10.0.0.1", 1))
     assert len(helpers) == 2
     for each in helpers:
         assert each.stdin is not None
@@ -124,8 +135,7 @@ def test_helpers_that_were_slower_than_another_one_leave_no_zombies(monkeypatch:
 
     wait_until(are_gone)
     directory.close()
-    monkeypatch.setattr(finder, "ALONE_S", 0.0)
-    assert relays.are_gone.wait(60)
+    relays.close()
 
 
 def test_a_helper_tells_nothing_to_another_user(relays: Relays, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +143,7 @@ def test_a_helper_tells_nothing_to_another_user(relays: Relays, monkeypatch: pyt
     relays.tell({"token": "secret", "servers": [["10.0.0.1", 1]]})
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(f"\0{socket_name(OPTIONS)}")
+        relays.wait(0)
         assert connection.recv(1) == b""
 
 

@@ -15,6 +15,7 @@ from feeder.loader.fast.sample_maker import Work
 from feeder.loader.fast.task_board import Board, Part
 from feeder.loader.observe.meter import part_sums
 from feeder.loader.slots.image_slots import Samples, SlotView
+from feeder.loader.workers.channel import Channel
 from feeder.loader.workers.sockets import pair
 
 
@@ -32,7 +33,12 @@ def test_the_last_part_of_a_batch_wakes_the_trainer_and_no_other(is_last: int) -
     mine, theirs = pair()
     with mine, theirs:
         make_part(
-            theirs, board, 0, part, view, cast(Work, SimpleNamespace(run=lambda *_: PartReport(), meter=board.meter(0)))
+            Channel(theirs),
+            board,
+            0,
+            part,
+            view,
+            cast(Work, SimpleNamespace(run=lambda *_: PartReport(), meter=board.meter(0))),
         )
         assert mine.recv(100)
     poll = select.poll()

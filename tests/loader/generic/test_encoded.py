@@ -230,7 +230,8 @@ def test_a_state_has_seed_and_epoch_as_numbers(folder: Path) -> None:
     loader = feeder.DataLoader(Images(folder, plain), batch_size=5, seed=9)
     loader.set_epoch(3)
     next(iter(loader))
-    assert json.loads(json.dumps(loader.state_dict()))["_draws"] == {"seed": 9, "epoch": 3}
+    draws = loader.state_dict()["_snapshot"]["_main_snapshot"]["_draws"]
+    assert json.loads(json.dumps(draws)) == {"seed": 9, "epoch": 3}
 
 
 @pytest.mark.parametrize("kind", ["replacement", "weighted", "batches"])

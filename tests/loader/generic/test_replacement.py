@@ -19,11 +19,14 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.generic.generic_worker import Channel
-from feeder.loader.generic.worker_processes import Processes
+from feeder.loader.generic.batch_workers import BatchWorkers
+from feeder.loader.generic.generic_worker import BatchResult, send_result
+from feeder.loader.generic.meters import GenericMeters
+from feeder.loader.generic.pending_batches import BatchSlots, PendingBatches
 from feeder.loader.options import WorkerOptions
 from feeder.loader.slots.batch_message import Slot, pack
 from feeder.loader.workers import supervisor
+from feeder.loader.workers.channel import Channel
 from tests.support.processes import is_first
 from tests.support.torch_datasets import Counting, DiesAtStart, Stream, Tensors, as_lists
 
@@ -89,7 +92,7 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
     iterator: Any = iter(
         DataLoader(_Stopping(), batch_size=4, num_workers=1, worker_options=WorkerOptions(hang_timeout_s=0.5))
     )
-    (worker,) = iterator._processes.workers
+    (worker,) = iterator._batches.workers
     with monkeypatch.context() as patch:
         patch.setattr(supervisor, "END_S", 0.05)
         patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.05)
@@ -103,9 +106,9 @@ def test_a_hung_worker_that_can_not_be_killed_is_an_error(monkeypatch: pytest.Mo
 def test_worker_without_work_may_be_silent() -> None:
     loader = DataLoader(Tensors(8), batch_size=2, num_workers=2, persistent_workers=True)
     list(loader)
-    processes: Any = loader._iterator._processes  # type: ignore[union-attr]
+    processes: Any = loader._iterator._batches  # type: ignore[union-attr]
     processes.hang_timeout_s = 1e-9
-    list(processes.look(0.001))
+    processes.look(0.001, lambda: None)
     processes.hang_timeout_s = None
     assert len(list(loader)) == 4
     assert loader.stats()["replaced_workers"] == []
@@ -201,7 +204,14 @@ def test_a_worker_that_dies_as_it_begins_in_a_dead_ones_place_is_replaced_but_no
 
 
 def test_a_worker_that_was_not_listened_to_is_not_taken_for_silent() -> None:
-    processes, killed = Processes(None, hang_timeout_s=1.0), list[int]()
+    class Workers(BatchWorkers):
+        def _replace(self, number: int, check: Any) -> None:
+            replaced.append(number)
+
+    replaced, killed = list[int](), list[int]()
+    job: Any = SimpleNamespace(kind=0, workers=2)
+    parts = PendingBatches(True), BatchSlots(1, None, None), GenericMeters(2)
+    processes = Workers(None, 1.0, job, {}, *parts, [])
     theirs: list[socket.socket] = []
 
     def launch(number: int, connection: socket.socket) -> Any:
@@ -211,14 +221,14 @@ def test_a_worker_that_was_not_listened_to_is_not_taken_for_silent() -> None:
     for number in range(2):
         worker = processes.start(number, functools.partial(launch, number))
         worker.owed, worker.heard_ns, worker.has_spoken = number, time.monotonic_ns() - 10**11, True
-    Channel(theirs[1]).send(pack(None, Slot(np.empty(0, np.uint8))))
-    assert [*processes.look(0, only=0)] == []
-    assert killed == []
-    assert [message.worker for message in processes.look(0)] == [1]
-    assert killed == []
+    send_result(Channel(theirs[1]), pack(BatchResult(None, None, {}), Slot(np.empty(0, np.uint8))))
+    processes.look(0, list, only=0)
+    assert (killed, worker.has_begun) == ([], False)
+    processes.look(0, list)
+    assert (killed, worker.has_begun) == ([], True)
     worker.owed, worker.heard_ns = 1, time.monotonic_ns() - 10**11
-    assert [(message.worker, message.data) for message in processes.look(0)] == [(1, None)]
-    assert killed == [1]
+    processes.look(0, list)
+    assert killed == replaced == [1]
     for end in [*theirs, *(worker.connection for worker in processes.workers)]:
         end.close()
 
@@ -238,12 +248,12 @@ def test_a_persistent_loader_whose_workers_were_given_up_begins_anew(tmp_path: P
 
 
 def test_no_worker_to_be_had_in_a_dead_ones_place_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(number: int, job: Any) -> None:
+    def refuse(number: int) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     dataset = Tensors(deed="kill", at=17, mark=str(tmp_path / "mark"))
     iterator: Any = iter(DataLoader(dataset, batch_size=4, num_workers=2))
-    monkeypatch.setattr(iterator._processes, "launch", refuse)
+    monkeypatch.setattr(iterator._batches, "launch", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         list(iterator)
     with pytest.raises(RuntimeError, match="none could be started in its place"):

@@ -14,12 +14,12 @@ import torch
 from feeder.dataset.folders import FolderDataset
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.workers.fork_server import ForkServer
+from feeder.loader.workers.fork_server import Forked, ForkServer
 from feeder.loader.workers.sockets import pair
 from feeder.transforms import ColorJitter, Compose, Op, Pad, RandomResizedCrop
 from tests.support.batches import check_same
 from tests.support.loader_data import write_tree
-from tests.support.processes import all_ended, returns_in_time
+from tests.support.processes import all_ended, returns_in_time, wait_until
 from tests.support.rogue_readers import rogue_dataset
 
 TARGET = "feeder.loader.fast.served_worker:work_loop"
@@ -59,23 +59,23 @@ def test_a_garbage_collection_that_ends_workers_may_come_while_their_server_is_a
 
 
 def test_word_of_a_workers_end_is_not_lost_to_an_interrupt() -> None:
-    class Interrupting(dict[int, int]):
-        def __setitem__(self, number: int, code: int) -> None:
-            if not told:
-                told.append(number)
+    class Interrupted(Forked):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "code" and value is not None and not told:
+                told.append(value)
                 raise KeyboardInterrupt
-            super().__setitem__(number, code)
+            super().__setattr__(name, value)
 
     told: list[int] = []
     mine, theirs = pair()
     server = ForkServer(TARGET)
-    server._ended = Interrupting(server._ended)
     with theirs:
-        number = server.start(theirs)
+        worker = server.start(theirs)
+    worker.__class__ = Interrupted
     mine.close()
-    while server.ended(number) is None if told else not _interrupted(server, number):
-        os.sched_yield()
-    assert told == [number]
+    wait_until(lambda: _interrupted(worker))
+    wait_until(lambda: worker.ended() is not None)
+    assert told == [worker.ended()]
     server.close()
 
 
@@ -83,15 +83,15 @@ def test_a_workers_process_id_is_known_though_its_server_is_slow_to_say_it() -> 
     server = ForkServer(TARGET)
     mine, theirs = pair()
     with mine, theirs:
-        pid = server.pid(server.start(theirs))  # while the server imports what workers need
+        pid = server.start(theirs).pid()  # while the server imports what workers need
     assert pid is not None
     server.close()
     assert all_ended([pid])
 
 
-def _interrupted(server: ForkServer, number: int) -> bool:
+def _interrupted(worker: Forked) -> bool:
     try:
-        server.ended(number)
+        worker.ended()
     except KeyboardInterrupt:
         return True
     return False

@@ -18,7 +18,7 @@ from feeder.dataset.shards import ShardDataset
 from feeder.errors import WorkerError
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as workers
-from feeder.loader.generic import worker_processes
+from feeder.loader.generic import batch_workers
 from feeder.loader.workers import iterator_lock as closing
 from feeder.transforms import RandomResizedCrop
 from tests.support.loader_data import write_shards
@@ -61,7 +61,7 @@ def _pids(loader: Any, iterator: Any) -> list[int]:
 def loader(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # Seconds until a waiting loader looks for a call of close(), and until workers that don't end are killed.
     monkeypatch.setattr(workers, "LOOK_S", 0.1)
-    monkeypatch.setattr(worker_processes, "POLL_MS", 100)
+    monkeypatch.setattr(batch_workers, "POLL_MS", 100)
     monkeypatch.setattr(torch_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(workers, "GRACE_S", 0.1)
     make, persistent = request.param

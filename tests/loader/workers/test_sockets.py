@@ -9,7 +9,6 @@ import multiprocessing.connection
 import os
 import signal
 import socket
-import struct
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ import pytest
 from feeder.dataset.shards import ShardDataset
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.fast import pool as fast_pool
-from feeder.loader.generic import worker_processes
+from feeder.loader.generic import batch_workers
 from feeder.loader.workers.fork_server import ForkServer
 from feeder.loader.workers.process import InContext, wait_for
 from feeder.loader.workers.sockets import end_with_trainer, handing_over
@@ -109,7 +108,7 @@ def test_a_workers_end_is_seen_though_another_thread_forked_while_it_was_started
     dataset: Any = Tensors()
     if kind != "generic":
         dataset = ShardDataset(write_shards(tmp_path, 40), RandomResizedCrop(16))
-    module = {"generic": worker_processes, "fast": ForkServer, "fast in context": fast_pool}[kind]
+    module = {"generic": batch_workers, "fast": ForkServer, "fast in context": fast_pool}[kind]
     name = "start" if kind == "fast" else "InContext"
     start = getattr(module, name)
 
@@ -156,12 +155,11 @@ def test_a_process_is_not_waited_for_by_what_another_threads_fork_may_hold_open(
         assert not multiprocessing.connection.wait([process.sentinel], 0)  # as if it had not ended
         assert wait_for([worker], 60) == []
         assert worker.ended() == 0
-        worker.forget()
         assert process not in multiprocessing.active_children()
 
 
 def test_the_collector_takes_no_open_socket_of_workers_that_nobody_has_ended() -> None:
-    supervisor: Any = Supervisor(Worker, struct.Struct("<I"), None)
+    supervisor: Any = Supervisor(Worker, None)
     ends: list[socket.socket] = []
     supervisor.start(0, lambda theirs: ends.append(theirs.dup()))
     supervisor.itself = supervisor
