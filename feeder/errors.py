@@ -3,6 +3,7 @@
     FeederError
     ├── ArgumentError      a bad argument or option; also a ValueError
     ├── SourceError        the input dataset can't be read as a whole (one bad sample is not an error)
+    │   └── ChoiceError    it may be read in several ways
     ├── ShardError         the output folder can't be written, or holds something else
     │   └── LockedError    another writer is at work on it
     ├── StoreError         an object store, or a URL, can't be read or written; names scheme, host, bucket and key
@@ -30,6 +31,7 @@ __all__ = [
     "ArgumentError",
     "BackendError",
     "ChangedError",
+    "ChoiceError",
     "ConflictError",
     "DecodeError",
     "FeederError",
@@ -64,6 +66,19 @@ class ArgumentError(FeederError, ValueError):
 
 class SourceError(FeederError):
     """The input dataset can't be read as a whole."""
+
+
+class ChoiceError(SourceError):
+    """The input may be read in several ways; the message has a line with a command for each.
+
+    Args:
+        lines: The lines of the message.
+    """
+
+    _lines = True
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n".join(map(printable, lines)))
 
 
 class ShardError(FeederError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import threading
@@ -58,6 +59,12 @@ _SOF_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 EXIF_HEAD = b"Exif\0\0"
 _XMP_HEAD = b"http://ns.adobe.com/xap/1.0/\0"
+# First bytes of files that people take for images.
+_OTHER_FILES = {
+    re.compile(rb"....ftyp(hei|hev|mif1|msf1)", re.DOTALL): "HEIC, which feeder does not decode: convert it to JPEG",
+    re.compile(rb"....ftypavi", re.DOTALL): "AVIF, which feeder does not decode: convert it to JPEG",
+    re.compile(rb"PK\x03\x04"): "a zip: unzip it first",
+}
 # Bytes of one value, by its TIFF type.
 _TIFF_UNITS = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TIFF_SHORT = 3
@@ -342,7 +349,8 @@ def _pillow_info(data: bytes, *, whole: bool = False) -> ImageInfo:
             orientation = 1 if image.format == "TIFF" else _orientation_of(image)
             return _checked(_NAMED_FORMATS[str(image.format)], image.width, image.height, orientation)
     except UnidentifiedImageError:
-        raise ValueError(f"not an image: starts with {data[:8]!r}") from None
+        known = next((kind for head, kind in _OTHER_FILES.items() if head.match(data)), None)
+        raise ValueError(f"not an image: starts with {data[:8]!r}" if known is None else f"is {known}") from None
     except Exception as error:  # Pillow raises nearly every kind on damaged files
         raise ValueError(f"damaged image: {error}") from None
 

@@ -19,19 +19,19 @@ FILES = sorted(FOLDER.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
-    "(top)": 170,
+    "(top)": 172,
     "dataset": 2_510,
     "decoders": 3_735,
     "fields": 360,
     "loader": 8_945,
     "order": 960,
     "service": 1_645,
-    "shard": 7_940,
+    "shard": 8_300,
     "system": 715,
     "tools": 5_745,
     "transforms": 2_425,
 }
-TOKENS = 460_400
+TOKENS = 466_000
 OWN_PARAMETERS = 15
 DENSE = 27
 

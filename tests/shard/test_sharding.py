@@ -133,4 +133,4 @@ def test_a_shard_set_in_the_source_is_no_class(tmp_path: Path) -> None:
     (source / "list.csv").write_text("path\nclass-0/img-000.jpg\n")
     shard(str(source / "list.csv"), options=kept())
     with pytest.raises(SourceError, match="images/list-shards: is a shard set of feeder, not a class"):
-        shard(str(source), str(tmp_path / "out"), kept())
+        shard(str(source), str(tmp_path / "out"), kept(class_folders=True))

@@ -179,10 +179,10 @@ def test_a_label_column_may_be_left_alone(images: Path, tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="column 'a'"):
             ManifestColumns(**given)
     with pytest.raises(SourceError, match="--suffix is for manifests"):
-        sharded(images, tmp_path / "b", ManifestColumns(suffix=".jpg"))
+        sharded(images / "class-0", tmp_path / "b", ManifestColumns(suffix=".jpg"))
     for columns in (ManifestColumns(has_labels=False), ManifestColumns(label="a")):
         with pytest.raises(SourceError, match="a folder's classes are its subfolders"):
-            sharded(images, tmp_path / "b", columns)
+            sharded(images / "class-0", tmp_path / "b", columns)
     assert not (tmp_path / "b" / "out").exists()
     write_tar(tmp_path / "t.tar", [("a.jpg", JPEG), ("a.cls", b"dog")])
     index = index_tars(str(tmp_path / "t.tar"), columns=ManifestColumns(has_labels=False)).path
@@ -264,7 +264,7 @@ def test_rows_that_cannot_be_joined_are_an_error(
     with pytest.raises(ArgumentError, match="'caption' is asked for twice"):
         replace(columns, lists=("caption", "caption"))
     with pytest.raises(SourceError, match="--list-column is for manifests"):
-        sharded(images, tmp_path, ManifestColumns(lists=("caption",)))
+        sharded(images / "class-0", tmp_path, ManifestColumns(lists=("caption",)))
 
 
 def test_gaps_among_the_targets_of_joined_rows_are_equal(images: Path, tmp_path: Path) -> None:

@@ -7,17 +7,20 @@ import os
 from collections.abc import Sequence
 
 from feeder.errors import SourceError
+from feeder.shard.format.manifest import is_shard_set
 from feeder.shard.source.coco import open_coco
 from feeder.shard.source.folder import open_folder
 from feeder.shard.source.image_file import left_out
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.pairs import open_pairs
+from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import list_objects, open_remote_folder, split_url
 from feeder.shard.source.source import Rejection, Source
 from feeder.shard.source.table_file import MANIFEST_SUFFIXES, ManifestColumns, open_manifest
 from feeder.shard.source.target_sources import TargetSources
-from feeder.shard.source.tars import TAR_SUFFIXES, expand_pattern, is_tar, open_stored_tars, open_tars
+from feeder.shard.source.tars import TAR_SUFFIXES, is_tar, open_stored_tars, open_tars
 from feeder.shard.source.voc import open_voc
+from feeder.shard.source.yolo import are_yolo, open_yolo
 from feeder.shard.store.store import Entry
 from feeder.shard.store.url import Url, is_remote, shown_place
 
@@ -32,6 +35,7 @@ __all__ = [
 ]
 
 
+_ARCHIVES = (".zip", ".7z", ".rar")
 # With these errors the path may still be a pattern; if it is not, there is a better error for it.
 _NO_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
@@ -109,8 +113,9 @@ def _open_with_targets(
         masks = targets.instance_masks
         return open_coco(path, targets.annotations, spool, targets.names, instance_masks=masks)
     if targets.instance_masks:
-        raise SourceError(f"{targets.annotations}: Pascal VOC's XML has no polygons to make masks of; pair its masks")
-    return open_voc(path, targets.annotations, spool, targets.names, skip_unreadable=skip_unreadable)
+        raise SourceError(f"{targets.annotations}: a folder of boxes has no polygons to make masks of; pair its masks")
+    reader = open_yolo if are_yolo(targets.annotations) else open_voc
+    return reader(path, targets.annotations, spool, targets.names, skip_unreadable=skip_unreadable)
 
 
 def source_kind(path: str) -> str:
@@ -136,13 +141,18 @@ def source_kind(path: str) -> str:
             raise SourceError(f"{path}: can't be listed: {error.strerror}") from None
 
     if path.lower().endswith(MANIFEST_SUFFIXES):
-        if not os.path.isfile(path):
+        is_pattern = "{" in path or "*" in path
+        if not os.path.isfile(path) and (os.path.exists(path) or not is_pattern):
             raise SourceError(f"{path}: " + ("is not a regular file" if os.path.exists(path) else "no such manifest"))
+        expand_pattern(path)
         return "manifest"
 
     if path.lower().endswith(TAR_SUFFIXES) or "{" in path or "*" in path or path.startswith("pipe:"):
         expand_pattern(path)
         return "tars"
+
+    if path.lower().endswith(_ARCHIVES):
+        raise SourceError(f"{path}: is an archive: unzip it first, and give the folder")
 
     raise SourceError(
         f"{path}: "
@@ -187,5 +197,5 @@ def _is_tar_folder(path: str) -> bool:
     with os.scandir(path) as entries:
         listed = list(entries)
     return any(is_tar(e.name) and os.path.isfile(e.path) for e in listed) and not any(
-        os.path.isdir(e.path) and not left_out(e.name, is_folder=True) for e in listed
+        os.path.isdir(e.path) and not left_out(e.name, is_folder=True) and not is_shard_set(e.path) for e in listed
     )

@@ -72,7 +72,7 @@ class PairedFile(NamedTuple):
 
 
 def paired(
-    source: Source, images: Tree, others: Mapping[str, Tree], names: set[str] | None
+    source: Source, images: Tree, others: Mapping[str, Tree], names: set[str] | None, *, are_optional: bool = False
 ) -> Iterator[tuple[str, PairedFile, dict[str, PairedFile]]]:
     """Yields name, image and further files of each sample, in the images' order; rejects files without a partner.
 
@@ -83,6 +83,7 @@ def paired(
         images: The images.
         others: The further files, by name.
         names: Names of the samples to take; None takes all. Those that have no image are rejected.
+        are_optional: True to yield images without their further files, too.
 
     Raises:
         SourceError: if a folder can't be listed.
@@ -100,7 +101,7 @@ def paired(
         found.add(key)
 
         lacking = next((field for field in partners if field not in own), None)
-        if lacking is not None:
+        if lacking is not None and not (are_optional and looks_like_image(image.path)):
             reason = f"has no file of the same name in {lacking}={others[lacking].folder}"
             rejected[image.path] = Rejection(image.path, reason, looks_like_image(image.path))
             continue

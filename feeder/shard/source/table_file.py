@@ -9,24 +9,29 @@ import csv
 import errno
 import itertools
 import os
+import shlex
 import stat
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from feeder.errors import ArgumentError, NotFoundError, SourceError
+from feeder.errors import ArgumentError, ChoiceError, NotFoundError, SourceError
 from feeder.shard.source.class_folders import UNREADABLE
+from feeder.shard.source.image_files import ImageFiles, folders_beside, image_files
 from feeder.shard.source.joined_rows import join_rows
 from feeder.shard.source.labels import LabelColumn, as_number, target_number
+from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.row_images import looked_up
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Container, Source, SourceKind, drop_duplicates, reject_samples
 from feeder.shard.source.spool import Spool
-from feeder.shard.source.table_rows import Row, json_bytes, table_rows
+from feeder.shard.source.table_rows import Row, column_classes, json_bytes, table_rows
 from feeder.shard.store.open_store import open_store
 from feeder.shard.store.store import Entry, download
 from feeder.shard.store.url import is_remote
@@ -107,9 +112,13 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
         SourceError: if the manifest can't be read as a whole, has no column for images, or URLs in it.
     """
     url = path if is_remote(path) else None
+    paths = expand_pattern(path) if url is None else []
     if url is not None:
-        store, (entry,) = named_objects(url, MANIFEST_SUFFIXES)
+        store, (entry, *others) = named_objects(url, MANIFEST_SUFFIXES)
+        if others:
+            raise SourceError(f"{split_url(url)[0]}: names several tables; give one, and add others by feeder append")
         path = os.path.join(os.path.dirname(spool_path), entry.key)
+        paths = [path]
         download(store, entry, path)
     root_url = columns.root if is_remote(columns.root or "") else url if columns.root is None else None
     source: Source
@@ -127,18 +136,19 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
     if url is not None:
         source.containers.append(Container(store.url.object(entry.key), entry.size_bytes, entry.modified_ns))
     else:
-        source.add_container(os.path.abspath(path))
+        for each in paths:
+            source.add_container(os.path.abspath(each))
     shown = split_url(url)[0] if url is not None else path
     with Spool(source, spool_path) as spool:
-        listing = _Listing(source, spool, shown, columns)
+        listing = _Listing(source, spool, shown, columns, paths)
         try:
-            rows = enumerate(table_rows(path, source.notes), 1)
+            rows = enumerate(listing.rows(), 1)
             first = list(itertools.islice(rows, _SNIFFED_ROWS))
             listing.resolve([row for _, row in first if isinstance(row, dict)])
             with contextlib.closing(looked_up(there, itertools.chain(first, rows), listing.path_of)) as found:
                 for number, row, image in found:
                     if isinstance(row, str):
-                        source.reject(f"{os.path.basename(path)}#{number}", row)
+                        source.reject(listing.place(number), row)
                     else:
                         listing.add(number, row, image)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -146,7 +156,7 @@ def open_manifest(path: str, columns: ManifestColumns, spool_path: str) -> Sourc
                 raise
             raise SourceError(f"{shown}: can't be read: {error}") from None
         except SourceError as error:
-            raise SourceError(str(error).replace(path, shown)) from None  # not the copy of an object
+            raise type(error)(*str(error).replace(path, shown).split("\n")) from None  # not the copy of an object
         source.notes = [note.replace(path, shown) for note in source.notes]
         listing.finish()
         if columns.lists:
@@ -175,9 +185,22 @@ class _Unusable(Exception):
 
 
 class _Listing:
-    """Turns rows into samples."""
+    """Turns rows into samples.
 
-    def __init__(self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns) -> None:
+    Args:
+        source: Takes the samples.
+        spool: Takes fields that are not in files.
+        manifest: The manifest, or the pattern of several, as the user has named it.
+        columns: The purposes of the columns.
+        paths: The manifest's files.
+    """
+
+    def __init__(
+        self, source: Source, spool: Spool, manifest: str, columns: ManifestColumns, paths: Sequence[str]
+    ) -> None:
+        self._paths = paths
+        self._starts: list[int] = []
+        self._classes: dict[str, list[str]] = {}
         self._source = source
         self._spool = spool
         self._manifest = manifest
@@ -185,6 +208,32 @@ class _Listing:
         self._columns = ManifestColumns()
         self._labels: LabelColumn | None = None
         self._target = array("f")
+
+    def rows(self) -> Iterator[Row | str]:
+        """Yields the rows of all files; the reason for one that can't be read.
+
+        Raises:
+            SourceError: if a file can't be read, or names classes in another way than the first one.
+        """
+        number = 0
+        for path in self._paths:
+            self._starts.append(number)
+            for row in table_rows(path, self._source.notes):
+                number += 1
+                if number == self._starts[-1] + 1:
+                    self._take_classes(path)
+                yield row
+
+    def _take_classes(self, path: str) -> None:
+        classes = column_classes(path)
+        if classes != (self._classes if len(self._starts) > 1 else classes):
+            raise SourceError(f"{path}: its classes are not those of {self._paths[0]}: shard each by itself")
+        self._classes = classes
+
+    def place(self, number: int) -> str:
+        """Returns the name of a row, by its number from 1 on."""
+        file = bisect_right(self._starts, number - 1) - 1
+        return f"{os.path.basename(self._paths[file])}#{number - self._starts[file]}"
 
     def path_of(self, number: int, row: Row | str) -> str | None:
         """Returns the path of a row's image, if that is a file of its own."""
@@ -202,7 +251,7 @@ class _Listing:
             row: The row.
             image: The entry of its image if that lies in a store, or why it can't be read.
         """
-        name = f"{os.path.basename(self._manifest)}#{number}"
+        name = self.place(number)
         try:
             self._add(name, number, row, image)
         except _Unusable as error:
@@ -320,6 +369,14 @@ class _Listing:
 
         found = self._labels.finish()
         reject_samples(self._source, self._source.take_labels(found, columns.label))
+        known = self._classes.get(columns.label) if found.classes is None and found.labels is not None else None
+        if known is not None:
+            largest = int(self._source.table.columns()["labels"].max(initial=-1))
+            if largest >= len(known):
+                raise SourceError(
+                    f"{self._manifest}: column {columns.label!r} holds the class {largest}, of {len(known)} classes"
+                )
+            self._source.classes = known
         if found.targets is not None:
             self._source.notes.append(
                 f"{self._manifest}: column {columns.label!r} holds numbers such as {found.example} that are not class "
@@ -371,6 +428,8 @@ class _Listing:
         image, path = self._asked.image, self._asked.path
         if image is None and path is None:
             image = next((name for name in _IMAGES if isinstance(row.get(name), (bytes, dict))), None)
+        files = None if image is not None or self._source.is_remote else self._files(rows, path)
+        path, root, suffix = files or (path, None, self._asked.suffix)
         if path is None and image is None:
             path = next((name for name in _PATHS if isinstance(row.get(name), str)), None)
             if path is None and self._asked.suffix:
@@ -389,24 +448,59 @@ class _Listing:
                 "needs a column of paths"
             )
 
-        targets = self._asked.targets
-        label = None
-        if self._asked.has_labels and not targets:
-            label = self._asked.label
-            taken = (path, image, *self._asked.lists)
-            label = label or next((name for name in _LABELS if name in row and name not in taken), None)
-
-        self._columns = replace(self._asked, path=path, image=image, label=label)
+        label = self._label_column(names, (path, image, *self._asked.lists))
+        self._columns = replace(self._asked, path=path, image=image, label=label, suffix=suffix)
+        where = self._move(root, suffix)
         if label is not None:
             place = f"{self._manifest}: column {label!r}"
             self._labels = LabelColumn(place, "name another one with --label-column, and this one travels as json")
             labels = f"labels from column {label!r}"
-        elif targets:
-            labels = f"targets from {', '.join(map(repr, targets))}"
+        elif self._asked.targets:
+            labels = f"targets from {', '.join(map(repr, self._asked.targets))}"
         else:
             labels = "no labels" + (": --label-column names a column for them" if self._asked.has_labels else "")
 
-        self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}, {labels}")
+        self._source.notes.append(f"{self._manifest}: images from column {(image or path)!r}{where}, {labels}")
+
+    def _label_column(self, names: Sequence[str], taken: Sequence[str | None]) -> str | None:
+        """Returns the column with the labels; the only one whose class names are known is it whatever its name."""
+        if not self._asked.has_labels or self._asked.targets or self._asked.label is not None:
+            return self._asked.label
+        usual = (*_LABELS, *(self._classes if len(self._classes) == 1 else ()))
+        return next((name for name in usual if name in names and name not in taken), None)
+
+    def _move(self, root: str | None, suffix: str) -> str:
+        """Has paths start from another folder; returns the words for it, if it is none that was asked for."""
+        below = os.path.relpath(root or self._source.root, self._source.root)
+        self._source.root = root or self._source.root
+        is_asked = below == "." and suffix == self._asked.suffix
+        return "" if is_asked else f" ({'' if below == '.' else f'{below}/'}*{suffix})"
+
+    def _files(self, rows: Sequence[Row], column: str | None) -> ImageFiles | None:
+        """Returns the files that a column names, of several columns one that is named as usual; None if none is found.
+
+        Args:
+            rows: The first rows.
+            column: The column that is asked for.
+
+        Raises:
+            SourceError: if there are several, with the commands to choose from.
+        """
+        asked, root = self._asked, self._source.root
+        found = image_files(
+            rows if column is None else [{column: row.get(column)} for row in rows],
+            folders_beside(root) if asked.root is None else [root],
+            *([(asked.suffix,)] if asked.suffix else []),
+        )
+        names = {each.column for each in found}
+        named = next((name for name in (*_PATHS, *_IDS) if name in names), None)
+        found = [each for each in found if named in (None, each.column)]
+        if len(found) > 1:
+            raise ChoiceError(
+                f"{self._manifest}: several columns or folders may be those of its images; choose:",
+                *(f"  feeder shard {shlex.quote(self._manifest)} {each.options()}" for each in found),
+            )
+        return found[0] if found else None
 
 
 def _is_web(value: object) -> bool:

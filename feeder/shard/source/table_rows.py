@@ -20,7 +20,7 @@ from feeder.shard.source.json_field import json_field
 from feeder.system.child_python import child_python
 from feeder.system.text import BOM, count, without_bom
 
-__all__ = ["Row", "json_bytes", "parquet_rows", "table_rows"]
+__all__ = ["Row", "column_classes", "json_bytes", "parquet_rows", "table_rows"]
 
 Row = dict[str, Any]
 _BATCH_ROWS = 256
@@ -54,6 +54,24 @@ def table_rows(path: str, notes: list[str]) -> Iterator[Row | str]:
     if suffix in (".jsonl", ".ndjson"):
         return _json_rows(path, notes)
     return csv_rows(path, "\t,;|" if suffix == ".tsv" else ",;|\t", notes)
+
+
+def column_classes(path: str) -> dict[str, list[str]]:
+    """Returns the class names of each column of a Parquet file for which Hugging Face's ``datasets`` has written them.
+
+    Args:
+        path: A manifest, whose rows could be read.
+    """
+    if not path.lower().endswith(".parquet"):
+        return {}
+    import pyarrow.parquet as parquet
+
+    metadata = parquet.read_schema(path).metadata or {}
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return {name: list(map(str, each["names"])) for name, each in features.items() if "names" in each}
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return {}
 
 
 def json_bytes(row: Row) -> bytes:

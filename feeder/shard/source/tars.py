@@ -5,14 +5,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import glob
 import gzip
 import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-
-import braceexpand
 
 from feeder.decoders.image_header import is_image_field
 from feeder.decoders.packed import CODEBOOK_NAME, MOST_CODEBOOKS, add_codebooks, codebook_name
@@ -20,10 +17,10 @@ from feeder.errors import NotFoundError, SourceError, StoreError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.format.manifest import MANIFEST_NAME
 from feeder.shard.format.tar import Member, Refused, Seam, read_members
-from feeder.shard.source.class_folders import unlistable
 from feeder.shard.source.fetched_tars import GZIP_MAGIC, TarMembers, compressed_error, fetched_tars
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
 from feeder.shard.source.image_file import left_out, left_out_notes, looks_like_image, unpacked_limit
+from feeder.shard.source.pattern import expand_pattern
 from feeder.shard.source.remote import RemoteSource, named_objects, split_url
 from feeder.shard.source.sample_table import NO_FILE, StoredField
 from feeder.shard.source.source import Source, SourceKind, drop_duplicates, reject_samples
@@ -34,7 +31,7 @@ from feeder.shard.store.url import is_remote
 from feeder.system.files import DISK_FULL, atomic_file
 from feeder.system.text import count
 
-__all__ = ["TAR_SUFFIXES", "expand_pattern", "is_tar", "open_stored_tars", "open_tars"]
+__all__ = ["TAR_SUFFIXES", "is_tar", "open_stored_tars", "open_tars"]
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 UNPACKED_BYTES = 1 << 30
@@ -81,33 +78,6 @@ def leave_out_beside(source: Source, names: Iterable[str], folders: Iterable[str
             source.leave_out(name, kind)
 
 
-def expand_pattern(pattern: str) -> list[str]:
-    """Lists the tars that a brace pattern, a glob, a folder or a plain path names, in order.
-
-    Raises:
-        SourceError: if it names none, or something other than local files.
-    """
-    if pattern.startswith("pipe:"):
-        raise SourceError(f"{pattern}: nothing is executed; name files, or a URL such as s3://bucket/train-000.tar")
-    try:
-        if os.path.isdir(pattern):
-            paths = sorted(os.path.join(pattern, name) for name in os.listdir(pattern) if is_tar(name))
-        else:
-            is_brace = "{" in pattern and not os.path.exists(pattern)
-            paths = list(braceexpand.braceexpand(pattern)) if is_brace else [pattern]
-            paths = [match for path in paths for match in ([path] if os.path.exists(path) else _glob(path) or [path])]
-    except OSError as error:
-        raise unlistable(error.filename, error) from None
-    missing = next((path for path in paths if not os.path.isfile(path)), None)
-    if missing or not paths:
-        raise SourceError(
-            f"{pattern}: no tar at {missing or pattern}; expected files, such as 'train-{{000..009}}.tar'"
-        )
-    if len(set(paths)) != len(paths):
-        raise SourceError(f"{pattern}: names the same tar twice")
-    return paths
-
-
 def open_tars(
     pattern: str, work: str | None, image_field: str | None = None, columns: ManifestColumns | None = None
 ) -> Source:
@@ -125,10 +95,12 @@ def open_tars(
     """
     if is_remote(pattern):
         return open_stored_tars(*named_objects(pattern, TAR_SUFFIXES), pattern, work, image_field, columns)
-    paths = [os.path.abspath(path) for path in expand_pattern(pattern)]
+    is_folder = os.path.isdir(pattern)
+    listed = sorted(filter(is_tar, os.listdir(pattern))) if is_folder else expand_pattern(pattern)
+    paths = [os.path.abspath(os.path.join(pattern if is_folder else "", path)) for path in listed]
     source = Source(SourceKind.TARS, os.path.commonpath([os.path.dirname(path) for path in paths]))
     tars = [(os.path.relpath(path, source.root), path) for path in paths]
-    if os.path.isdir(pattern):
+    if is_folder:
         names = os.listdir(pattern)
         folders = [name for name in names if os.path.isdir(os.path.join(pattern, name))]
         leave_out_beside(source, set(names).difference(folders), folders)
@@ -265,19 +237,6 @@ def _dots_error(pattern: str, source: Source) -> SourceError:
         f"of the sample {key!r}. Pack the files with other names, such as {key}_{field}, or give --image-field if each "
         "sample has so many images"
     )
-
-
-def _glob(pattern: str) -> list[str]:
-    """Matches of a pattern, sorted. glob itself passes over folders that it can't list.
-
-    Raises:
-        OSError: for such a folder.
-    """
-    folder = os.path.dirname(pattern)
-    for path in _glob(folder) if glob.has_magic(folder) else [folder]:
-        if os.path.isdir(path or "."):
-            os.scandir(path or ".").close()
-    return sorted(glob.glob(pattern))
 
 
 def _plain_tar(source: Source, name: str, path: str, work: str | None) -> str:

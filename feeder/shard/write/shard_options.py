@@ -45,6 +45,7 @@ class ShardOptions:
         engine: "local" for threads of this process, or "ray" for the nodes of a Ray cluster. Does not change the
             result.
         address: For "ray": address of the cluster; None for the one that Ray finds by itself.
+        class_folders: Takes the folders in a folder as classes, whatever layout their names are those of.
     """
 
     seed: int = 0
@@ -61,6 +62,7 @@ class ShardOptions:
     targets: TargetSources = field(default_factory=TargetSources)
     engine: str = "local"
     address: str | None = None
+    class_folders: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:

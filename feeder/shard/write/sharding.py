@@ -14,6 +14,7 @@ from feeder.decoders.image_header import clipped_warning
 from feeder.errors import ArgumentError, ShardError, SourceError
 from feeder.shard.source.iterable import open_samples
 from feeder.shard.source.labels import check_classes
+from feeder.shard.source.layout import recognized
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path, shown_place
@@ -156,14 +157,16 @@ def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
         ShardError: if the set's place is in the source.
         SourceError: if the source is of no kind that feeder knows.
     """
-    targets = options.targets
+    given, targets, note = path, options.targets, None
     if not targets:
         source_kind(path)
-    if any(overlaps_source(place, out) for place in (path, *(place for _, place in targets.pairs))):
-        raise ShardError(f"{shown_place(out)}: lies inside the source {shown_place(path)}, or is it; name another one")
+        if not options.class_folders:
+            path, targets, note = recognized(path, targets)
+    if any(overlaps_source(place, out) for place in (given, path, *(place for _, place in targets.pairs))):
+        raise ShardError(f"{shown_place(out)}: lies inside the source {shown_place(given)}, or is it; name another one")
 
     def open_it(work: str, image_field: str | None) -> Source:
-        return open_source(
+        source = open_source(
             path,
             options.columns,
             work,
@@ -171,6 +174,8 @@ def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
             image_field=image_field,
             targets=targets,
         )
+        source.notes[:0] = [] if note is None else [note]
+        return source
 
     return open_it
 

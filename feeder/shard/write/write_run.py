@@ -257,6 +257,9 @@ class Run:
             f"{field} of {count(number, 'sample')} is nothing that T.Mask takes: feeder inspect --verify says why"
             for field, number in _total(each.odd_masks for each in written).items()
         ]
+        bad = collections.Counter(each.reason for each in _rejected(written) if each.bad)
+        for reason, number in bad.most_common(_SHOWN_REASONS):
+            notes.append(f"{count(number, 'image')} rejected: {reason}")
         slow = {name: number for name, number in manifest.formats.items() if name not in _FAST_FORMATS}
         if slow and sum(slow.values()) >= _ADVISED_SHARE * manifest.samples:
             notes.append(

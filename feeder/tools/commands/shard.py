@@ -127,13 +127,18 @@ def add_source(command: Any) -> None:
         help="skip unreadable folders, and files that the disk fails to read, instead of ending the run",
     )
 
+    command.add_argument(
+        "--class-folders",
+        action="store_true",
+        help="take the folders in a folder as classes, even if their names are those of splits, images or masks",
+    )
     _add_columns(command)
 
     command.add_argument(
         "--annotations",
         metavar="PATH",
-        help="COCO's JSON of instances, keypoints or captions, or a folder of Pascal VOC's XML, for the folder of "
-        "images SRC",
+        help="COCO's JSON of instances, keypoints or captions, or a folder of Pascal VOC's XML or YOLO's text, for the "
+        "folder of images SRC",
     )
     command.add_argument(
         "--instance-masks", action="store_true", help="rasterize COCO's polygons and RLE into instances.png"
@@ -199,8 +204,9 @@ def source_options(arguments: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     targets = TargetSources(
         arguments.annotations, arguments.instance_masks, pairs, arguments.names, tuple(arguments.members)
     )
-    reading = {"columns": columns, "targets": targets, "skip_unreadable": arguments.skip_unreadable}
-    return source, reading | {"workers": arguments.workers, "max_bad": arguments.max_bad}
+    names = ("skip_unreadable", "class_folders", "workers", "max_bad")
+    reading = {"columns": columns, "targets": targets} | {name: getattr(arguments, name) for name in names}
+    return source, reading
 
 
 def run(arguments: argparse.Namespace) -> int:

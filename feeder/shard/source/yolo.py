@@ -1,0 +1,167 @@
+"""YOLO's annotations: a text file for each image, with a line for each box."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+
+from feeder.decoders.image_header import image_info
+from feeder.errors import SourceError
+from feeder.shard.source.coco import BOXES, as_json
+from feeder.shard.source.image_file import read_image
+from feeder.shard.source.pairs import PairedFile, Tree, paired, read_names
+from feeder.shard.source.source import Source, SourceKind
+from feeder.shard.source.spool import Spool
+from feeder.system.files import open_regular
+from feeder.system.text import count
+
+__all__ = ["CLASS_FILES", "are_yolo", "open_yolo"]
+
+CLASS_FILES = ("classes.txt", "obj.names")  # a class a line, as labelImg and darknet have them
+_SWAPPING_ORIENTATIONS = (5, 6, 7, 8)
+_NAMES = re.compile(
+    r"^names[ \t]*:[ \t]*(?:#[^\n]*)?(\[[^\]]*\]|\{[^}]*\}|(?:\r?\n[ \t]*(?:-|\d+[ \t]*:|#)[^\n]*)+)", re.MULTILINE
+)
+_NAME = re.compile(r"(?:-\s*|(\d+)\s*:\s*)?(?:\"([^\"]*)\"|'([^']*)'|([^'\"#]+?))\s*(?:#.*)?")
+
+
+def are_yolo(folder: str) -> bool:
+    """Returns whether a folder of annotations has text files, and none in XML."""
+    endings = {os.path.splitext(name)[1].lower() for *_, names in os.walk(folder) for name in names}
+    return ".txt" in endings and ".xml" not in endings
+
+
+def open_yolo(
+    images: str, annotations: str, spool_path: str, names: str | None = None, *, skip_unreadable: bool = False
+) -> Source:
+    """Lists images and the text files with the same names. Each sample gets ``boxes.json``: boxes as (left, top, right,
+    bottom), in pixels of the upright image, and labels. An image without a text file has no boxes.
+
+    The classes' names are those of the first ``classes.txt``, ``obj.names`` or YAML file with ``names`` in the folder
+    of the annotations or one of the two above it.
+
+    Args:
+        images: Folder of the images.
+        annotations: Folder of the text files, which may be that of the images.
+        spool_path: Scratch file.
+        names: See :func:`read_names`.
+        skip_unreadable: True to reject unreadable folders.
+
+    Raises:
+        SourceError: if a folder can't be listed, or the classes' names can't be read.
+    """
+    tree = Tree.of(images)
+    source = Source(SourceKind.ANNOTATED_IMAGES, tree.folder, skip_unreadable=skip_unreadable)
+    source.classes = _class_names(annotations, source)
+    others = {"annotations": Tree.of(annotations)._replace(extension=".txt")}
+    bare = 0
+
+    with Spool(source, spool_path) as spool:
+        for _, image, files in paired(source, tree, others, read_names(names), are_optional=True):
+            bare += not files
+            try:
+                found = _boxes(tree.folder, image, files.get("annotations"), source.classes)
+            except ValueError as error:
+                source.reject(image.path, str(error))
+                continue
+            part = spool.add(BOXES, as_json(found))
+            source.table.add(os.fsencode(image.path), image.size_bytes + part.length, image.mtime_ns, -1, [part])
+
+    source.rejected = [
+        each._replace(bad=False) if os.path.basename(each.path) in CLASS_FILES else each for each in source.rejected
+    ]
+    if bare:
+        source.notes.append(f"{annotations}: {count(bare, 'image')} without a text file: no boxes")
+    return source
+
+
+def _boxes(
+    folder: str, image: PairedFile, labels: PairedFile | None, classes: Sequence[str] | None
+) -> dict[str, list[list[float]] | list[int]]:
+    """Returns the content of ``boxes.json``.
+
+    Raises:
+        ValueError: saying what is wrong with the image or its text file.
+    """
+    boxes: list[list[float]] = []
+    numbers: list[int] = []
+    if labels is None:
+        return {"boxes": boxes, "labels": numbers}
+
+    info = image_info(read_image(os.path.join(folder, image.path)))
+    width, height = info.width_px, info.height_px
+    if info.orientation in _SWAPPING_ORIENTATIONS:
+        width, height = height, width
+
+    with open(os.path.join(folder, labels.path), encoding="utf-8-sig", opener=open_regular) as file:
+        lines = [line.split() for line in file]
+    for number, values in enumerate(lines, 1):
+        if not values:
+            continue
+        label, x, y, w, h = _line(values, f"{os.path.basename(labels.path)}, line {number}")
+        if classes is not None and label >= len(classes):
+            raise ValueError(
+                f"{os.path.basename(labels.path)}, line {number}: class {label}, of {len(classes)} classes"
+            )
+        sides = (x - w / 2, y - h / 2, x + w / 2, y + h / 2)
+        boxes.append(
+            [round(min(max(side, 0), 1) * size, 3) for side, size in zip(sides, 2 * (width, height), strict=True)]
+        )
+        numbers.append(int(label))
+    return {"boxes": boxes, "labels": numbers}
+
+
+def _line(values: Sequence[str], place: str) -> tuple[int, float, float, float, float]:
+    """Returns the class, and the middle and size of a box as shares of its image."""
+    if len(values) > 5:
+        raise ValueError(f"{place}: {len(values)} values, of a polygon or key points: only boxes are read, of 5 values")
+    try:
+        label, (x, y, w, h) = int(values[0]), map(float, values[1:])
+        if label < 0 or not all(0 <= each <= 1 for each in (x, y, w, h)):
+            raise ValueError
+    except ValueError:
+        shown = " ".join(values)[:60]
+        raise ValueError(
+            f"{place}: expected class x y width height, all but the class from 0 to 1, got {shown}"
+        ) from None
+    return label, x, y, w, h
+
+
+def _class_names(annotations: str, source: Source) -> list[str] | None:
+    folder = os.path.abspath(annotations)
+    for _ in range(3):
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            is_list = name in CLASS_FILES
+            if not is_list and not name.endswith((".yaml", ".yml")):
+                continue
+            with open(path, encoding="utf-8-sig", errors="surrogateescape", opener=open_regular) as file:
+                text = file.read()
+            names = [line.strip() for line in text.splitlines() if line.strip()] if is_list else _yaml_names(path, text)
+            if names:
+                source.notes.append(f"{path}: names the {count(len(names), 'class', 'classes')}")
+                return names
+        folder = os.path.dirname(folder)
+    source.notes.append(f"{annotations}: no data.yaml or classes.txt beside it names the classes; labels are numbers")
+    return None
+
+
+def _yaml_names(path: str, text: str) -> list[str]:
+    """Returns the list or mapping ``names`` of a YAML file; [] if it has none."""
+    found = _NAMES.search(text)
+    if found is None:
+        return []
+    parts = found[1][1:-1].split(",") if found[1][0] in "[{" else found[1].splitlines()
+    names: list[str] = []
+    for part in filter(None, (part.strip() for part in parts)):
+        match = _NAME.fullmatch(part)
+        if match is None or int(match[1] or len(names)) != len(names):
+            if part.startswith("#"):
+                continue
+            raise SourceError(
+                f"{path}: {part[:40]!r} among the names of classes is none that feeder reads: quote it, "
+                "number them from 0 on, or write them into classes.txt in the folder of the labels, a line each"
+            )
+        names.append(match[2] or match[3] or match[4])
+    return names

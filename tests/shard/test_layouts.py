@@ -1,0 +1,495 @@
+"""The layouts in which folders of images come: what is clear is read, and what is not is asked for with commands."""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import feeder
+from feeder import transforms as T
+from feeder.shard.format.manifest import is_shard_set
+from feeder.shard.write.sharding import shard
+from feeder.tools.cli import main
+from tests.support.images import encode, pixels
+from tests.support.shard_sets import member, rejected, samples_of
+
+
+def bad(out: Path) -> dict[str, str]:
+    """Reason by path, of the inputs that count as bad."""
+    listed = (json.loads(line) for line in (out / "rejected.jsonl").read_text().splitlines())
+    reasons = rejected(out)
+    return {row["path"]: reasons[row["path"]] for row in listed if row["bad"]}
+
+
+Make = Callable[[Path], object]
+XML = (
+    "<annotation><object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+    "</object></annotation>"
+)
+
+
+def put(path: Path, data: bytes | str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def photos(folder: Path, names: Iterable[str] = ("a.jpg", "b.jpg", "c.jpg")) -> None:
+    for number, name in enumerate(names):
+        put(folder / name, encode(pixels(number, 24, 16), "PNG" if name.endswith("png") else "JPEG"))
+
+
+def masks(folder: Path, names: Iterable[str] = ("a.png", "b.png", "c.png")) -> None:
+    for number, name in enumerate(names):
+        put(folder / name, encode(pixels(number, 24, 16).convert("L"), "PNG"))
+
+
+def coco(path: Path, names: Iterable[str] = ("a.jpg", "b.jpg", "c.jpg")) -> None:
+    images = [{"id": k, "file_name": name, "width": 24, "height": 16} for k, name in enumerate(names)]
+    rows = [{"id": k, "image_id": k, "category_id": 7, "bbox": [1, 2, 3, 4]} for k in range(len(images))]
+    data = {"info": {}, "images": images, "annotations": rows, "categories": [{"id": 7, "name": "cat"}]}
+    put(path, json.dumps(data))
+
+
+def labels(folder: Path, names: Iterable[str] = ("a.txt", "b.txt")) -> None:
+    for name in names:
+        put(folder / name, "1 0.5 0.5 0.25 0.5\n")
+
+
+def table(path: Path, rows: list[dict[str, object]], image: bool = False) -> None:
+    """A Parquet file as Hugging Face's datasets write it."""
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows).replace_schema_metadata(metadata), path)
+
+
+def rows(count: int) -> list[dict[str, object]]:
+    return [
+        {"image": {"bytes": encode(pixels(k)), "path": f"{k}.jpg"}, "label": k % 2, "caption": "a"}
+        for k in range(count)
+    ]
+
+
+def tar(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as file:
+        info = tarfile.TarInfo("a.jpg")
+        data = encode(pixels(0))
+        info.size = len(data)
+        file.addfile(info, io.BytesIO(data))
+
+
+def coco_in_one(root: Path) -> None:
+    photos(root / "images")
+    coco(root / "annotations.json")
+
+
+def coco_beside(root: Path) -> None:
+    photos(root)
+    coco(root / "_annotations.coco.json")
+
+
+def yolo(root: Path) -> None:
+    photos(root / "images")
+    labels(root / "labels")
+    put(root / "labels/classes.txt", "cat\ndog\n")
+
+
+def voc(root: Path) -> None:
+    photos(root / "JPEGImages")
+    for name in "abc":
+        put(root / f"Annotations/{name}.xml", XML)
+
+
+def voc_beside(root: Path) -> None:
+    photos(root)
+    for name in "abc":
+        put(root / f"{name}.xml", XML)
+
+
+def pairs(root: Path) -> None:
+    photos(root / "images")
+    masks(root / "masks")
+
+
+def pairs_by_suffix(root: Path) -> None:
+    photos(root / "imgs")
+    masks(root / "masks", [f"{name}_mask.png" for name in "abc"])
+
+
+def only_train(root: Path) -> None:
+    photos(root / "train/cat")
+    photos(root / "train/dog")
+
+
+def only_images(root: Path) -> None:
+    photos(root / "images")
+
+
+def metadata(root: Path) -> None:
+    photos(root)
+    put(root / "metadata.csv", "file_name,text\n" + "".join(f'{name}.jpg,"one, {name}"\n' for name in "abc"))
+
+
+def metadata_lines(root: Path) -> None:
+    photos(root)
+    put(root / "metadata.jsonl", "".join(json.dumps({"file_name": f"{k}.jpg", "text": k}) + "\n" for k in "abc"))
+
+
+def tables_of_one_split(root: Path) -> None:
+    for number in range(3):
+        table(root / f"data/train-{number:05d}-of-00003.parquet", rows(number + 1))
+    put(root / "data/._train-00000-of-00003.parquet", b"\0\5\x16\7")
+
+
+def kaggle(root: Path) -> None:
+    photos(root / "train_images")
+    put(root / "train.csv", "nr,image_id,label\n" + "".join(f"{k},{name},{k}\n" for k, name in enumerate("abc")))
+
+
+CLEAR: dict[str, tuple[Make, str, int, str]] = {
+    "COCO in one": (coco_in_one, "{root}/images --annotations {root}/annotations.json", 3, "boxes.json"),
+    "COCO beside": (coco_beside, "{root} --annotations {root}/_annotations.coco.json", 3, "boxes.json"),
+    "YOLO": (yolo, "{root}/images --annotations {root}/labels", 3, "boxes.json"),
+    "VOC": (voc, "{root}/JPEGImages --annotations {root}/Annotations", 3, "boxes.json"),
+    "VOC beside": (voc_beside, "{root} --annotations {root}", 3, "boxes.json"),
+    "masks": (pairs, "--pair images={root}/images masks={root}/masks", 3, "masks.png"),
+    "masks by suffix": (
+        pairs_by_suffix,
+        "--pair 'images={root}/imgs/*.jpg' 'masks={root}/masks/*_mask.png'",
+        3,
+        "masks.png",
+    ),
+    "a split": (only_train, "{root}/train", 6, ""),
+    "images": (only_images, "{root}/images", 3, ""),
+    "metadata.csv": (metadata, "{root}/metadata.csv", 3, "json"),
+    "metadata.jsonl": (metadata_lines, "{root}/metadata.jsonl", 3, "json"),
+    "Parquet": (tables_of_one_split, "'{root}/data/train-*.parquet'", 6, "json"),
+    "Kaggle": (kaggle, "{root}/train.csv", 3, "json"),
+}
+
+
+@pytest.mark.parametrize("layout", list(CLEAR))
+def test_a_clear_layout_is_read_and_said_in_a_line(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, options, samples, field = CLEAR[layout]
+    root = tmp_path / "set"
+    make(root)
+    out = tmp_path / "set-shards"
+    assert main(["shard", str(root)]) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith(f"{root}: ")
+    assert first.endswith(f", as by: feeder shard {options.format(root=root)}")
+
+    found = samples_of(out)
+    assert len(found) == samples
+    assert bad(out) == {}
+    if field:
+        assert all(member(out, path, field) for path, *_ in found)
+    command = shlex.split(first.rpartition("feeder ")[2])
+    assert main([*command, "--out", str(tmp_path / "same")]) == 0
+    assert samples_of(tmp_path / "same") == found
+
+
+def coco_splits(root: Path) -> None:
+    for split in ("train2017", "val2017"):
+        photos(root / split)
+        coco(root / f"annotations/instances_{split}.json")
+        put(root / f"annotations/panoptic_{split}.json", '{"images": [], "annotations": []}')
+
+
+def yolo_splits(root: Path) -> None:
+    for split in ("train", "val"):
+        photos(root / f"images/{split}")
+        labels(root / f"labels/{split}")
+    put(root / "data.yaml", "path: .\nnames:\n  0: cat\n  1: dog\n")
+
+
+def yolo_in_splits(root: Path) -> None:
+    for split in ("train", "valid"):
+        photos(root / f"{split}/images")
+        labels(root / f"{split}/labels")
+    put(root / "data.yaml", "names: ['cat', \"dog\"]\nnc: 2\n")
+
+
+def mask_splits(root: Path) -> None:
+    for split in ("train", "val"):
+        photos(root / f"images/{split}")
+        masks(root / f"annotations/{split}")
+
+
+def two_kinds(root: Path) -> None:
+    voc(root)
+    masks(root / "SegmentationClass")
+
+
+def class_splits(root: Path) -> None:
+    for split in ("train", "val"):
+        photos(root / split / "cat")
+        photos(root / split / "dog")
+
+
+def splits_by_words(root: Path) -> None:
+    photos(root / "train_images")
+    photos(root / "test-images")
+
+
+def metadata_splits(root: Path) -> None:
+    metadata(root / "train")
+    metadata(root / "test")
+
+
+def table_splits(root: Path) -> None:
+    for split in ("train", "test"):
+        for number in range(2):
+            table(root / f"data/{split}-{number:05d}-of-00002.parquet", rows(2))
+    put(root / "README.md", "---\n")
+
+
+def tar_splits(root: Path) -> None:
+    for name in ("train-0.tar", "train-1.tar", "val-0.tar"):
+        tar(root / name)
+
+
+def kaggle_with_test(root: Path) -> None:
+    kaggle(root)
+    photos(root / "test_images", ("x.jpg", "y.jpg"))
+    put(root / "sample_submission.csv", "image_id,label\nx,0\ny,0\n")
+
+
+def classes_and_a_table(root: Path) -> None:
+    photos(root / "cat")
+    photos(root / "dog")
+    put(root / "list.csv", "path,text\ncat/a.jpg,one\ndog/b.jpg,two\n")
+
+
+def masks_elsewhere(root: Path) -> None:
+    photos(root / "images")
+    masks(root / "masks", ("x.png", "y.png"))
+
+
+AMBIGUOUS: dict[str, tuple[Make, list[str]]] = {
+    "COCO": (
+        coco_splits,
+        [f"{{root}}/{s} --annotations {{root}}/annotations/instances_{s}.json" for s in ("train2017", "val2017")],
+    ),
+    "YOLO": (
+        yolo_splits,
+        [f"{{root}}/images/{split} --annotations {{root}}/labels/{split}" for split in ("train", "val")],
+    ),
+    "YOLO in splits": (
+        yolo_in_splits,
+        [f"{{root}}/{split}/images --annotations {{root}}/{split}/labels" for split in ("train", "valid")],
+    ),
+    "masks": (
+        mask_splits,
+        [f"--pair images={{root}}/images/{s} masks={{root}}/annotations/{s}" for s in ("train", "val")],
+    ),
+    "VOC": (
+        two_kinds,
+        [
+            "{root}/JPEGImages --annotations {root}/Annotations",
+            "--pair images={root}/JPEGImages masks={root}/SegmentationClass",
+        ],
+    ),
+    "splits": (class_splits, ["{root}/train", "{root}/val"]),
+    "splits by words": (splits_by_words, ["{root}/train_images", "{root}/test-images"]),
+    "metadata": (metadata_splits, ["{root}/train/metadata.csv", "{root}/test/metadata.csv"]),
+    "Parquet": (table_splits, ["'{root}/data/train-*.parquet'", "'{root}/data/test-*.parquet'"]),
+    "tars": (tar_splits, ["'{root}/train-*.tar'", "{root}/val-0.tar"]),
+    "Kaggle": (kaggle_with_test, ["{root}/train.csv", "{root}/sample_submission.csv"]),
+    "classes and a table": (classes_and_a_table, ["{root}/list.csv", "{root} --class-folders"]),
+    "masks elsewhere": (masks_elsewhere, ["{root}/images", "--pair images={root}/images masks={root}/masks"]),
+}
+
+
+@pytest.mark.parametrize("layout", list(AMBIGUOUS))
+def test_another_layout_ends_with_the_commands_to_choose_from(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, options = AMBIGUOUS[layout]
+    root = tmp_path / "set"
+    make(root)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["shard", str(root)]) == 1
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"feeder: {root}: may be read in several ways (")
+    assert sorted(tmp_path.rglob("*")) == before
+
+    commands = [line.partition(" #")[0].strip() for line in lines if "# if its folders are classes" not in line]
+    assert [command.partition(" --out ")[0] for command in commands] == [
+        f"feeder shard {each.format(root=root)}" for each in options
+    ]
+    expected_bad = layout == "masks elsewhere"
+    outs = []
+    for command in commands:
+        program, *arguments = shlex.split(command)
+        assert program == "feeder"
+        outs.append(Path(arguments[-1]))
+        assert main(arguments) in ((0, 1) if expected_bad else (0,))
+    assert len(set(outs)) == len(outs)
+    assert [out.parent for out in outs] == [tmp_path] * len(outs)  # not in the source, which would find it again
+
+
+def test_folders_of_any_name_may_be_classes(tmp_path: Path) -> None:
+    for make in (class_splits, pairs, coco_splits):
+        root = tmp_path / make.__name__
+        make(root)
+        assert main(["shard", str(root), "--class-folders"]) == 0
+        assert feeder.ShardDataset(f"{root}-shards").classes == sorted(path.name for path in root.iterdir())
+    photos(tmp_path / "vehicles/train")
+    photos(tmp_path / "vehicles/car")
+    assert main(["shard", str(tmp_path / "vehicles")]) == 0
+    assert feeder.ShardDataset(tmp_path / "vehicles-shards").classes == ["car", "train"]
+
+
+def test_sets_in_a_folder_are_no_part_of_it(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    tar(root / "a.tar")
+    class_splits(root / "splits")
+    assert main(["shard", str(root / "a.tar")]) == 0
+    assert is_shard_set(str(root / "a-shards"))
+    for split in ("train", "val"):
+        assert main(["shard", str(root / "splits" / split)]) == 0
+    with pytest.raises(feeder.SourceError) as caught:
+        shard(str(root / "splits"))
+    assert "train-shards/" not in str(caught.value)
+    shutil.rmtree(root / "splits")
+    assert main(["shard", str(root)]) == 0
+    assert len(samples_of(tmp_path / "set-shards")) == 1
+
+
+def test_yolos_boxes_are_pixels_of_the_upright_image(tmp_path: Path) -> None:
+    yolo(tmp_path / "set")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    put(tmp_path / "set/images/b.jpg", encode(pixels(1, 24, 16), "JPEG", exif=exif))
+    assert main(["shard", str(tmp_path / "set")]) == 0
+    out = tmp_path / "set-shards"
+    found = {path: json.loads(member(out, path, "boxes.json") or b"") for path, *_ in samples_of(out)}
+    assert found == {
+        "a.jpg": {"boxes": [[9.0, 4.0, 15.0, 12.0]], "labels": [1]},
+        "b.jpg": {"boxes": [[6.0, 6.0, 10.0, 18.0]], "labels": [1]},
+        "c.jpg": {"boxes": [], "labels": []},
+    }
+    assert feeder.ShardDataset(out).classes == ["cat", "dog"]
+    targets = {"boxes.json": T.BoundingBoxes(canvas="upright")}
+    _, _, boxes = feeder.ShardDataset(out, T.Resize((8, 8)), targets=targets)[0]
+    assert set(boxes) == {"boxes", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("2 0.5 0.5 0.2 0.2", "a.txt, line 2: class 2, of 2 classes"),
+        (
+            "0 0.1 0.1 0.5 0.1 0.5 0.5",
+            "a.txt, line 2: 7 values, of a polygon or key points: only boxes are read, of 5 values",
+        ),
+        ("0 12 8 4 4", "a.txt, line 2: expected class x y width height, all but the class from 0 to 1, got 0 12 8 4 4"),
+        (
+            "cat 0.5 0.5 0.2 0.2",
+            "a.txt, line 2: expected class x y width height, all but the class from 0 to 1, got cat 0.5 0.5 0.2 0.2",
+        ),
+        (
+            "0 nan 0.5 0.2 0.2",
+            "a.txt, line 2: expected class x y width height, all but the class from 0 to 1, got 0 nan 0.5 0.2 0.2",
+        ),
+    ],
+)
+def test_a_line_that_is_no_box_of_yolo_rejects_its_image(line: str, reason: str, tmp_path: Path) -> None:
+    yolo(tmp_path / "set")
+    put(tmp_path / "set/labels/a.txt", f"0 0.5 0.5 0.5 0.5\n{line}\n")
+    assert main(["shard", str(tmp_path / "set"), "--max-bad", "1"]) == 0
+    assert bad(tmp_path / "set-shards") == {"a.jpg": reason}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("names: [cat, 'a dog', \"it's\"]  # three", ["cat", "a dog", "it's"]),
+        ("nc: 2\nnames:\n- cat\n- a dog # two\ntrain: x", ["cat", "a dog"]),
+        ("names:  # by number\n  0: cat\n  # more\n  1: 'b: c'\n", ["cat", "b: c"]),
+        ("names: {0: cat, 1: dog}", ["cat", "dog"]),
+        ("train: names", None),
+        ("names: ['a, b', c]", "quote it"),
+        ("names:\n  1: cat\n  2: dog\n", "number them from 0 on"),
+    ],
+)
+def test_the_names_of_yolos_classes_come_from_data_yaml(
+    text: str, names: list[str] | str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    yolo(tmp_path / "set")
+    (tmp_path / "set/labels/classes.txt").unlink()
+    put(tmp_path / "set/labels/a.txt", "")
+    put(tmp_path / "set/labels/b.txt", "0 0.5 0.5 0.5 0.5\n")
+    put(tmp_path / "set/data.yaml", text)
+    code = main(["shard", str(tmp_path / "set")])
+    if isinstance(names, str):
+        assert code == 1
+        assert names in capsys.readouterr().err
+    else:
+        assert code == 0
+        assert feeder.ShardDataset(tmp_path / "set-shards").classes == names
+
+
+def test_classes_of_hugging_face_have_their_names(tmp_path: Path) -> None:
+    tables_of_one_split(tmp_path / "set")
+    assert (
+        main(
+            ["shard", str(tmp_path / "set/data/train-{00000..00002}-of-00003.parquet"), "--out", str(tmp_path / "out")]
+        )
+        == 0
+    )
+    dataset = feeder.ShardDataset(tmp_path / "out", fields=["row", "path"])
+    assert dataset.classes == ["cat", "dog"]
+    assert sorted((row, path) for *_, row, path in (dataset[i] for i in range(6)))[-1] == (
+        5,
+        "train-00002-of-00003.parquet#3/2.jpg",
+    )
+    table(tmp_path / "bad.parquet", [{**rows(1)[0], "label": 2}])
+    with pytest.raises(feeder.SourceError, match="column 'label' holds the class 2, of 2 classes"):
+        shard(str(tmp_path / "bad.parquet"))
+
+
+def test_the_images_of_a_table_are_found_by_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for suffix in ("", ".png"):
+        photos(tmp_path / "images", [f"{name}{suffix or '.jpg'}" for name in "abc"])
+    put(tmp_path / "list.csv", "nr\tid\tcaption\n" + "".join(f"{k}\t{n}\ta, b\n" for k, n in enumerate("abc")))
+    assert main(["shard", str(tmp_path / "list.csv"), "--suffix", ".png"]) == 0
+    assert sorted(path for path, *_ in samples_of(tmp_path / "list-shards")) == ["a.png", "b.png", "c.png"]
+    assert "images from column 'id' (images/*.png)" in capsys.readouterr().err
+    photos(tmp_path / "more")
+    assert main(["shard", str(tmp_path / "list.csv"), "--out", str(tmp_path / "out")]) == 1
+    _, *commands = capsys.readouterr().err.splitlines()
+    for number, command in enumerate(commands):
+        assert main([*shlex.split(command)[1:], "--out", str(tmp_path / f"out{number}")]) == 0
+    assert len(commands) == 2
+
+
+def test_files_that_are_no_images_say_what_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos(tmp_path / "set")
+    put(tmp_path / "set/x.heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100))
+    put(tmp_path / "set/._a.jpg", b"\0\5\x16\7")
+    assert main(["shard", str(tmp_path / "set"), "--max-bad", "1"]) == 0
+    assert bad(tmp_path / "set-shards") == {"x.heic": "is HEIC, which feeder does not decode: convert it to JPEG"}
+    assert "1 image rejected: is HEIC" in capsys.readouterr().err
+    (tmp_path / "zips").mkdir()
+    with zipfile.ZipFile(tmp_path / "zips/train.zip", "w") as file:
+        file.writestr("a.jpg", encode(pixels(0)))
+    for source in ("zips", "zips/train.zip"):
+        assert main(["shard", str(tmp_path / source)]) == 1
+        assert "unzip it first" in capsys.readouterr().err
