@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 170,
-    "dataset": 2_510,
+    "dataset": 2_580,
     "decoders": 3_735,
     "fields": 360,
     "loader": 8_945,
@@ -29,9 +29,9 @@ STATEMENTS = {
     "shard": 7_940,
     "system": 715,
     "tools": 5_745,
-    "transforms": 2_425,
+    "transforms": 2_430,
 }
-TOKENS = 460_400
+TOKENS = 461_400
 OWN_PARAMETERS = 15
 DENSE = 27
 
