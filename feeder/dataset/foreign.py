@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -19,9 +20,11 @@ from feeder.errors import DecodeError
 from feeder.shard.source.image_file import read_image
 
 __all__ = [
+    "TORCHVISION_KINDS",
     "ForeignReader",
     "both_transforms",
     "check_foreign",
+    "convertible",
     "has_plain_targets",
     "image_columns",
     "pillow_image",
@@ -329,6 +332,8 @@ _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "timm.data.dataset.ImageDataset": _timm,
     "torchvision.tv_tensors._dataset_wrapper.VisionDatasetTVTensorWrapper": _wrapped,
 }
+_DERIVED = {"CIFAR100", "CocoCaptions", "ImageFolder", "ImageNet"}
+TORCHVISION_KINDS = _DERIVED | {kind.rpartition(".")[2] for kind in _KINDS if kind.startswith("torchvision.datasets.")}
 _CHECKS: dict[Any, Callable[[Any], object]] = {
     _huggingface: _image_column,
     _timm: _check_timm,
@@ -366,6 +371,16 @@ def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
 
     _CHECKS.get(_KINDS[owner], bool)(dataset)
     return _KINDS[owner]
+
+
+def convertible(dataset: Any) -> str | None:
+    """Returns the class's name of a dataset that ``feeder.from_torch`` takes, or a part of one; None of any other."""
+    while f"{type(dataset).__module__}.{type(dataset).__qualname__}" == "torch.utils.data.dataset.Subset":
+        dataset = dataset.dataset
+    with contextlib.suppress(TypeError):
+        check_foreign(dataset)
+        return type(dataset).__name__
+    return None
 
 
 def refuse_overridden(dataset: Any, library: str) -> None:

@@ -20,7 +20,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 170,
-    "dataset": 2_580,
+    "dataset": 2_590,
     "decoders": 3_735,
     "fields": 360,
     "loader": 8_945,
@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_645,
     "shard": 7_940,
     "system": 715,
-    "tools": 5_745,
+    "tools": 5_770,
     "transforms": 2_430,
 }
-TOKENS = 461_400
+TOKENS = 461_700
 OWN_PARAMETERS = 15
 DENSE = 27
 

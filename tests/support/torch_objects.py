@@ -24,6 +24,7 @@ from PIL import Image, ImageFilter
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import feeder
+from feeder.dataset.foreign import convertible
 from tests.support.images import encode, pixels
 
 CHECKS: dict[str, Callable[[Path], None]] = {}
@@ -660,6 +661,7 @@ def word_on_conversion(folder: Path) -> None:
     datasets: list[Any] = [theirs, Subset(theirs, [0]), ImageFolder(str(folder), loader=opened)]
     for dataset in datasets:
         assert feeder.DataLoader(dataset).path == "generic"
+    assert [convertible(each) for each in datasets] == ["Mine", "Mine", None]
     assert len(said) == 1
     assert "feeder.from_torch(dataset)" in said[0]
     assert "Mine" in said[0]
