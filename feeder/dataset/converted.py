@@ -8,13 +8,27 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import ConcatDataset, Subset
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.foreign import ForeignReader, read_foreign, refuse_overridden
+from feeder.dataset.foreign import ForeignReader, both_transforms, has_plain_targets, read_foreign, refuse_overridden
 from feeder.dataset.foreign_sample import ForeignSample
 from feeder.errors import ArgumentError
 from feeder.transforms import Op, Recipe, Views, recipe_or_views
-from feeder.transforms.torchvision_recipes import are_same, convert, parts_of
+from feeder.transforms.torchvision_recipes import (
+    Conversion,
+    OpReport,
+    are_same,
+    convert,
+    parts_of,
+    takes_images_alone,
+)
 
-__all__ = ["ConvertedDataset", "converted"]
+__all__ = ["ConvertedDataset", "conversion_of", "converted"]
+
+_JOINT = OpReport(
+    "transforms",
+    "python",
+    "it changes image and target together",
+    "boxes and masks of shards move natively, by targets=",
+)
 
 
 class ConvertedDataset(FeederDataset):
@@ -32,6 +46,10 @@ class ConvertedDataset(FeederDataset):
     Raises:
         TypeError: if its samples would have to be guessed.
         ArgumentError: for a recipe that can't be converted.
+
+    Attributes:
+        theirs: Their dataset.
+        given: The transform in place of theirs, or None.
     """
 
     reader: ForeignReader
@@ -39,9 +57,14 @@ class ConvertedDataset(FeederDataset):
     _recipe: Recipe | Views = Recipe()
 
     def __init__(self, theirs: Any, transform: Any = None, *, strict: bool = False) -> None:
-        self._given = transform
+        self.given = transform
         self._strict = strict
         super().__init__(read_foreign(theirs), None, ())
+        if transform is not None and self.reader.both is not None:
+            raise ArgumentError(
+                f"transform= can't take the place of the transforms of a {type(theirs).__name__}, which change targets "
+                "too: give them to the dataset before it is wrapped"
+            )
         self.theirs = theirs
         self._convert()
 
@@ -57,21 +80,23 @@ class ConvertedDataset(FeederDataset):
 
     def _convert(self) -> None:
         """Converts the transform and the form of samples, unless that has been done."""
-        source = self.transform
+        both = None if self.given is not None else self.reader.both or both_transforms(self.theirs)
+        source = self.transform if both is None else both
         parts = parts_of(source)
         if are_same(parts, self._parts):
             return
 
-        gives_pillow = False
+        gives_pillow, change_both = False, None
         if isinstance(source, (Op, Recipe, Views)):
             self._recipe = recipe_or_views(source)
         else:
-            conversion = convert(source)
+            conversion = conversion_of(self.theirs, self.given)
             conversion.check(strict=self._strict)
             gives_pillow = conversion.gives_pillow
+            change_both = both if _JOINT in conversion.lines else None
             self._recipe = Recipe.of(conversion.ops)
 
-        change = getattr(self.theirs, "target_transform", None)
+        change = getattr(self.theirs, "target_transform", None) if both is None else None
         reader = self.reader
         form = ForeignSample(
             reader.targets is not None or change is not None,
@@ -80,6 +105,8 @@ class ConvertedDataset(FeederDataset):
             reader.row_names,
             reader.image_column,
             reader.change_rows,
+            keeps_mode=reader.image_column is not None and gives_pillow and not self._recipe.views[0].ops,
+            change_both=change_both,
         )
         self.extras = () if form.is_plain else (form,)
         self._parts = parts
@@ -89,14 +116,14 @@ class ConvertedDataset(FeederDataset):
     def transform(self) -> Any:
         """Their transform, or the one that was given in its place. One that is set is converted again."""
         theirs = vars(self).get("theirs")
-        return getattr(theirs, "transform", None) if self._given is None else self._given
+        return getattr(theirs, "transform", None) if self.given is None else self.given
 
     @transform.setter
     def transform(self, value: Any) -> None:
-        if self._given is None:
+        if self.given is None:
             self.theirs.transform = value
         else:
-            self._given = value
+            self.given = value
         self._convert()
 
     @property
@@ -136,6 +163,21 @@ class ConvertedDataset(FeederDataset):
 
     def snapshot(self) -> FeederDataset:
         return FeederDataset(self.reader, self.recipe, self.extras)
+
+
+def conversion_of(dataset: Any, given: Any = None) -> Conversion:
+    """Converts the transform of another library's dataset.
+
+    Args:
+        dataset: Their dataset.
+        given: The transform in place of theirs; None: theirs.
+    """
+    both = both_transforms(dataset) if given is None else None
+    if both is None:
+        return convert(getattr(dataset, "transform", None) if given is None else given)
+    if has_plain_targets(dataset) and takes_images_alone(both):
+        return convert(both)
+    return Conversion((), (_JOINT,), gives_pillow=False)
 
 
 def converted(dataset: Any, transform: Any = None, *, strict: bool = False) -> Any:

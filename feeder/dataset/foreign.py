@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -13,12 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from feeder.dataset.folder_reader import FolderReader
-from feeder.decoders.image_header import ImageInfo, image_info
+from feeder.decoders.image_header import PILLOW_FORMATS, ImageInfo, image_info
 from feeder.decoders.raw import is_raw, raw_pixels
+from feeder.errors import DecodeError
 from feeder.shard.source.image_file import read_image
-from feeder.system.text import count
 
-__all__ = ["ForeignReader", "check_foreign", "read_foreign", "refuse_overridden"]
+__all__ = [
+    "TORCHVISION_KINDS",
+    "ForeignReader",
+    "both_transforms",
+    "check_foreign",
+    "convertible",
+    "has_plain_targets",
+    "image_columns",
+    "pillow_image",
+    "read_foreign",
+    "refuse_overridden",
+]
 
 
 @dataclass(frozen=True)
@@ -52,13 +64,17 @@ class ForeignReader(FolderReader):
         kind: The dataset's class, if its methods make the targets.
         row_names: Names of a row's values, if samples are rows.
         image_column: The one of these that is the image.
+        mode: Pillow's mode of the images in rows; None: that of each file.
         change_rows: Changes a dict of lists of these values; None: they stay as they are.
+        both: Makes a sample of a Pillow image and a target; None: see :func:`both_transforms`.
     """
 
     kind: type | None = None
     row_names: tuple[str, ...] = ()
     image_column: str | None = None
+    mode: str | None = None
     change_rows: Callable[[Any], Any] | None = None
+    both: Callable[[Any, Any], Any] | None = None
 
     def __init__(
         self, root: str, files: Files, targets: Sequence[Any], classes: list[str] | None = None, *, exif: bool = False
@@ -81,7 +97,10 @@ class ForeignReader(FolderReader):
         )
 
     def field(self, i: int, name: str) -> Any:
-        """See :meth:`Reader.field`; "target" is the target."""
+        """See :meth:`Reader.field`; "target" is the target, and "file" the bytes of an image that is not RGB."""
+        if name == "file":
+            data = self._read_image(i)[0]
+            return None if self.mode == "RGB" or pillow_image(data).mode == "RGB" else data
         if name != "target":
             return super().field(i, name)
         return int(self.labels()[i]) if self.targets is None else self.targets[i]
@@ -169,6 +188,71 @@ def _opened(path: str) -> Any:
     return Image.open(path)
 
 
+def pillow_image(data: bytes) -> Any:
+    """Returns Pillow's image of a file, of which only the header is read yet.
+
+    Raises:
+        DecodeError: if it is none.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(io.BytesIO(data), formats=PILLOW_FORMATS)
+    except UnidentifiedImageError as error:
+        raise DecodeError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class _Wrapped:
+    """Makes the samples of a dataset that torchvision has wrapped for its v2 transforms.
+
+    Args:
+        dataset: What ``wrap_dataset_for_transforms_v2`` has returned.
+    """
+
+    dataset: Any
+
+    def __call__(self, image: Any, numbered: tuple[int, Any]) -> Any:
+        number, target = numbered
+        sample = self.dataset._wrapper(number, (image, target))
+        return sample if self.dataset.transforms is None else self.dataset.transforms(*sample)
+
+
+@dataclass(frozen=True)
+class _Numbered:
+    targets: Any
+
+    def __call__(self, number: int) -> tuple[int, Any]:
+        return number, self.targets[number]
+
+
+def _wrapped(dataset: Any) -> ForeignReader:
+    inner = dataset._dataset
+    reader = check_foreign(inner)(inner)
+    reader.both = both_transforms(dataset)
+    if reader.both is not None:
+        reader.targets = Loaded(_Numbered(reader.targets), range(len(reader)))
+    return reader
+
+
+def has_plain_targets(dataset: Any) -> bool:
+    """Returns True if a dataset's targets are made of numbers and text, which torchvision's ops leave alone."""
+    return check_foreign(dataset) in (_coco, _voc_boxes)
+
+
+def both_transforms(dataset: Any) -> Callable[[Any, Any], Any] | None:
+    """Returns the function of image and target that a dataset has; None if it has none, or one of each."""
+    both = getattr(dataset, "transforms", None)
+    is_own = both is not None and getattr(both, "transform", both) is not getattr(dataset, "transform", None)
+    if not is_own and not hasattr(dataset, "_wrapper"):
+        return None
+
+    maker = check_foreign(dataset)
+    if maker is _wrapped:
+        return _Wrapped(dataset) if check_foreign(dataset._dataset) in _WITH_BOTH else None
+    return both if maker in _WITH_BOTH else None
+
+
 def _check_timm(dataset: Any) -> None:
     is_usual = (dataset.load_bytes, dataset.input_img_mode, dataset.additional_features) == (False, "RGB", None)
     if type(dataset.reader).__name__ != "ReaderImageFolder" or not is_usual:
@@ -181,14 +265,18 @@ def _timm(dataset: Any) -> ForeignReader:
     return ForeignReader(os.fspath(reader.root), files, targets)
 
 
+def image_columns(dataset: Any) -> list[str]:
+    """Returns the columns of a Hugging Face dataset that hold images to decode; those of other datasets are none."""
+    form = getattr(dataset, "format", None)
+    features = {name: dataset.features[name] for name in form["columns"]} if isinstance(form, dict) else {}
+    return [name for name, feature in features.items() if type(feature).__name__ == "Image" and feature.decode]
+
+
 def _image_column(dataset: Any) -> str:
-    features = {name: dataset.features[name] for name in dataset.format["columns"]}
-    names: list[str] = [
-        name for name, feature in features.items() if type(feature).__name__ == "Image" and feature.decode
-    ]
-    if len(names) != 1:
-        raise _refusal(f"this dataset has {count(len(names), 'Image column')} to decode, in place of one")
-    return names[0]
+    for name in image_columns(dataset):
+        if dataset.features[name].mode in (None, "RGB"):
+            return name
+    raise _refusal("this dataset has no Image column to decode, of the mode RGB or of its files' modes")
 
 
 def _huggingface(dataset: Any) -> ForeignReader:
@@ -204,6 +292,7 @@ def _huggingface(dataset: Any) -> ForeignReader:
 
     reader.row_names = columns
     reader.image_column = name
+    reader.mode = stored.mode
     reader.change_rows = dataset.format["format_kwargs"]["transform"] if form == "custom" else None
     return reader
 
@@ -241,8 +330,15 @@ _KINDS: dict[str, Callable[[Any], ForeignReader]] = {
     "torchvision.datasets.voc.VOCSegmentation": _voc_masks,
     "datasets.arrow_dataset.Dataset": _huggingface,
     "timm.data.dataset.ImageDataset": _timm,
+    "torchvision.tv_tensors._dataset_wrapper.VisionDatasetTVTensorWrapper": _wrapped,
 }
-_CHECKS: dict[Any, Callable[[Any], object]] = {_huggingface: _image_column, _timm: _check_timm}
+_DERIVED = {"CIFAR100", "CocoCaptions", "ImageFolder", "ImageNet"}
+TORCHVISION_KINDS = _DERIVED | {kind.rpartition(".")[2] for kind in _KINDS if kind.startswith("torchvision.datasets.")}
+_CHECKS: dict[Any, Callable[[Any], object]] = {
+    _huggingface: _image_column,
+    _timm: _check_timm,
+    _wrapped: lambda dataset: check_foreign(dataset._dataset),
+}
 _WITH_BOTH = (_coco, _voc_boxes, _voc_masks)  # read ``transforms``, which torchvision makes of the two others
 _LOADERS = ("torchvision.datasets.folder.default_loader", "torchvision.datasets.folder.pil_loader")
 
@@ -273,12 +369,18 @@ def check_foreign(dataset: Any) -> Callable[[Any], ForeignReader]:
     if loader is not None and f"{loader.__module__}.{getattr(loader, '__qualname__', '')}" not in _LOADERS:
         raise _refusal(f"{kind} has a loader of its own, {getattr(loader, '__qualname__', loader)}")
 
-    both = getattr(dataset, "transforms", None)
-    if _KINDS[owner] in _WITH_BOTH and both is not None and getattr(both, "transform", both) is not dataset.transform:
-        raise _refusal(f"the transforms of this {kind} change image and target together")
-
     _CHECKS.get(_KINDS[owner], bool)(dataset)
     return _KINDS[owner]
+
+
+def convertible(dataset: Any) -> str | None:
+    """Returns the class's name of a dataset that ``feeder.from_torch`` takes, or a part of one; None of any other."""
+    while f"{type(dataset).__module__}.{type(dataset).__qualname__}" == "torch.utils.data.dataset.Subset":
+        dataset = dataset.dataset
+    with contextlib.suppress(TypeError):
+        check_foreign(dataset)
+        return type(dataset).__name__
+    return None
 
 
 def refuse_overridden(dataset: Any, library: str) -> None:

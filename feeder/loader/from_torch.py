@@ -11,8 +11,8 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Dataset, RandomSampler, SequentialSampler, Subset
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.converted import ConvertedDataset, converted
-from feeder.dataset.foreign import check_foreign, refuse_overridden
+from feeder.dataset.converted import ConvertedDataset, conversion_of, converted
+from feeder.dataset.foreign import check_foreign, image_columns, refuse_overridden
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
 from feeder.transforms import Recipe, Views
@@ -39,8 +39,8 @@ def from_torch(obj: Any, *, strict: bool = False, transform: Any = None) -> Any:
     Images are read, decoded and augmented natively; samples, labels, classes and transforms are the object's own. It
     takes torchvision's ``ImageFolder``, ``DatasetFolder`` with torchvision's image loader, and what derives from them,
     such as ``ImageNet``; ``Flowers102`` and other classes of image files; ``CIFAR10`` and ``CIFAR100``;
-    ``CocoDetection``, ``VOCDetection`` and ``VOCSegmentation``, without ``transforms`` of image and target together;
-    Hugging Face datasets with one ``Image`` column; and ``Subset``, ``ConcatDataset`` and ``random_split`` of these.
+    ``CocoDetection``, ``VOCDetection`` and ``VOCSegmentation``, also wrapped for v2's transforms; Hugging Face datasets
+    with an ``Image`` column; and ``Subset``, ``ConcatDataset`` and ``random_split`` of these.
 
     The result is a torch Dataset with their length, samples, labels and order; its images differ from theirs by the
     draws alone. EXIF orientation is theirs: ignored by torchvision. Samples are those of the moment of conversion.
@@ -156,8 +156,10 @@ def _lines(obj: Any) -> Iterator[OpReport]:
             return
 
         yield OpReport(type(theirs).__name__, "native")
-        transform = getattr(obj, "transform", None)
-        yield from [] if isinstance(transform, Recipe | Views) else convert(transform).lines
+        given = obj.given if isinstance(obj, ConvertedDataset) else None
+        yield from [] if isinstance(given, Recipe | Views) else conversion_of(theirs, given).lines
+        for column in image_columns(theirs)[1:]:
+            yield OpReport(column, "python", "Pillow decodes further image columns")
         form = getattr(theirs, "format", None)
         if isinstance(form, dict) and form["type"] == "custom":
             yield OpReport("set_transform", "python", "it is a function of rows")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.foreign import check_foreign
+from feeder.dataset.foreign import convertible
 from feeder.dataset.further_images import images_in
 from feeder.dataset.subset import as_feeder, differing_part, is_feeders, remote_readers
 from feeder.errors import ArgumentError
@@ -22,7 +21,14 @@ from feeder.order.lanes import Lanes
 from feeder.order.sample_order import FullShuffle, Shuffle, goes_by_shard
 from feeder.system.warning import warn
 
-__all__ = ["PathChoice", "choose_path", "choose_shuffle", "refuse_full_shuffle", "sizeless", "tell_of_conversion"]
+__all__ = [
+    "PathChoice",
+    "choose_path",
+    "choose_shuffle",
+    "refuse_full_shuffle",
+    "sizeless",
+    "tell_of_conversion",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -229,11 +235,9 @@ def _foreign(dataset: Any) -> _Reason:
 
 def tell_of_conversion(dataset: Any) -> None:
     """Logs once that a dataset of another library can be feeder's."""
-    while type(dataset) is Subset:
-        dataset = dataset.dataset
-    with contextlib.suppress(TypeError):
-        check_foreign(dataset)
-        _tell(type(dataset).__name__)
+    kind = convertible(dataset)
+    if kind is not None:
+        _tell(kind)
 
 
 @functools.cache  # once for each kind

@@ -38,7 +38,16 @@ from feeder.transforms.photometric import GaussianNoise, Grayscale, RandomErasin
 from feeder.transforms.recipe import Compose, Recipe
 from feeder.transforms.values import Normalize, ToDtype
 
-__all__ = ["Conversion", "OpReport", "are_same", "convert", "from_torchvision", "parts_of", "recipe_of"]
+__all__ = [
+    "Conversion",
+    "OpReport",
+    "are_same",
+    "convert",
+    "from_torchvision",
+    "parts_of",
+    "recipe_of",
+    "takes_images_alone",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -246,6 +255,14 @@ def parts_of(transform: Any) -> tuple[Any, ...]:
 def are_same(parts: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
     """Returns True if two results of :func:`parts_of` are of the same objects."""
     return len(parts) == len(others) and all(map(operator.is_, parts, others))
+
+
+def takes_images_alone(transform: Any) -> bool:
+    """Returns True for ops of torchvision's v2 that leave a target of numbers and text as it is."""
+    return all(
+        _is_v2(op) and _name(op) != "Lambda" and takes_images_alone(getattr(op, "transforms", None))
+        for op in _leaves(transform)
+    )
 
 
 class _Refused(Exception):

@@ -24,6 +24,7 @@ from PIL import Image, ImageFilter
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 import feeder
+from feeder.dataset.foreign import convertible
 from tests.support.images import encode, pixels
 
 CHECKS: dict[str, Callable[[Path], None]] = {}
@@ -293,8 +294,9 @@ def arrays_in_memory(folder: Path) -> None:
 
 @check
 def coco(folder: Path) -> None:
-    """Annotations as theirs, read in the worker."""
+    """Annotations as theirs, read in the worker; v2's ops of both leave them alone, and are native."""
     from torchvision.datasets import CocoCaptions, CocoDetection
+    from torchvision.transforms import v2
 
     tree(folder / "images", 3)
     files = sorted(path.relative_to(folder / "images").as_posix() for path in (folder / "images").rglob("*.*"))
@@ -311,8 +313,85 @@ def coco(folder: Path) -> None:
         assert all((ours[i][0] - theirs[i][0]).abs().max() < 0.01 for i in range(4))
         loader = feeder.DataLoader(ours, 4, num_workers=1, collate_fn=list)
         assert [target for _, target in next(iter(loader))] == [theirs[i][1] for i in range(4)]
-    theirs = CocoDetection(str(folder / "images"), str(folder / "instances.json"), transforms=lambda *both: both)
-    refused(lambda: feeder.from_torch(theirs), "transforms", "CocoDetection")
+    values = v2.RandomApply([v2.RandomHorizontalFlip(1.0)], 1.0)
+    joint = v2.Compose([v2.ToImage(), values, v2.CenterCrop(24), v2.ToDtype(torch.float32, scale=True)])
+    theirs = CocoDetection(str(folder / "images"), str(folder / "instances.json"), transforms=joint)
+    assert feeder.explain(theirs).is_native
+    ours = feeder.from_torch(theirs)
+    assert [ours[i][1] for i in range(4)] == [theirs[i][1] for i in range(4)]
+    assert all((ours[i][0] - theirs[i][0]).abs().max() < 0.01 for i in range(4))
+
+
+def same_sample(ours: Any, theirs: Any) -> None:
+    """The same types and values, up to two levels of a decoder's rounding."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+    if isinstance(ours, (dict, tuple, list)):
+        pairs = zip(*(each.values() if isinstance(each, dict) else each for each in (ours, theirs)), strict=True)
+        for pair in pairs:
+            same_sample(*pair)
+    elif isinstance(ours, torch.Tensor):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+        level = 2 / 255 if type(ours).__name__ == "Image" else 0
+        assert (ours.float() - theirs.float()).abs().max() <= level
+    else:
+        assert ours == theirs
+
+
+@check
+def transforms_of_both(folder: Path) -> None:
+    """Of image and target, wrapped for torchvision's v2 or not: in Python behind the native decode, by keyed draws."""
+    from torchvision.datasets import CocoDetection, ImageFolder, VOCSegmentation, wrap_dataset_for_transforms_v2
+    from torchvision.transforms import v2
+
+    tree(folder / "images", 3)
+    files = sorted(path.relative_to(folder / "images").as_posix() for path in (folder / "images").rglob("*.*"))
+    images = [{"id": 10 - i, "file_name": name, "height": 30, "width": 40} for i, name in enumerate(files)]
+    boxes = [{"id": i, "image_id": 10 - i % 3, "category_id": 1, "bbox": [1, 2, 30, 20]} for i in range(5)]
+    file = folder / "instances.json"
+    file.write_text(json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "1"}]}))
+
+    plain = [v2.ToImage(), v2.RandomHorizontalFlip(1.0), v2.ToDtype(torch.float32, scale=True)]
+    for ops in (plain, [v2.RandomZoomOut(p=1.0, side_range=(2, 2)), *plain[::2]], None):
+        transforms = None if ops is None else v2.Compose(ops)
+        theirs = wrap_dataset_for_transforms_v2(CocoDetection(str(folder / "images"), str(file), transforms=transforms))
+        (native, joint) = feeder.explain(theirs).lines
+        assert (native.how, joint.how, joint.name) == ("native", "python", "transforms")
+        ours = pickle.loads(pickle.dumps(feeder.from_torch(theirs)))
+        if ops is plain:
+            for i in range(len(theirs)):
+                same_sample(ours[i], theirs[i])
+    assert isinstance(ours[0][0], Image.Image)
+    with pytest.raises(feeder.ArgumentError, match="transforms"):
+        feeder.from_torch(theirs, strict=True)
+    with pytest.raises(feeder.ArgumentError, match="before it is wrapped"):
+        feeder.from_torch(theirs, transform=v2.ToImage())
+
+    def moved(image: Any, target: Any) -> Any:
+        return v2.functional.pil_to_tensor(image)[:, :20, :20], torch.rand(()).item() + len(target)
+
+    ours = feeder.from_torch(CocoDetection(str(folder / "images"), str(file), transforms=moved))
+    loaders = [feeder.DataLoader(ours, n, seed=5, num_workers=w, collate_fn=list) for n, w in ((4, 0), (1, 1))]
+    assert [loader.path for loader in loaders] == ["fast", "fast"]
+    drawn = [[[target for batch in loader for _, target in batch] for _ in range(2)] for loader in loaders]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0][0] + drawn[0][1])) == 8
+    with pytest.raises(feeder.ArgumentError, match="give a collate_fn"):
+        list(feeder.DataLoader(ours, 2, sizes=feeder.PadToBatch()))
+
+    wrapped = wrap_dataset_for_transforms_v2(ImageFolder(str(folder / "images"), transform=tensors()))
+    assert feeder.explain(wrapped).is_native
+    assert_like(feeder.from_torch(wrapped), wrapped)
+
+    masks: Any = VOCSegmentation.__new__(VOCSegmentation)
+    Image.fromarray(np.arange(1200, dtype=np.uint8).reshape(30, 40)).save(folder / "mask.png")
+    masks.root, masks.images, masks.targets = str(folder), [str(folder / "images" / files[0])], [folder / "mask.png"]
+    masks.transform = masks.target_transform = None
+    masks.transforms = v2.Compose([v2.RandomRotation((9, 9)), v2.ToImage()])
+    same_sample(feeder.from_torch(masks)[0], masks[0])
+    wrapped = wrap_dataset_for_transforms_v2(masks)
+    same_sample(feeder.from_torch(wrapped)[0], wrapped[0])
 
 
 @check
@@ -530,8 +609,37 @@ def hugging_face(folder: Path) -> None:
         assert (ours[i]["pixels"].int() - theirs[i]["pixels"].int()).abs().max() <= 2
     (samples,) = feeder.DataLoader(ours, 3, num_workers=1, collate_fn=list)
     assert [list(row) for row in samples] == 3 * [["text", "label", "pixels"]]
-    refused(lambda: feeder.from_torch(theirs.with_format(None).remove_columns("photo")), "0 Image columns")
+    refused(lambda: feeder.from_torch(theirs.with_format(None).remove_columns("photo")), "no Image column")
     assert feeder.explain(theirs.with_format(None).remove_columns("photo")).lines[0].how == "refused"
+
+
+@check
+def modes_of_hugging_face(folder: Path) -> None:
+    """Images of rows keep the modes of their files, and a further Image column is read as theirs."""
+    import datasets
+
+    modes = ("L", "RGBA", "P", "1", "LA", "RGB", "I;16")
+    images = [pixels(i, 40, 30).convert("L" if mode == "I;16" else mode) for i, mode in enumerate(modes)]
+    images[-1] = Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50)
+    photos = [{"bytes": encode(image, "PNG"), "path": None} for image in images]
+    features = datasets.Features({"photo": datasets.Image(), "mask": datasets.Image(), "id": datasets.Value("int64")})
+    rows = {"photo": photos, "mask": photos[::-1], "id": [*range(len(modes))]}
+    theirs = datasets.Dataset.from_dict(rows, features=features)
+    assert [line.how for line in feeder.explain(theirs).lines] == ["native", "python"]
+    ours = feeder.from_torch(theirs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the 16 bits
+        loader = feeder.DataLoader(ours, 4, collate_fn=list, num_workers=1)
+        for found in ([ours[i] for i in range(len(modes))], [row for batch in loader for row in batch]):
+            for row, mode, expected in zip(found, modes, theirs, strict=True):
+                assert [row["photo"].mode, row["mask"].mode] == [mode, expected["mask"].mode]
+                assert np.abs(np.array(row["photo"], int) - np.array(expected["photo"], int)).max() <= 2
+                assert np.array_equal(row["mask"], expected["mask"])
+        padded = feeder.from_torch(theirs.remove_columns("mask"))
+        assert next(iter(feeder.DataLoader(padded, 4, sizes=feeder.PadToBatch())))["photo"].shape[:2] == (4, 3)
+    theirs = theirs.remove_columns("mask")
+    assert feeder.from_torch(theirs.cast_column("photo", datasets.Image(mode="RGB")))[0]["photo"].mode == "RGB"
+    refused(lambda: feeder.from_torch(theirs.cast_column("photo", datasets.Image(mode="L"))), "mode RGB")
 
 
 @check
@@ -553,6 +661,7 @@ def word_on_conversion(folder: Path) -> None:
     datasets: list[Any] = [theirs, Subset(theirs, [0]), ImageFolder(str(folder), loader=opened)]
     for dataset in datasets:
         assert feeder.DataLoader(dataset).path == "generic"
+    assert [convertible(each) for each in datasets] == ["Mine", "Mine", None]
     assert len(said) == 1
     assert "feeder.from_torch(dataset)" in said[0]
     assert "Mine" in said[0]

@@ -259,6 +259,15 @@ def test_a_feeder_dataset_without_the_fast_path_is_named_with_the_way_out(
     assert "give batch_size" in render_page("train.py", found, [], [], None, 0)
 
 
+@pytest.mark.parametrize("folder", [None, "train"])
+def test_a_dataset_that_feeder_takes_as_it_is_is_named_first(folder: str | None) -> None:
+    record = loader([30.0] * 21, 10, workers=8, folder=folder, convertible="ImageFolder")
+    found = [advice for advice in analyse(process(record), cores=8).advice if "feeder" in advice.title]
+    assert found[0].title == "feeder.DataLoader(feeder.from_torch(dataset), ...)"
+    assert found[0].text.startswith("This ImageFolder reads")
+    assert len(found) == (1 if folder is None else 2)
+
+
 def test_the_starts_of_epochs_are_worth_persistent_workers() -> None:
     record = loader([1.0] * 10, 99, workers=4, made_ms=500)
     for epoch in range(1, 4):

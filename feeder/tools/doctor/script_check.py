@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from feeder.dataset.foreign import TORCHVISION_KINDS
 from feeder.tools.doctor.finding import Finding, Level
 from feeder.tools.doctor.script_file import ALL, ScriptSource, read_source
 from feeder.tools.doctor.script_names import Default, Names, arguments_of, text_of
@@ -18,6 +19,7 @@ __all__ = ["RULES", "check_script", "check_source"]
 RULES = {
     "num-workers": "the loader has no workers",
     "pin-memory": "the loader's batches are not page-locked",
+    "python-images": "the loader's images are made in Python",
     "blocking-copy": "a copy to the GPU that the loop waits for",
     "set-epoch": "a DistributedSampler that has the same order in every epoch",
 }
@@ -116,6 +118,7 @@ class _Check:
         if name in _LOADERS and not is_one_batch:
             given, is_all = arguments_of(call, *_LOADER)
             self._workers(call, name, given, is_all)
+            self._python_images(call, given.get("dataset"))
             if self._places_batches and is_all and not (name == "feeder.DataLoader" and "device" in given):
                 self._pinned(call, name, given)
         elif name.startswith("transformers") and name.endswith("TrainingArguments"):
@@ -143,17 +146,34 @@ class _Check:
         else:
             self._add("num-workers", call, why, remedy)
 
-    def _is_in_memory(self, node: ast.expr | None, depth: int = 0) -> bool:
+    def _python_images(self, call: ast.Call, dataset: ast.expr | None) -> None:
+        """Names a dataset of torchvision's that feeder reads natively."""
+        origin = self._origin(dataset)
+        library, _, kind = (self._names.called(origin) or "").rpartition(".") if origin is not None else ("", "", "")
+        if library.startswith("torchvision.datasets") and kind in TORCHVISION_KINDS:
+            why = f"Each worker decodes and augments the images of this {kind} with Pillow and torchvision, one by one."
+            remedy = "feeder.DataLoader(feeder.from_torch(dataset), ...): the same samples and transform, made natively"
+            self._add("python-images", call, why, remedy, "note")
+
+    def _is_in_memory(self, node: ast.expr | None) -> bool:
         """Returns True if a data set is certainly in memory, where workers cost more than they gain."""
-        if node is None or depth > 4:
+        found = self._origin(node)
+        if found is None:
             return False
+        last = (self._names.called(found) or "").rpartition(".")[2]
+        return last in _IN_MEMORY or isinstance(found, ast.List | ast.ListComp | ast.Tuple)
+
+    def _origin(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
+        """Returns the expression that makes a data set, behind names and wrappers; None if it is far away."""
+        if node is None or depth > 4:
+            return None
         found = self._names.definition(node.value if isinstance(node, ast.Subscript) else node)
         if found is not node and not isinstance(found, ast.Call):
-            return self._is_in_memory(found, depth + 1)
+            return self._origin(found, depth + 1)
         last = (self._names.called(found) or "").rpartition(".")[2]
-        if isinstance(found, ast.Call) and last in _WRAPPERS:
-            return bool(found.args) and self._is_in_memory(found.args[0], depth + 1)
-        return last in _IN_MEMORY or isinstance(found, ast.List | ast.ListComp | ast.Tuple)
+        if isinstance(found, ast.Call) and found.args and last in _WRAPPERS:
+            return self._origin(found.args[0], depth + 1)
+        return found
 
     def _pinned(self, call: ast.Call, name: str, given: dict[str, ast.expr]) -> None:
         if "pin_memory" in given and self._names.value(given["pin_memory"]) is not False:

@@ -198,6 +198,7 @@ class LoaderHooks:
                 batch_size=loader.batch_size,
                 pin_memory=bool(loader.pin_memory) or getattr(loader, "device", None) is not None,
                 persistent=bool(loader.persistent_workers),
+                convertible=_convertible(loader.dataset),
                 folder=class_folders(loader.dataset),
             )
             self.records[loader] = self._successor_of(loader, fresh)
@@ -286,6 +287,14 @@ def own_rank() -> int | None:
     """Returns the rank that a launcher gave this process; None without one."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isdigit() else None
+
+
+def _convertible(dataset: Any) -> str | None:
+    from feeder.dataset.foreign import convertible
+
+    with contextlib.suppress(Exception):  # see class_folders
+        return convertible(dataset)
+    return None
 
 
 def class_folders(dataset: Any) -> str | None:

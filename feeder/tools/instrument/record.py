@@ -96,6 +96,7 @@ class LoaderRecord:
         stage_ns: feeder's own meters: time by stage, over all workers; :data:`TRAINER_DECODE` in the trainer.
         bottleneck: feeder's own verdict.
         path_reason: Reason why a feeder dataset does not take the fast path, and the remedy; else None.
+        convertible: Class of a dataset that ``feeder.from_torch`` takes and that is not feeder's yet; else None.
         folder: Class folders that its dataset reads files from, as torchvision's ImageFolder does; else None.
     """
 
@@ -111,6 +112,7 @@ class LoaderRecord:
     stage_ns: dict[str, int] = field(default_factory=dict)
     bottleneck: str | None = None
     path_reason: str | None = None
+    convertible: str | None = None
     folder: str | None = None
 
     def steps(self) -> Iterator[tuple[NextCall, NextCall | None]]:

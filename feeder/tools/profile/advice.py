@@ -121,8 +121,11 @@ def _faster_batches(main: LoaderTimes, load: MachineLoad, cores: int) -> list[Ad
         return []
 
     workers = _more_workers(main, load, cores)
+    native = None if record.convertible is None else _native(main, record.convertible)
     if record.folder is not None:
-        return [workers, _shards(main, record.folder)]
+        return [workers, native, _shards(main, record.folder)]
+    if native is not None:
+        return [workers, native]
     nothing_else = workers is None and record.path_reason is None
     return [workers, _cheaper(main) if nothing_else or load.used_cores > 0.8 * cores else None]
 
@@ -200,6 +203,14 @@ def _cheaper_decoding(main: LoaderTimes, decoding_s: float) -> Advice:
     )
     gain = main.gain(main.wait_a_batch_s + main.step_a_batch_s - decoding_s)
     return Advice("Less to decode in the training process: seekable shards, or backend='cpu'", text, gain, True)
+
+
+def _native(main: LoaderTimes, kind: str) -> Advice:
+    text = (
+        f"This {kind} reads, decodes and augments images in Python. feeder.from_torch makes it a dataset of the same "
+        "samples and transform, whose images are made natively; `feeder.explain(dataset)` says what stays in Python."
+    )
+    return Advice("feeder.DataLoader(feeder.from_torch(dataset), ...)", text, main.most, True)
 
 
 def _shards(main: LoaderTimes, folder: str) -> Advice:

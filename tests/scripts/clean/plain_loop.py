@@ -4,7 +4,7 @@ from torch.utils.data import DataLoader
 from torchvision import datasets, models, transforms
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-dataset = datasets.ImageFolder("train", transforms.ToTensor())
+dataset = datasets.Places365("train", transform=transforms.ToTensor())
 loader = DataLoader(dataset, batch_size=256, shuffle=True, num_workers=8, pin_memory=True, drop_last=True)
 model = models.resnet50().to(device)
 criterion = nn.CrossEntropyLoss().to(device)
