@@ -81,7 +81,7 @@ NOT_RUN = {
     ("bench/README.md", "--only data"): "needs a GPU",
     ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",
     ("docs/operations.md", "FROM feeder"): "needs Docker",
-    ("docs/sharding.md", "img2dataset"): "downloads images; tests/shard/test_members.py takes what it writes",
+    ("docs/sources.md", "img2dataset"): "downloads images; tests/shard/test_members.py takes what it writes",
 }
 # No code.
 PICTURES = {

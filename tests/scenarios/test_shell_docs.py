@@ -135,15 +135,15 @@ LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = 
     ),
     ("docs/performance.md", "feeder doctor"): (a_script, {}),
     ("docs/sharding.md", "# writes ./images-shards"): (images, {}),
-    ("docs/sharding.md", "instances_train2017.json"): (targets, {}),
-    ("docs/sharding.md", "--list-column"): (tables_of_captions, {}),
-    ("docs/sharding.md", "feeder append"): (a_set_and_more, {}),
+    ("docs/sources.md", "instances_train2017.json"): (targets, {}),
+    ("docs/sources.md", "--list-column"): (tables_of_captions, {}),
+    ("docs/shard-sets.md", "feeder append"): (a_set_and_more, {}),
 }
 STORES = {
     ("docs/remote.md", "feeder shard ./train"),
-    ("docs/sharding.md", "https://host/"),
-    ("docs/sharding.md", "feeder takedown"),
-    ("docs/sharding.md", "feeder inspect"),
+    ("docs/sources.md", "https://host/"),
+    ("docs/shard-sets.md", "feeder takedown"),
+    ("docs/shard-sets.md", "feeder inspect"),
 }
 CLUSTER = {
     ("docs/cluster.md", "ray start"),
