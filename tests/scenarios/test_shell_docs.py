@@ -123,7 +123,7 @@ def upload(folder: Path, bucket: Bucket) -> None:
 LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = {
     ("README.md", "feeder shard ./images"): (images, {}),
     ("docs/cluster.md", "torchrun"): (images_by_class, {}),
-    ("docs/loading.md", "feeder replay"): (a_run_of_eight_ranks, {"--epoch 3 --step 1200": "--epoch 0 --step 1"}),
+    ("docs/order.md", "feeder replay"): (a_run_of_eight_ranks, {"--epoch 3 --step 1200": "--epoch 0 --step 1"}),
     ("docs/operations.md", "register-python-argcomplete"): (lambda folder: None, {}),
     ("docs/performance.md", "feeder bench images-shards"): (
         a_folder_to_bench,
