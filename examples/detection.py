@@ -4,7 +4,7 @@ feeder shard images --annotations instances.json --out shards
 python examples/detection.py shards [--epochs 3] [--size 480] [--classes 80]
 python examples/detection.py . --plain    # torch's DataLoader and torchvision on images/ and instances.json
 
-docs/loading.md shows torchvision's detectors on such batches, with their own resize and padding switched off.
+docs/image-sizes.md shows torchvision's detectors on such batches, with their own resize and padding switched off.
 """
 
 from __future__ import annotations

@@ -341,11 +341,11 @@ def test_the_committed_bytes_from_a_store_are_those_that_were_not_kept() -> None
     for name in ("a cache of half the set", "half the set kept"):
         assert found[f"second epoch, {name}"] <= most * (1 - found[f"kept by {name}"]), name
     text = " ".join((ROOT / "docs/remote.md").read_text().split())
-    assert f"one of two ranks on hosts of their own {found['one of two ranks']:.2f} of it" in text
-    assert f"with half of the set kept, {found['second epoch, half the set kept']:.2f} of it" in text
+    assert f"| first epoch of one of two ranks, each on a host of its own | {found['one of two ranks']:.2f} |" in text
+    assert f"| second epoch, half of the set kept | {found['second epoch, half the set kept']:.2f} |" in text
     name = "a cache of half the set"
     assert f"which keeps {found[f'kept by {name}']:.2f} beside" in text
-    assert f"the order reads from, {found[f'second epoch, {name}']:.2f} (" in text
+    assert f"the order reads from | {found[f'second epoch, {name}']:.2f} |" in text
 
 
 def test_the_committed_costs_of_a_store_are_those_that_the_documents_state() -> None:
@@ -364,7 +364,7 @@ def test_the_committed_costs_of_a_store_are_those_that_the_documents_state() -> 
     assert found["resume"]["ratio"]["median"] <= 1
     later = seconds["first batch"]["median"] - seconds["first batch, local"]["median"]
     ratio = found["resume"]["ratio"]["median"]
-    assert f"first batch {later:.2f} s later than from the local disk (medians);" in text
+    assert f"first batch {later:.2f} s later than from the local disk (medians)." in text
     assert f"that is {ratio:.2f} of the time in which two ranges of 8 MiB come" in text
     names = {"streaming": "MosaicML Streaming", "litdata": "LitData"}
     for name, speeds in committed("remote_rivals")["rivals"].items():

@@ -1,14 +1,19 @@
-"""Docstrings open with their subject or a verb."""
+"""Docstrings open with their subject or a verb, and documents have short sentences of plain words."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from tests.support import ROOT
 
 _FOLDERS = ("bench", "examples", "feeder", "kernels", "scripts", "tests")
 _QUESTIONS = {"What", "Whether", "How", "Where", "Which", "Why", "When"}
+
+_MOST_WORDS = 40
+_HARD_TO_READ = re.compile(r"\b([Ss]uch a|[Tt]he one that|[Ss]o, too|but for)\b|^So (do|does|is|are)\b")
+_TO_BE_REWRITTEN = {"README.md", "docs/frameworks.md", "docs/transforms.md"}
 
 
 def _docstrings() -> Iterator[tuple[str, str]]:
@@ -36,3 +41,38 @@ def test_nothing_stops_the_clusters_of_others() -> None:
     for path in paths:
         text = path.read_text().replace('", "', " ")  # as a list of arguments, too
         assert " ".join(words) not in text or path.name == "test_words.py", path
+
+
+def _sentences(text: str) -> Iterator[str]:
+    """The sentences of a document's paragraphs and list items, without its code, tables and headings."""
+    text = re.sub(r"^( *)```.*?^\1```$|<!--.*?-->", "\n\n", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *(?:[|#!]|:::).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^ *(?:[-*]|\d+\.) ", "\n\n", text, flags=re.MULTILINE)
+    for paragraph in re.split(r"\n\s*\n", text):
+        plain = re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", " ".join(paragraph.split())))
+        yield from re.split(r"(?<=[.!?]) |(?<=[.!?][)*\"]) |(?<=[.!?]\*\*) ", plain)
+
+
+def _faults(text: str) -> list[str]:
+    """Sentences that are too long or have words that stop a reader."""
+    return [each for each in _sentences(text) if len(each.split()) > _MOST_WORDS or _HARD_TO_READ.search(each)]
+
+
+def test_documents_have_short_sentences_of_plain_words() -> None:
+    paths = {path.relative_to(ROOT).as_posix(): path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))}
+    pages = paths.keys() - _TO_BE_REWRITTEN - {"CHANGELOG.md"}
+    assert len(pages) > 30
+    assert {page: faults for page in pages if (faults := _faults(paths[page].read_text()))} == {}
+
+
+def test_a_long_sentence_is_found_wherever_it_stands() -> None:
+    long = " ".join(["word"] * (_MOST_WORDS + 1))
+    half = long[: len(long) // 2]
+    for text in (
+        long,
+        f"- Short.\n- {long}",
+        f"| a |\n\nShort. {long}, `code` [link](page.md).",
+        "It is such\na thing.",
+    ):
+        assert len(_faults(text)) == 1, text
+    assert _faults(f"# {long}\n\n```sh\n{long}\n```\n\n| {long} |\n\n**{half}.** {half}") == []

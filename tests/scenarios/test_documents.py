@@ -38,9 +38,9 @@ ELSEWHERE = {
     ("docs/frameworks.md", "with_transform"): "scenarios/test_pipelines.py::test_hugging_face_datasets",
     ("docs/frameworks.md", "map_batches"): "scenarios/test_pipelines.py::test_ray_data",
     ("docs/loading.md", "feeder.Encoded(path"): "scenarios/test_loading_docs.py::test_a_dataset_class_of_ones_own",
-    ("docs/loading.md", "feeder.Buckets(pixels"): "scenarios/test_loading_docs.py::test_buckets",
-    ("docs/loading.md", "PadToBatch(multiple"): "scenarios/test_loading_docs.py::test_padded_batches",
-    ("docs/loading.md", "model.transform.resize"): (
+    ("docs/image-sizes.md", "feeder.Buckets(pixels"): "scenarios/test_loading_docs.py::test_buckets",
+    ("docs/image-sizes.md", "PadToBatch(multiple"): "scenarios/test_loading_docs.py::test_padded_batches",
+    ("docs/image-sizes.md", "model.transform.resize"): (
         "scenarios/test_loading_docs.py::test_torchvisions_detectors_take_padded_batches_as_they_are"
     ),
     (
@@ -81,7 +81,7 @@ NOT_RUN = {
     ("bench/README.md", "--only data"): "needs a GPU",
     ("docs/operations.md", "docker build"): "needs Docker; tests/project/test_container.py holds the Dockerfile",
     ("docs/operations.md", "FROM feeder"): "needs Docker",
-    ("docs/sharding.md", "img2dataset"): "downloads images; tests/shard/test_members.py takes what it writes",
+    ("docs/sources.md", "img2dataset"): "downloads images; tests/shard/test_members.py takes what it writes",
 }
 # No code.
 PICTURES = {

@@ -1,4 +1,4 @@
-"""The examples of docs/loading.md for datasets of one's own and images of several sizes, as they stand there."""
+"""The examples of docs/loading.md and docs/image-sizes.md, as they stand there."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def code(sign: str) -> str:
-    """The one block with this sign, for a machine with few cores."""
-    return block("docs/loading.md", sign).replace("num_workers=8", "num_workers=1")
+    """The one block on sizes with this sign, for a machine with few cores."""
+    return block("docs/image-sizes.md", sign).replace("num_workers=8", "num_workers=1")
 
 
 def run(sign: str, shards: Path) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def run(sign: str, shards: Path) -> dict[str, Any]:
 def test_a_dataset_class_of_ones_own(tmp_path: Path) -> None:
     paths = sorted(make_tree(tmp_path, 2, 4).rglob("*.jpg"))
     names: dict[str, Any] = {"feeder": feeder, "T": T, "torch": torch, "rows": [(path, 7) for path in paths]}
-    exec(code("feeder.Encoded(path").replace("num_workers=8", "num_workers=0"), names)
+    exec(block("docs/loading.md", "feeder.Encoded(path").replace("num_workers=8", "num_workers=0"), names)
     (images, labels), *others = names["loader"]
     assert not others
     assert images.shape == (8, 3, 224, 224)

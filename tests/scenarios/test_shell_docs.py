@@ -123,7 +123,7 @@ def upload(folder: Path, bucket: Bucket) -> None:
 LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = {
     ("README.md", "feeder shard ./images"): (images, {}),
     ("docs/cluster.md", "torchrun"): (images_by_class, {}),
-    ("docs/loading.md", "feeder replay"): (a_run_of_eight_ranks, {"--epoch 3 --step 1200": "--epoch 0 --step 1"}),
+    ("docs/order.md", "feeder replay"): (a_run_of_eight_ranks, {"--epoch 3 --step 1200": "--epoch 0 --step 1"}),
     ("docs/operations.md", "register-python-argcomplete"): (lambda folder: None, {}),
     ("docs/performance.md", "feeder bench images-shards"): (
         a_folder_to_bench,
@@ -135,15 +135,15 @@ LOCAL: dict[tuple[str, str], tuple[Callable[[Path], object], dict[str, str]]] = 
     ),
     ("docs/performance.md", "feeder doctor"): (a_script, {}),
     ("docs/sharding.md", "# writes ./images-shards"): (images, {}),
-    ("docs/sharding.md", "instances_train2017.json"): (targets, {}),
-    ("docs/sharding.md", "--list-column"): (tables_of_captions, {}),
-    ("docs/sharding.md", "feeder append"): (a_set_and_more, {}),
+    ("docs/sources.md", "instances_train2017.json"): (targets, {}),
+    ("docs/sources.md", "--list-column"): (tables_of_captions, {}),
+    ("docs/shard-sets.md", "feeder append"): (a_set_and_more, {}),
 }
 STORES = {
     ("docs/remote.md", "feeder shard ./train"),
-    ("docs/sharding.md", "https://host/"),
-    ("docs/sharding.md", "feeder takedown"),
-    ("docs/sharding.md", "feeder inspect"),
+    ("docs/sources.md", "https://host/"),
+    ("docs/shard-sets.md", "feeder takedown"),
+    ("docs/shard-sets.md", "feeder inspect"),
 }
 CLUSTER = {
     ("docs/cluster.md", "ray start"),

@@ -21,11 +21,11 @@ def add(commands: Any) -> None:
             "feeder export s3://my-bucket/set --out ./images",
         ),
         help="write the images of a shard set as files",
-        description="Writes each image of a shard set to its original path below a folder. Packed images are unpacked "
-        "to the original files (to sequential copies of progressive ones, where the set was made so), and compared "
-        "with their SHA-256; others are written as they are stored: seekable JPEGs have the original pixels, but other "
-        "bytes. Images with the path of an earlier one get their key into their name. For a shard set of the original "
-        "files, with their labels and fields: feeder shard DIR --out DIR2 --encode keep.",
+        description="Writes each image of a shard set to its original path below a folder. Packed images become the "
+        "original files, and are compared with their SHA-256. If the set was made with --progressive sequential, "
+        "progressive files become sequential copies. Other images are written as they are stored: seekable JPEGs have "
+        "the original pixels, but other bytes. If two images have one path, the later one gets its key into its name. "
+        "For a shard set of the original files, with labels and fields: feeder shard DIR --out DIR2 --encode keep.",
     )
     command.add_argument(
         "dir", metavar="DIR", help="folder of a shard set, an index file, or a URL such as s3://bucket/set"

@@ -20,8 +20,9 @@ def add(commands: Any) -> None:
             "feeder parity ./images --backend cpu --fidelity exact",
         ),
         help="compare a decode backend's pixels with the Pillow reference",
-        description="Compares a backend's pixels with the Pillow reference on your own images, in buckets by the "
-        "crop's reduction. Views must be what they are alone.",
+        description="Decodes your own images by a backend and by Pillow, and compares the pixels. The report has a row "
+        "for each range of reductions: how much larger the crop is than its output. It also checks that several views "
+        "of an image, decoded together, are what each is alone.",
         epilog="exit codes: 0 within the bounds, 1 outside or error, 2 wrong usage",
     )
 
@@ -31,15 +32,17 @@ def add(commands: Any) -> None:
         "--fidelity",
         choices=("fast", "exact", "draft"),
         default="fast",
-        help="the backend's (default: %(default)s)",
+        help="fidelity of the backend (default: %(default)s)",
     )
-    command.add_argument("--device", default="cpu", help="cpu, or cuda for a backend that decodes on it (default: cpu)")
+    command.add_argument(
+        "--device", default="cpu", help="cpu, or cuda if the backend decodes on the GPU (default: cpu)"
+    )
 
     command.add_argument(
         "--images", type=int, default=250, metavar="N", help="images to compare (default: %(default)s)"
     )
     command.add_argument(
-        "--seed", type=int, default=0, help="seed of the choice of images and crops (default: %(default)s)"
+        "--seed", type=int, default=0, help="seed that chooses images and crops (default: %(default)s)"
     )
 
     add_output(command)

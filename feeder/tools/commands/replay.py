@@ -16,8 +16,8 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "replay",
         help="show the samples of a batch of a training run, and make it again",
-        description="Makes a step of a training run again, by a saved state of its loader: shows which samples it had, "
-        "and those that stood in for bad ones, and writes its images as the run saw them.",
+        description="Makes a step of a training run again, by a saved state of its loader. It shows which samples the "
+        "step had, and which ones stood in for bad ones. It writes the images as the run saw them.",
         examples=(
             "feeder replay ./shards --state checkpoint.pt --key loader --step 1200",
             "feeder replay ./shards --state loader.json --epoch 3 --step 17 --out batch",

@@ -20,18 +20,18 @@ def add(commands: Any) -> None:
     command = commands.add_parser(
         "takedown",
         help="take samples out of a shard set for good",
-        description="Takes samples out of a shard set: their bytes, keys, paths and fields go from all versions of it. "
-        "Their ids stay, and another sample of the same shard stands in the place of each, so that orders, states and "
-        "lengths are as they were. An interrupted takedown is finished by the next one, also without keys.",
+        description="Removes samples from a shard set for good. Their bytes, keys, paths and fields are overwritten in "
+        "all versions of the set. Their ids stay: each gets another sample of the same shard, so orders, lengths and "
+        "saved states stay valid. If a takedown is interrupted, run it again to finish it, with or without keys.",
         examples=(
             "feeder takedown ./shards 00001234 00040012",
             "feeder takedown s3://my-bucket/train --from keys.txt",
         ),
         epilog="exit codes: 0 done, 1 error, 2 wrong usage or a key that the set does not have, 130 interrupted",
     )
-    command.add_argument("set", metavar="SET", help="folder of a shard set, or s3://bucket/set, gs:// or az://")
-    command.add_argument("keys", metavar="KEY", nargs="*", help="key of a sample, as loaders and replay show it")
-    command.add_argument("--from", dest="file", metavar="FILE", help="file of further keys, one a line")
+    command.add_argument("set", metavar="SET", help="folder or URL (s3://, gs://, az://) of a shard set")
+    command.add_argument("keys", metavar="KEY", nargs="*", help="key of a sample, as browse and replay show it")
+    command.add_argument("--from", dest="file", metavar="FILE", help="file with further keys, one on each line")
     add_output(command)
     command.set_defaults(run=run, on_interrupt="run `feeder takedown SET` to finish it, or the same command again")
 
