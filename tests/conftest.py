@@ -12,7 +12,7 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +26,6 @@ __all__ = [
     "fault_proxy",
     "few_objects",
     "google",
-    "hide_native",
     "one_torch_thread",
     "own_folders",
     "read",
@@ -142,19 +141,6 @@ def pytest_testnodedown(node: Any) -> None:
     """Takes from a runner what it says of its GIL."""
     if getattr(node, "workeroutput", {}).get("brought_back"):
         _brought_back.append(node.gateway.id)
-
-
-@pytest.fixture
-def hide_native(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes every later ``from feeder import _native`` fail, as if the native module was not built."""
-
-    def hide() -> None:
-        import feeder
-
-        monkeypatch.setitem(sys.modules, "feeder._native", None)
-        monkeypatch.delattr(feeder, "_native", raising=False)  # else the import would find it here
-
-    return hide
 
 
 @pytest.fixture(scope="session", autouse=True)

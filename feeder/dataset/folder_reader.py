@@ -351,27 +351,17 @@ class FolderReader:
         def leave_out(path: str, kind: str) -> None:
             skipped.setdefault(kind, []).append(path)
 
-        try:
-            classes = class_names(root, leave_out)
-        except OSError as error:
-            raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
-        if not classes:
-            if os.path.exists(os.path.join(root, INDEX_NAME)):
-                raise SourceError(f"{root}: this is a shard set; read it with ShardDataset")
-            raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
-
+        classes = _classes(root, leave_out)
         data = bytearray()
         starts: list[int] = [0]
         labels: list[int] = []
         members: set[str] = set()
         likely: dict[str, list[str]] = {}
         is_labelled = not are_downloads(root, classes)
-        if not is_labelled:
-            warn(downloads_note(root, classes))
+        notes = [] if is_labelled else [downloads_note(root, classes)]
 
         for label, name in enumerate(classes):
-            before = len(labels)
-            for folder, (files, fields) in sorted(_files(root, name, targets, leave_out, heartbeat).items()):
+            for folder, (files, fields) in _listed(root, name, targets, leave_out, heartbeat, is_labelled):
                 members |= fields
                 for file, field in likely_members(files).items():
                     likely.setdefault(field, []).append(os.path.join(folder, file))
@@ -379,18 +369,53 @@ class FolderReader:
                     data += os.fsencode(os.path.join(folder, file))
                     starts.append(len(data))
                     labels.append(label if is_labelled else -1)
-            if is_labelled and len(labels) == before:
-                raise SourceError(
-                    f"{os.path.join(root, name)}: found no image in this class folder: remove the folder, or add images"
-                )
+
         if not labels:
             raise SourceError(f"{root}: found no image in the folders of img2dataset; its _stats.json say why")
-        for note in (*left_out_notes(root, skipped), *_advice(root, classes, likely, len(labels))):
+        for note in (*notes, *left_out_notes(root, skipped), *_advice(root, classes, likely, len(labels))):
             warn(note)
 
         arrays = np.frombuffer(bytes(data), np.uint8), np.array(starts, np.uint64), np.array(labels, np.int64)
         named = tuple(sorted(members - {"key", "path", *NUMBER_FIELDS}))
         return cls(root, *arrays, exif=exif, classes=classes if is_labelled else None, members=named)
+
+
+def _listed(
+    root: str,
+    name: str,
+    targets: tuple[str, ...],
+    leave_out: Callable[[str, str], None],
+    heartbeat: Callable[[], object],
+    is_labelled: bool,
+) -> list[tuple[str, tuple[list[str], set[str]]]]:
+    """Returns the folders of a class, sorted, each with its images and the fields of its other files.
+
+    Raises:
+        SourceError: if a class that labels its images has none.
+    """
+    found = _files(root, name, targets, leave_out, heartbeat)
+    if is_labelled and not any(files for files, _ in found.values()):
+        raise SourceError(
+            f"{os.path.join(root, name)}: found no image in this class folder: remove the folder, or add images"
+        )
+    return sorted(found.items())
+
+
+def _classes(root: str, leave_out: Callable[[str, str], None]) -> list[str]:
+    """Returns the names of the class folders.
+
+    Raises:
+        SourceError: if there is none, or they can't be listed.
+    """
+    try:
+        classes = class_names(root, leave_out)
+    except OSError as error:
+        raise SourceError(f"{root}: expected a folder of class folders: {error.strerror}") from None
+    if not classes:
+        if os.path.exists(os.path.join(root, INDEX_NAME)):
+            raise SourceError(f"{root}: this is a shard set; read it with ShardDataset")
+        raise SourceError(f"{root}: expected a folder for each class, found no folder; shard flat folders first")
+    return classes
 
 
 def _advice(root: str, classes: Sequence[str], likely: Mapping[str, Sequence[str]], samples: int) -> Iterator[str]:

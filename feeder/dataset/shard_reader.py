@@ -134,7 +134,6 @@ class ShardReader(ShardFields):
             if errors[row] is not None:
                 continue
             shard, offset, length = places[row]
-
             if not inside[row]:
                 errors[row] = self.at(_cut_off(length, offset, size_of[shard]), int(ids[row]))
                 continue
@@ -145,21 +144,17 @@ class ShardReader(ShardFields):
             size = head + end - begin
             buffer = buffers[row] = view[start : start + size]
             start += size
-
             try:
-                if head:
-                    read_into(descriptor, offset, buffer[:head])
-                read_into(descriptor, offset + begin, buffer[head:] if head else buffer)
+                _read_both(descriptor, offset, head, begin, buffer)
             except DecodeError as error:
                 errors[row] = self.at(error, int(ids[row]))
                 buffers[row] = view[:0]
 
         self.note_read(total, time.perf_counter_ns() - started)
         changed = {s for s, entry in entries.items() if self._has_changed(entry if stay_open else self._open(s))}
-        if changed:
-            for row, i in enumerate(ids.tolist()):
-                if places[row][0] in changed and errors[row] is None:
-                    self._check(i)
+        for i, (shard, _, _), failed in zip(ids.tolist() if changed else (), places, errors, strict=False):
+            if shard in changed and failed is None:
+                self._check(i)
 
         labels = rows.labels if self._labels is None else self._labels[ids]
         return ReadSamples(buffers, labels, orientations, sizes, errors, first_rows)
@@ -512,6 +507,13 @@ def _shard_reader(
     if labels is not None:
         reader.relabel(labels, classes)
     return reader
+
+
+def _read_both(descriptor: int, offset: int, head: int, begin: int, buffer: memoryview) -> None:
+    """Fills a buffer with the first ``head`` bytes of an image, and with those from ``begin`` on."""
+    if head:
+        read_into(descriptor, offset, buffer[:head])
+    read_into(descriptor, offset + begin, buffer[head:] if head else buffer)
 
 
 def _cut_off(length: int, offset: int, size_bytes: int) -> DecodeError:

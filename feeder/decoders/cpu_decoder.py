@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -119,12 +120,11 @@ class CpuDecoder(Decoder):
         result = self._decode(buffers, orientations, heads, first_rows)
         for view, head in zip(views, heads, strict=True):
             if head is not view:
-                started = time.perf_counter_ns()
                 rows = [row for row, error in enumerate(result.errors) if error is None]
-                for row, failure in finish_apart(view, head.out, rows).items():
+                with _transforming(result, rows):
+                    failures = finish_apart(view, head.out, rows)
+                for row, failure in failures.items():
                     result.errors[row] = failure
-                if result.spent_ns is not None:
-                    result.spent_ns[rows, 1] += (time.perf_counter_ns() - started) // max(len(rows), 1)
         return result
 
     def _decode(
@@ -135,21 +135,10 @@ class CpuDecoder(Decoder):
         first_rows: npt.NDArray[np.int32] | None,
     ) -> DecodeResult:
         """Decodes images whose base path makes one size in each view."""
-        native_views, bases = [], []
-        for view in views:
-            height, width = view.draws.base_size[0].tolist()
-            if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and view.recipe.rest):
-                most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
-                reason = f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"
-                no_time = np.zeros((len(buffers), 3), np.int64)
-                return DecodeResult([DecodeError(reason)] * len(buffers), spent_ns=no_time)
-            if has_programs(view.recipe):
-                check_output_size(view.out, view.draws.base_size)
-                native_views.append(_native_view(view))
-                continue
-            base = np.empty((1, height, width, 3), np.uint8)
-            native_views.append(_native.View(*_boxes(view.draws), base, layout="nhwc", dtype="uint8"))
-            bases.append((view, base[0]))
+        try:
+            native_views, bases = self._native_views(views)
+        except DecodeError as refused:
+            return DecodeResult([refused] * len(buffers), spent_ns=np.zeros((len(buffers), 3), np.int64))
 
         spent, slow = np.zeros((len(buffers), 2), np.int64), np.zeros(len(buffers), np.uint8)
         statuses, reasons = _native.decode_views(
@@ -191,17 +180,34 @@ class CpuDecoder(Decoder):
                 errors[0] = failed
             spent_ns[0, 1] += time.perf_counter_ns() - started
 
-        redone = set(others.tolist())
+        result = DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
+        _finish(result, views, set(others.tolist()))
+        return result
+
+    def _native_views(
+        self, views: Sequence[View]
+    ) -> tuple[list[_native.View], list[tuple[View, npt.NDArray[np.uint8]]]]:
+        """Returns the kernels' views, and those whose base path alone they make, each with its image [H, W, 3].
+
+        Raises:
+            DecodeError: if a view is too large.
+        """
+        native_views, bases = [], []
         for view in views:
-            end = last_native(view.recipe)
-            if end < len(view.recipe.rest) and has_programs(view.recipe):
-                rows = [row for row, error in enumerate(errors) if error is None and row not in redone]
-                drawn = view.draws.ops[view.recipe.base_length + end :]
-                started = time.perf_counter_ns()
-                for row, failure in finish(view.recipe.rest[end:], drawn, rows, view.out).items():
-                    errors[row] = failure
-                spent_ns[rows, 1] += (time.perf_counter_ns() - started) // max(len(rows), 1)
-        return DecodeResult(errors, clipped, int(np.count_nonzero(slow)), spent_ns)
+            height, width = view.draws.base_size[0].tolist()
+            if max(height, width) > _LARGEST_SIDE or (height * width > self.max_pixels and view.recipe.rest):
+                most = f"max_pixels={self.max_pixels} or {_LARGEST_SIDE} a side"
+                raise DecodeError(
+                    f"the recipe makes {width}x{height} pixels, more than {most}; end it with a fixed size"
+                )
+            if has_programs(view.recipe):
+                check_output_size(view.out, view.draws.base_size)
+                native_views.append(_native_view(view))
+                continue
+            base = np.empty((1, height, width, 3), np.uint8)
+            native_views.append(_native.View(*_boxes(view.draws), base, layout="nhwc", dtype="uint8"))
+            bases.append((view, base[0]))
+        return native_views, bases
 
     def _redone(
         self,
@@ -241,6 +247,28 @@ def _head(view: View) -> View:
     else:
         out = np.empty((count, 3, height, width), recipe.head.storage_dtype)
     return View(recipe.head, draws, out)
+
+
+def _finish(result: DecodeResult, views: Sequence[View], redone: Collection[int]) -> None:
+    """Runs the functions and ops at the recipes' ends on the images that the kernels have made."""
+    for view in views:
+        end = last_native(view.recipe)
+        if end < len(view.recipe.rest) and has_programs(view.recipe):
+            rows = [row for row, error in enumerate(result.errors) if error is None and row not in redone]
+            drawn = view.draws.ops[view.recipe.base_length + end :]
+            with _transforming(result, rows):
+                failures = finish(view.recipe.rest[end:], drawn, rows, view.out)
+            for row, failure in failures.items():
+                result.errors[row] = failure
+
+
+@contextlib.contextmanager
+def _transforming(result: DecodeResult, rows: Sequence[int]) -> Iterator[None]:
+    """Adds the time of a block to the transform of some images, each the same."""
+    started = time.perf_counter_ns()
+    yield
+    assert result.spent_ns is not None  # as of :meth:`CpuDecoder.decode`
+    result.spent_ns[rows, 1] += (time.perf_counter_ns() - started) // max(len(rows), 1)
 
 
 def _boxes(draws: Draws) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int32], npt.NDArray[np.uint8]]:

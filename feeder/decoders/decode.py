@@ -86,6 +86,7 @@ def decode(
     recipe = recipe_of(transform).at(None, epoch)
     check_recipe(recipe)
     decoder = thread_decoder(recipe, backend, fidelity, threads)
+
     if seed is None:
         seed = 0 if ids is not None else drawn_seed()
     return decode_batch(decoder, recipe, images, ids, seed, epoch, _at, _name, out)

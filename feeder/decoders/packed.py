@@ -152,10 +152,8 @@ def unpack(data: bytes | bytearray | memoryview, codebook: bytes | None = None) 
         DecodeError: if the packed JPEG is damaged.
         ValueError: for a codebook that is none.
     """
-    try:
-        from feeder import _native
-    except ImportError as error:
-        raise DecodeError(f"packed JPEGs need feeder's native kernels, which can't be loaded ({error})") from None
+    from feeder import _native
+
     try:
         return _native.unpack(data, codebook)
     except _native.Unsupported as error:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from feeder import _native
+from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.decoder import View
 from feeder.decoders.device.fused import split_for_device
+from feeder.decoders.packed import add_codebooks, codebook_id
 from feeder.tools.thresholds import NOTICEABLE_WAIT
 
 if TYPE_CHECKING:
@@ -55,13 +58,8 @@ def encoding_gains(
         on_device: True if a device runs the recipe's last ops.
 
     Returns:
-        The encodings with a noticeable gain. There is none without feeder's CPU kernels, and for images that are not
-        JPEGs or can't be encoded so.
+        The encodings with a noticeable gain. There is none for images that are not JPEGs or can't be encoded so.
     """
-    try:
-        from feeder.decoders.cpu_decoder import CpuDecoder
-    except ImportError:
-        return []
     reader = dataset.reader
     ids = np.unique(np.linspace(0, len(reader) - 1, _IMAGES).astype(np.int64))
     encoded = reader.read(ids)
@@ -97,8 +95,6 @@ def encoding_gains(
 
 def _encoders(jpegs: Sequence[bytes]) -> dict[str, Callable[[bytes], bytes | None]]:
     """Returns functions that encode a JPEG; of one that an encoding does not support they return None."""
-    from feeder import _native
-    from feeder.decoders.packed import add_codebooks, codebook_id
 
     def or_none(encode: Callable[[bytes], bytes]) -> Callable[[bytes], bytes | None]:
         def encoded(jpeg: bytes) -> bytes | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import posixpath
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from feeder.shard.write.set_copy import SetCopy
 from feeder.system.cores import cores
 from feeder.system.files import atomic_file, open_regular
 from feeder.system.progress import Progress
+from feeder.tools.verify import check_sample
 
 __all__ = ["ExportSummary", "export"]
 
@@ -117,6 +117,7 @@ def _renamed(index: SetIndex, ids: npt.NDArray[np.int64]) -> dict[int, str]:
         hashes[n] = hash(path)
         while (path := posixpath.dirname(path)) not in folders:
             folders.add(path)
+
     values, counts = np.unique(hashes, return_counts=True)
     unsure = [*values[counts > 1].tolist(), *map(hash, folders)]
     taken, renamed = set[str](), dict[int, str]()
@@ -126,6 +127,7 @@ def _renamed(index: SetIndex, ids: npt.NDArray[np.int64]) -> dict[int, str]:
             stem, extension = posixpath.splitext(path)
             renamed[i] = f"{stem}.{index.key(i).replace('/', '_')}{extension}"
         taken.add(path)
+
     names = np.array([hash(name) for name in renamed.values()], np.int64)
     for i, is_taken in zip(renamed, np.isin(names, values), strict=True):
         if is_taken or renamed[i] in taken or renamed[i] in folders:
@@ -169,24 +171,17 @@ def _into_store(out: str) -> Callable[[str, bytes], None]:
 
 
 def _read(index: SetIndex, i: int) -> bytes:
-    """Returns the image of a sample as it is stored. All fields of a sample share one checksum.
+    """Returns the image of a sample as it is stored, and compares the sample's fields with their checksum.
 
     A packed image is left to its own SHA-256, whose error says more.
     """
-    shard, *image = index.place(i)
-    parts = [] if is_packed_field(index.image_field(i)) else [(offset, length) for _, offset, length in index.parts(i)]
-    crc = 0
+    shard, offset, length = index.place(i)
     with open(index.shard_path(shard), "rb", opener=open_regular) as file:
-        shard_bytes = os.fstat(file.fileno()).st_size
-        for offset, length in (tuple(image), *parts):
-            if length > MAX_FILE_BYTES or offset + length > shard_bytes:
-                raise DecodeError("the shard was cut off; run `feeder inspect --verify`")
-        data = os.pread(file.fileno(), image[1], image[0])
-        for offset, length in parts:
-            crc = zlib.crc32(os.pread(file.fileno(), length, offset), crc)
-    if parts and crc != int(index.row(i).crc32[0]):
-        raise DecodeError("its bytes changed since it was stored; run `feeder inspect --verify`")
-    return data
+        if not is_packed_field(index.image_field(i)):
+            check_sample(file, index, i)
+        elif length > MAX_FILE_BYTES or offset + length > os.fstat(file.fileno()).st_size:
+            raise DecodeError("the shard was cut off; run `feeder inspect --verify`")
+        return os.pread(file.fileno(), length, offset)
 
 
 def _relative(index: SetIndex, i: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from textwrap import indent
 from typing import Any
 
@@ -28,7 +28,7 @@ _PERCENTILES = (0, 5, 50, 95, 100)
 _HISTOGRAM_ROWS = 10
 _RANKS, _BATCH = 8, 256
 _BAR = 24
-DISTINCT = 1 << 20  # numbers that are counted one by one
+DIGITS = 12  # binary, of counted numbers: the lengths of any number of images take little memory
 _SCORED_STEPS = 16
 
 
@@ -71,10 +71,6 @@ class Report:
     codebooks: list[str] = field(default_factory=list)
     taken_down: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as JSON values."""
-        return asdict(self)
-
 
 def open_set(path: str) -> SetIndex:
     """Opens the index of a shard set's folder, or an index file.
@@ -97,6 +93,7 @@ def inspect(place: str | SetCopy) -> Report:
     copy = place if isinstance(place, SetCopy) else SetCopy(place, place)
     index = copy.index()
     manifest = Manifest.read(os.path.dirname(index.path)) if os.path.basename(index.path) == INDEX_NAME else None
+
     found = _read(index)
     names = index.classes or (manifest.classes if manifest else None) or []
     every = sorted({*found.labels, *range(len(names))})
@@ -142,6 +139,7 @@ def render(report: Report) -> str:
         lines.append(
             _listed("  settings    ", [printable(f"{k}={v}") for k, v in report.settings.items() if v is not None])
         )
+
     if report.batch_scores:
         head = f"  distance of a batch's samples (a full shuffle is 1), {_RANKS} ranks x {_BATCH}"
         heads = ["shuffle", "a rank's batch", "all ranks'", "shards of a rank"]
@@ -150,9 +148,11 @@ def render(report: Report) -> str:
             for name, scores in report.batch_scores.items()
         ]
         lines += ["", head, indent(table([heads, *scored]), "  ")]
+
     rows = {"image bytes": report.image_bytes, "width, px": report.width_px, "height, px": report.height_px}
     cells = [[name, *(f"{value:,}" for value in row)] for name, row in rows.items()]
     lines += ["", indent(table([["", "min", "5 %", "median", "95 %", "max"], *cells]), "  ")]
+
     if report.targets:
         ranges = [f"{printable(name)} {low:g} to {high:g}" for name, (low, high) in report.targets.items()]
         lines += ["", _listed("  targets     ", ranges)]
@@ -171,52 +171,30 @@ def render(report: Report) -> str:
 
 
 class _Distribution:
-    """Counts of whole numbers. Where more than a million are different, the numbers between the least and the largest
-    lose as many of their last binary digits as it takes to have no more."""
+    """Counts of whole numbers by their first 12 binary digits, and the least and the largest of them."""
 
     def __init__(self) -> None:
-        self._values = np.zeros(0, np.uint64)
-        self._counts = np.zeros(0, np.int64)
-        self._waiting: list[npt.NDArray[np.uint64]] = []
-        self._waits = self._dropped = 0
+        self._counts = collections.Counter[int]()
         self._least = 1 << 64
         self._largest = 0
 
     def add(self, numbers: npt.NDArray[Any]) -> None:
         """Counts numbers, int [N] from 0 on."""
-        if not len(numbers):
-            return
-        self._waiting.append(numbers.astype(np.uint64))
-        self._waits += len(numbers)
-        self._least = min(self._least, int(numbers.min()))
-        self._largest = max(self._largest, int(numbers.max()))
-        if self._waits >= DISTINCT:
-            self._merge()
+        if len(numbers):
+            self._least = min(self._least, int(numbers.min()))
+            self._largest = max(self._largest, int(numbers.max()))
+            further = np.maximum(np.frexp(numbers)[1] - DIGITS, 0)
+            _count(self._counts, numbers >> further << further)
 
     def percentiles(self) -> list[int]:
         """Returns the numbers at the percentiles, the nearest that there is; zeros if there is none."""
-        self._merge()
-        ends = np.cumsum(self._counts)
-        if not len(ends):
+        if not self._counts:
             return [0] * len(_PERCENTILES)
+        values = np.array(sorted(self._counts))
+        ends = np.cumsum([self._counts[value] for value in values.tolist()])
         ranks = np.rint((int(ends[-1]) - 1) * np.array(_PERCENTILES) / 100)
-        found = self._values[np.searchsorted(ends, ranks, side="right")] << np.uint64(self._dropped)
-        return [min(max(int(value), self._least), self._largest) for value in found[:-1]] + [self._largest]
-
-    def _merge(self) -> None:
-        new = np.concatenate([np.zeros(0, np.uint64), *self._waiting]) >> np.uint64(self._dropped)
-        counts = np.concatenate([self._counts, np.ones(len(new), np.int64)])
-        self._set(np.concatenate([self._values, new]), counts)
-        self._waiting = []
-        self._waits = 0
-        while len(self._values) > DISTINCT:
-            self._dropped += 1
-            self._set(self._values >> np.uint64(1), self._counts)
-
-    def _set(self, values: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
-        self._values, places = np.unique(values, return_inverse=True)
-        self._counts = np.zeros(len(self._values), np.int64)
-        np.add.at(self._counts, places, counts)
+        found = values[np.searchsorted(ends, ranks, side="right")].tolist()
+        return [self._least, *(max(value, self._least) for value in found[1:-1]), self._largest]
 
 
 @dataclass

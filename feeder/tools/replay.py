@@ -67,11 +67,13 @@ def read_state(path: str, key: str | None = None) -> dict[str, Any]:
             f"{path}: is neither JSON, as *.json, nor a checkpoint of torch of tensors, numbers and texts only; "
             "save loader.state_dict() as JSON"
         ) from error
+
     for name in [] if key is None else key.split("."):
         if not isinstance(found, Mapping) or name not in found:
             names = ", ".join(map(str, found)) if isinstance(found, Mapping) else type(found).__name__
             raise ArgumentError(f"{path}: has no {key!r}; there are: {names}")
         found = found[name]
+
     if _is_state(found):
         return dict(found)
     inner = {name: each for name, each in found.items() if _is_state(each)} if isinstance(found, Mapping) else {}
@@ -156,9 +158,11 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
         )
     if images:
         refuse_without_images(state)
+
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
+
     recipe = recipe_from_json(state["recipe"] if images else _recipe_of_sizes(state))
     exif = state.get("exif_orientation", "apply")
     reader: Any = open_dataset(path, None, exif, set_version(state), targets=targets_of(state)).reader
@@ -170,10 +174,12 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
             f"target_transform= or image_field=: {_BY_HAND}"
         )
     dataset = FeederDataset(reader, recipe, ())  # which a recipe with ops on targets alone does not open
+
     buckets, is_grouped = state.get("buckets"), bool(state.get("group_by_aspect"))
     sizes: Buckets | PadToBatch | None = None if buckets is None else Buckets(sizes=buckets)
     if is_grouped or (buckets is None and any(view.output_size is None for view in recipe.views)):
         sizes = PadToBatch(group_by_aspect=is_grouped)
+
     decoding: dict[str, Any] = {"backend": "pillow", "fidelity": "fast"}
     if not images:
         state = {**state, **decoding}
@@ -181,6 +187,7 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
         mix = mix_from_json(state["mix"]) if "mix" in state else None
         decoding = {"backend": state.get("backend"), "fidelity": state.get("fidelity")}  # None is refused
         decoding |= {"mix": mix, "on_error": "skip"}
+
     loader: DataLoader[Any] = DataLoader(
         dataset,
         sizes=sizes,

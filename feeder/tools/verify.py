@@ -6,7 +6,7 @@ import contextlib
 import os
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from feeder.system.files import file_sha256, open_regular
 from feeder.system.progress import Progress
 from feeder.system.text import count
 
-__all__ = ["Damage", "verify"]
+__all__ = ["Damage", "check_sample", "verify"]
 
 
 class Damage(NamedTuple):
@@ -63,20 +63,14 @@ def verify(
     progress = progress or Progress()
     copy = place if isinstance(place, SetCopy) else SetCopy(place, place)
     index = copy.index()
-    folder = os.path.dirname(index.path)
-    manifest = Manifest.read(folder) if os.path.basename(index.path) == INDEX_NAME else None
-    damages: list[Damage] = []
-    if manifest:
-        with open(os.path.join(folder, MANIFEST_NAME), "rb") as file:
-            if not matches_checksum(file.read()):
-                damages.append(Damage(MANIFEST_NAME, None, "its bytes do not match its checksum; restore it"))
-    if manifest and (found := file_sha256(index.path)) != manifest.index["sha256"]:
-        damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
+    is_whole = os.path.basename(index.path) == INDEX_NAME
+    manifest = Manifest.read(os.path.dirname(index.path)) if is_whole else None
     names = [index.shard_name(number) for number in range(index.shard_count)]
-    if manifest and names != [s.name for s in manifest.shards]:
+    damages = [] if manifest is None else _verify_manifest(index, manifest)
+    if manifest and names != [shard.name for shard in manifest.shards]:
         shards = count(len(names), "shard")
-        damages.append(Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}"))
-        return damages
+        return [*damages, Damage(INDEX_NAME, None, f"lists {shards}, {MANIFEST_NAME} lists {len(manifest.shards)}")]
+
     starts = np.concatenate([[0], np.cumsum(np.asarray(index.shard_counts()))]).tolist()
     masks: dict[str, list[Damage | None]] = {}
 
@@ -96,6 +90,23 @@ def verify(
             for field, of_shard in found_masks.items():
                 masks.setdefault(field, []).extend(of_shard)
             progress.advance(starts[number + 1] - starts[number], index.shard_entry(number).size_bytes)
+    return damages + _damaged_masks(masks, progress)
+
+
+def _verify_manifest(index: SetIndex, manifest: Manifest) -> list[Damage]:
+    """Compares the manifest and the index file with their checksums."""
+    damages = []
+    with open(os.path.join(os.path.dirname(index.path), MANIFEST_NAME), "rb") as file:
+        if not matches_checksum(file.read()):
+            damages.append(Damage(MANIFEST_NAME, None, "its bytes do not match its checksum; restore it"))
+    if (found := file_sha256(index.path)) != manifest.index["sha256"]:
+        damages.append(Damage(INDEX_NAME, None, f"SHA-256 is {found}, {MANIFEST_NAME} says {manifest.index['sha256']}"))
+    return damages
+
+
+def _damaged_masks(masks: dict[str, list[Damage | None]], progress: Progress) -> list[Damage]:
+    """Returns the damage of fields that have any sound mask, and notes those that have none."""
+    damages = []
     for field, of_set in masks.items():
         bad = [damage for damage in of_set if damage is not None]
         if len(bad) < len(of_set):
@@ -196,25 +207,30 @@ def _verify_shard(index: SetIndex, number: int, rows: range, checksum: str) -> l
         with open(path, "rb", opener=open_regular) as file:
             for i in rows:
                 try:
-                    parts = index.parts(i)
+                    check_sample(file, index, i)
+                except DecodeError as error:
+                    damages.append(Damage(name, index.key(i), error.reason))
                 except FormatError:
                     continue  # _verify_indexed_shard has reported it
-                crc = 0
-                for _, offset, length in parts:
-                    if length > MAX_FILE_BYTES:
-                        reason = f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded"
-                        damages.append(Damage(name, index.key(i), reason))
-                        break
-                    data = os.pread(file.fileno(), length, offset) if offset + length <= found_bytes else b""
-                    if len(data) != length:
-                        reason = f"needs {length} bytes at byte {offset}, the shard ends at {found_bytes}"
-                        damages.append(Damage(name, index.key(i), reason))
-                        break
-                    crc = zlib.crc32(data, crc)
-                else:
-                    if crc != int(index.row(i).crc32[0]):
-                        offset = index.place(i)[1]
-                        damages.append(Damage(name, index.key(i), f"its bytes changed (image at byte {offset})"))
     except OSError as error:
         damages.append(Damage(name, None, f"can't be read: {error.strerror}"))
     return damages
+
+
+def check_sample(file: BinaryIO, index: SetIndex, i: int) -> None:
+    """Compares the fields of a sample in its open shard with their checksum, which they share.
+
+    Raises:
+        DecodeError: if they differ, or are not there.
+        FormatError: if the index is damaged.
+    """
+    shard_bytes = os.fstat(file.fileno()).st_size
+    crc = 0
+    for _, offset, length in index.parts(i):
+        if length > MAX_FILE_BYTES:
+            raise DecodeError(f"has a field of {length:,} bytes, more than the {MAX_FILE_BYTES:,} that can be loaded")
+        if offset + length > shard_bytes:
+            raise DecodeError(f"needs {length} bytes at byte {offset}, the shard ends at {shard_bytes}")
+        crc = zlib.crc32(os.pread(file.fileno(), length, offset), crc)
+    if crc != int(index.row(i).crc32[0]):
+        raise DecodeError(f"its bytes changed (image at byte {index.place(i)[1]})")

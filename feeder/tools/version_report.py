@@ -1,24 +1,21 @@
 """The report of ``feeder --version -v``, for bug reports: the machine, its limits and GPUs, and the installed packages.
 
-torch and DALI are looked up, not imported, so the report takes a fraction of a second.
+It has what the doctor finds of the machine, without its advice.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
 import sys
-from pathlib import Path
 
-from feeder.system.cores import cores, memory_limit
-from feeder.system.nvml import Nvml, open_nvml
+import feeder
 from feeder.system.processor import processor
-from feeder.system.versions import PillowInfo, pillow_simd_command, versions
-from feeder.tools.doctor.packages import driver_of
-from feeder.tools.terminal import WIDTH, size, wrap
+from feeder.system.versions import versions
+from feeder.tools.doctor import check_machine
+from feeder.tools.terminal import WIDTH, wrap
 
 __all__ = ["report"]
 
@@ -45,19 +42,13 @@ def report(root: str = "/") -> str:
     Args:
         root: Folder that holds the kernel's files (/proc, /sys).
     """
-    found = versions()
     rows = [
-        ("feeder", f"{found['feeder']}, {_kernels()}"),
+        ("feeder", feeder.__version__),
         ("Python", _python()),
         ("system", _system()),
         ("CPU", _cpu(root)),
-        ("cores", cores(root).describe()),
-        ("memory", _memory(root)),
-        ("GPU", _gpu(root)),
-        ("torch", _torch(found["torch"], found["torch_cuda"])),
-        ("numpy", found["numpy"] or "absent"),
-        *_pillow(None if found["pillow"] is None else PillowInfo(**found["pillow"])),
-        ("DALI", f"{found['dali']} ({found['dali_package']})" if found["dali"] else "absent"),
+        *((finding.name, finding.found) for finding in check_machine(root=root)),
+        ("numpy", versions()["numpy"] or "absent"),
         ("extras", _extras()),
     ]
     width = max(len(name) for name, _ in rows) + 2
@@ -67,17 +58,6 @@ def report(root: str = "/") -> str:
         for name, value in rows
         for line in wrap(value.replace(home, "~/"), WIDTH, first=name.ljust(width), indent=" " * width)
     )
-
-
-def _kernels() -> str:
-    if importlib.util.find_spec("feeder._native") is None:
-        return "without native kernels"
-    try:
-        from feeder import _native
-    except ImportError as error:
-        return f"with native kernels that do not load: {error}"
-    turbo, simd = _native.libjpeg_turbo()
-    return f"with native kernels at {_native.simd_level()}, libjpeg-turbo {turbo}{'' if simd else ' without SIMD'}"
 
 
 def _python() -> str:
@@ -100,60 +80,6 @@ def _cpu(root: str) -> str:
         return "unknown"
     name = f"{cpu.name} ({cpu.microarchitecture})" if cpu.microarchitecture else cpu.name
     return f"{name}: {' '.join(flag for flag in _FEATURES if flag in cpu.flags) or 'no known instruction sets'}"
-
-
-def _memory(root: str) -> str:
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = memory_limit(root)
-    said = size(total)
-    if limit is not None and limit.limit_bytes < total:
-        said += f", limited to {size(limit.limit_bytes)} by the control group"
-    return said
-
-
-def _gpu(root: str) -> str:
-    nvml = open_nvml()
-    try:
-        driver = driver_of(nvml, root)
-        if driver.version is None:
-            return "no NVIDIA driver"
-        if isinstance(nvml, Nvml):
-            names = [f"{gpu.name} ({size(gpu.memory_bytes)})" for gpu in nvml.gpus]
-            cuda = f", CUDA up to {driver.cuda[0]}.{driver.cuda[1]}" if driver.cuda is not None else ""
-        else:
-            texts = (path.read_text() for path in sorted(Path(root).glob("proc/driver/nvidia/gpus/*/information")))
-            names, cuda = [found[1] for text in texts if (found := re.search(r"Model:\s*(.+)", text))], ""
-        return f"{', '.join(names) or 'none'}; driver {driver.version}{cuda}"
-    finally:
-        if isinstance(nvml, Nvml):
-            nvml.close()
-
-
-def _torch(version: str | None, cuda: str | None) -> str:
-    return "absent" if version is None else f"{version} ({f'CUDA {cuda}' if cuda else 'CPU only'})"
-
-
-def _pillow(pillow: PillowInfo | None) -> list[tuple[str, str]]:
-    if pillow is None:
-        return [("PIL", "absent, or it doesn't load")]
-    kind = "a SIMD build" if pillow.simd else "not a SIMD build"
-    where = pillow.libjpeg_path or "linked statically"
-    rows = [
-        ("PIL", f"{pillow.distribution} {pillow.version}, {kind}, in {pillow.folder}"),
-        ("PIL's JPEG", f"{pillow.libjpeg} ({where})" if pillow.libjpeg else "absent"),
-    ]
-    if pillow.absent_codecs:
-        rows.append(("PIL lacks", ", ".join(pillow.absent_codecs)))
-    if pillow.mixed:
-        command = pillow_simd_command(pillow.version)
-        rows.append(
-            (
-                "warning",
-                f"pillow-simd {pillow.version} is installed over pillow {pillow.overlaid}; install it over the same "
-                f"version: {command}",
-            )
-        )
-    return rows
 
 
 def _extras() -> str:

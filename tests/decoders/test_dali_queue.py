@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from feeder import transforms as T
+from feeder.decoders.dali import crops
 from feeder.decoders.dali import pipeline as dali_pipeline
 from feeder.decoders.dali import queue as dali_queue
 from feeder.decoders.dali.dali_decoder import DaliDecoder
@@ -241,10 +241,10 @@ def test_an_earlier_batch_is_never_written_again() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, hide_native: Callable[[], None]) -> None:
+def test_whole_images_are_cropped_as_decoded_crops_are(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole batches, and batches in parts."""
     if not native:
-        hide_native()
+        monkeypatch.setattr(crops, "on_cpu", crops.on_gpu)
     buffers = [jpeg(k) for k in range(6)]
     expected = run(DaliDecoder(), buffers)
     decoder, limited = DaliDecoder(), DaliDecoder(options=Dali(memory_limit_bytes=2 * 3 * HEIGHT * WIDTH))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 
 import pytest
 
@@ -49,14 +48,6 @@ def test_what_is_no_codebook_is_refused() -> None:
     for other in (b"", b"FPC\x02" + codebook()[4:], codebook() + b"x"):
         with pytest.raises(ValueError, match="not a codebook of packed JPEGs"):
             decode_packed(file[:4] + codebook_id(other) + file[12:], other)
-
-
-def test_without_the_kernels_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    file, book = packed(jpegs.jpeg("gray")), codebook()
-    monkeypatch.setitem(sys.modules, "feeder._native", None)
-    monkeypatch.delattr("feeder._native")
-    with pytest.raises(DecodeError, match="need feeder's native kernels"):
-        decode_packed(file, book)
 
 
 def test_damage_that_decodes_is_found_by_the_checksum() -> None:

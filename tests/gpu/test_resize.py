@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -123,10 +122,9 @@ def test_what_are_no_images_of_one_device_is_refused(device: torch.device) -> No
 @pytest.mark.skipif(importlib.util.find_spec("nvidia.dali") is None, reason="DALI is not installed")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there the backend's own tests run the kernel")
 @pytest.mark.parametrize("using", USING)
-def test_dalis_images_are_resized_where_dali_has_them(
-    using: str, hide_native: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dalis_images_are_resized_where_dali_has_them(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of them lying on their side; by the kernel itself, which on a GPU is what the backend runs."""
+    from feeder.decoders.dali import crops
     from feeder.decoders.dali.dali_decoder import DaliDecoder
 
     recipe = T.Recipe.of([T.RandomResizedCrop((10, 14)), T.RandomHorizontalFlip()])
@@ -134,7 +132,7 @@ def test_dalis_images_are_resized_where_dali_has_them(
     draws = recipe.draw(0, 0, np.arange(4), [[40, 61] if each < 5 else [61, 40] for each in orientations])
     buffers = [encode(natural_image(k, 40, 61)) for k in range(4)]
     expected = decode(DaliDecoder(), buffers, recipe, draws, orientations)
-    hide_native()  # which else does the work without a GPU
+    monkeypatch.setattr(crops, "on_cpu", crops.on_gpu)
     monkeypatch.setattr(gpu, "crop_resize", functools.partial(gpu.crop_resize, using=using))
     found = decode(DaliDecoder(), buffers, recipe, draws, orientations)
     assert np.abs(found.astype(int) - expected).max() <= 1

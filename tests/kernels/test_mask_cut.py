@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 
 from feeder import _native
-from feeder import transforms as T
-from feeder.decoders.targets import mask
-from feeder.decoders.targets.mask import move_mask
-from feeder.transforms.moves import drawn_moves
-from feeder.transforms.recipe import Recipe
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32"])
@@ -58,17 +53,3 @@ def test_arrays_of_different_dtypes_are_refused() -> None:
         _native.cut_mask(
             np.zeros((4, 5), np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, np.zeros((1, 1), "i4")
         )
-
-
-def test_a_recipe_moves_masks_alike_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = np.random.default_rng(0).integers(0, 9, (24, 32)).astype(np.uint8)
-    recipe = Recipe.of([T.RandomHorizontalFlip(), T.Pad(3), T.RandomResizedCrop(16), T.RandomCrop(20, 2)])
-    draws = recipe.draw(0, 0, np.arange(8), [(24, 32)] * 8)
-
-    def moved() -> list[Any]:
-        return [move_mask(given, 7, drawn_moves(recipe.ops, draws.ops, row, (24, 32))) for row in range(8)]
-
-    found = moved()
-    monkeypatch.setattr(mask, "_native", None)
-    for one, other in zip(found, moved(), strict=True):
-        np.testing.assert_array_equal(one, other)

@@ -18,7 +18,7 @@ from feeder.system.versions import PILLOW_SIMD
 from feeder.tools.doctor import Finding, check_machine, render
 from feeder.tools.doctor.packages import Driver, check_packages, driver_of
 from feeder.tools.doctor.resources import check_cores, check_gpus, check_memory, check_shared_memory
-from feeder.tools.doctor.storage import ReadRate, cached_bytes, check_data, disk_of, read_rate, survey
+from feeder.tools.doctor.storage import ReadRate, check_data, disk_of, read_rate, survey
 from tests.support import ROOT, fake_nvml
 from tests.support.images import make_tree
 from tests.support.requirements import pins
@@ -95,13 +95,6 @@ def test_warnings_fail_only_when_strict(capsys: pytest.CaptureFixture[str], monk
     assert main(["doctor"]) == 0
     assert main(["doctor", "--strict"]) == 1
     assert capsys.readouterr().out.endswith("0 problems, 1 warning, 0 notes\n")
-
-
-def test_locked_memory_counts_where_there_is_a_gpu(tmp_path: Path) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, 65536))"
-    assert doctor(before=limit)[1]["locked memory"].level == "ok"
-    found = doctor(before=limit, path=fake_nvml.install(tmp_path))[1]["locked memory"]
-    assert (found.level, found.found) == ("note", "64 KiB (ulimit -l)")
 
 
 def group(root: Path, quota: str, memory: int = 0) -> str:
@@ -193,12 +186,6 @@ def test_a_wrong_package_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatc
         'pip uninstall -y nvidia-dali-cuda130 && pip install "feeder-data[dali-cuda12]"'
     )
     assert "driver for CUDA 12" in remedy("DALI", old, **dali)
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    undone = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "overlaid": None, "undone": "12.1.1.post0"}
-    assert remedy("Pillow", cuda13, pillow=undone) == (
-        'pip install pillow==12.1.1 && CC="cc -mavx2" pip install --no-cache-dir --no-deps --force-reinstall '
-        "--no-binary pillow-simd pillow-simd==12.1.1.post0"
-    )
 
 
 @pytest.mark.parametrize(
@@ -218,14 +205,9 @@ def test_a_torch_without_code_for_the_gpu_is_mended_by_one_command(
     )
 
 
-def test_pillow_is_mended_by_one_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+def test_pillow_is_mended_by_one_command() -> None:
     plain = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}
     over = "--no-binary pillow-simd pillow-simd==12.1.1.post0"
-    found = remedy("Pillow", Driver(), pillow=plain)
-    assert found.startswith("pip install pillow==12.1.1 && ")
-    assert found.endswith(over)
     assert remedy("Pillow", Driver(), pillow={**PILLOW, "overlaid": "13.0.0"}).endswith(over)
     assert remedy("Pillow", Driver(), pillow=None) == "pip install pillow"
     for jpeg in (None, "libjpeg 9.5"):
@@ -252,35 +234,18 @@ def test_a_libjpeg_turbo_without_its_simd_code_is_a_problem(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("change", "name", "level"),
     [
-        ({"distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}, "Pillow", "warning"),
+        ({"distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}, "Pillow", "note"),
         ({"distribution": "pillow", "version": "13.0.0", "simd": False, "overlaid": None}, "Pillow", "note"),
         ({"overlaid": "13.0.0"}, "Pillow", "problem"),
-        ({"distribution": "pillow", "simd": False, "overlaid": None, "undone": "12.1.1.post0"}, "Pillow", "warning"),
+        ({"distribution": "pillow", "simd": False, "overlaid": None, "undone": "12.1.1.post0"}, "Pillow", "note"),
         ({"libjpeg": "libjpeg 9.5"}, "libjpeg", "warning"),
         ({"libjpeg": None}, "libjpeg", "problem"),
     ],
 )
 def test_pillow(change: dict[str, Any], name: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     found = {**FOUND, "pillow": {**PILLOW, **change}}
     assert levels(check_packages(Driver(), found))[name] == level
-
-
-def test_a_pillow_that_cant_be_compiled_here_is_no_warning_and_the_remedy_installs_a_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    plain = {**PILLOW, "distribution": "pillow", "version": "12.1.1", "simd": False, "overlaid": None}
-    found = {each.name: each for each in check_packages(Driver(), {**FOUND, "pillow": plain})}["Pillow"]
-    assert found.level == "note"
-    compiled = "sudo apt-get install -y gcc python3-dev zlib1g-dev libjpeg-dev && pip install pillow==12.1.1 && "
-    assert found.remedy.startswith(compiled)
-    for wrong in ({**PILLOW, "overlaid": "13.0.0"}, {**plain, "undone": "12.1.1.post0"}):
-        assert remedy("Pillow", Driver(), pillow=wrong).startswith(compiled)
-    (tmp_path / "cc").touch(0o755)
-    assert levels(check_packages(Driver(), {**FOUND, "pillow": plain}))["Pillow"] == "warning"
 
 
 def test_a_pillow_that_does_not_load_is_a_problem(tmp_path: Path) -> None:
@@ -310,27 +275,20 @@ def test_nvml_is_read_and_absence_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     assert [f.level for f in check_gpus("nvidia-ml-py is not installed", None)] == ["note"]
 
 
+def test_a_gpu_is_named_without_nvml(tmp_path: Path) -> None:
+    gpu = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H200\nIRQ: 1\n")
+    (finding,) = check_gpus("nvidia-ml-py is not installed", "580.65.06", str(tmp_path))
+    assert finding.found == "NVIDIA H200, driver 580.65.06, but nvidia-ml-py is not installed"
+
+
 def test_a_driver_is_seen_without_nvml(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:03:44 UTC 2025\n"
     (tmp_path / "proc/driver/nvidia/version").write_text(text)
     assert driver_of("absent", str(tmp_path)) == Driver("580.65.06")
     assert driver_of("absent", str(tmp_path / "sys")) == Driver()
-
-
-def test_page_cache_share_follows_the_kernel(tmp_path: Path) -> None:
-    file = tmp_path / "data.bin"
-    file.write_bytes(os.urandom(1 << 20))
-    with open(file, "rb") as opened:
-        os.fsync(opened.fileno())
-        opened.read()
-        assert cached_bytes(str(file)) in (1 << 20, None)
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    assert cached_bytes(str(file)) in (0, None) or _is_in_memory(tmp_path)
-
-
-def _is_in_memory(folder: Path) -> bool:
-    return survey(str(folder)).kind in ("tmpfs", "ramfs", "overlay")
 
 
 def test_a_data_set_is_surveyed_and_its_disk_read(tmp_path: Path) -> None:

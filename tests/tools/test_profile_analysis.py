@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from feeder.dataset.folders import FolderDataset
+from feeder.system.nvml import GpuSample
 from feeder.tools.instrument.hooks import LoaderHooks, class_folders
 from feeder.tools.instrument.record import (
     TRAINER_DECODE,
     Fetch,
-    GpuReading,
     LoaderRecord,
     NextCall,
     ProcessRecord,
@@ -66,8 +67,8 @@ def extend(
 
 def process(*loaders: LoaderRecord, cores: float = 0, gpu: float | None = None) -> ProcessRecord:
     end = max((loader.batches[-1].got_ns for loader in loaders), default=MS)
-    reading = () if gpu is None else (GpuReading(0, gpu, 1 << 30, 10, 10),)
-    samples = [Sample(at, cores / 2, cores / 2, 1 << 30, reading) for at in range(MS, end + 1, max(1, end // 20))]
+    reading = {} if gpu is None else {0: GpuSample(gpu, 1 << 30, 10, 10)}
+    samples = [Sample(at, cores / 2, cores / 2, reading) for at in range(MS, end + 1, max(1, end // 20))]
     return ProcessRecord(1, None, 0, end, list(loaders), samples)
 
 
@@ -342,4 +343,4 @@ def test_what_the_script_is_called_is_escaped_in_the_report() -> None:
 def test_a_record_survives_the_way_through_json() -> None:
     record = process(loader([30.0] * 3, 10, fetches=fetches(3, 27, 1.0, 0.0), stage_ns={"read": 3}))
     record.samples = []
-    assert ProcessRecord.from_json(record.to_json()) == record
+    assert ProcessRecord.from_json(dataclasses.asdict(record)) == record

@@ -25,7 +25,6 @@ class Machine:
     cores: int = 16
     decode_ms: dict[str, float] = field(default_factory=lambda: {"cpu": 2.0, "pillow": 6.0})
     read_ms: float = 0.0
-    window_read_ms: float = 0.0
     most: float = math.inf  # what disk or caller let through
     thread_loss: float = 0.05
     process_mib: int = 100
@@ -41,8 +40,7 @@ class Machine:
         if len(self.asked) == self.interrupt_at:
             raise KeyboardInterrupt
         self.now += seconds + self.start_s
-        read = self.window_read_ms if setting.window else self.read_ms
-        ms = read + self.decode_ms[setting.backend or "cpu"]
+        ms = self.read_ms + self.decode_ms[setting.backend or "cpu"]
         lanes = max(1, setting.num_workers) * (1 + (setting.worker_threads - 1) * (1 - self.thread_loss))
         full = min(lanes, self.cores) * 1000 / ms
         rate = min(full, self.most)
@@ -52,7 +50,7 @@ class Machine:
             memory_bytes=setting.num_workers * self.process_mib << 20,
             first_batch_s=self.start_s,
             make_ms=ms,
-            read_share=read / ms,
+            read_share=self.read_ms / ms,
             busy_share=rate / full,
         )
 
@@ -135,14 +133,6 @@ def test_a_faster_backend_is_taken_and_a_slow_one_is_tried_on_one_core_only() ->
     assert [s.num_workers for s in machine.asked if s.backend == "pillow"] == [0]
 
 
-def test_a_windowed_shuffle_is_tried_where_reading_is_slow() -> None:
-    fast = Machine(read_ms=0.1)
-    assert chosen(fast.search(window=8192)).window is None
-    assert not [s for s in fast.asked if s.window]
-    assert chosen(Machine(read_ms=4.0, window_read_ms=0.5).search(window=8192)).window == 8192
-    assert chosen(Machine(read_ms=4.0, window_read_ms=4.0).search(window=8192)).window is None
-
-
 def test_no_workers_are_taken_only_where_the_callers_step_ran() -> None:
     machine = Machine(most=300)  # a slow step
     assert chosen(machine.search(target=200, in_caller=True)).num_workers == 0
@@ -155,13 +145,6 @@ def test_the_memory_budget_is_kept() -> None:
     assert chosen(outcome).num_workers <= 6
     refused = next(p for p in outcome.points if p.setting.num_workers == 16)
     assert "of memory, more than allowed" in (refused.problem or "")
-
-    def refuse(setting: Setting) -> str | None:
-        return "too large" if setting.num_workers > 3 else None
-
-    machine = Machine(cores=16)
-    assert chosen(machine.search(refuse=refuse, threads=False)).num_workers <= 3
-    assert max(s.num_workers for s in machine.asked) <= 3
 
 
 def test_a_present_setting_is_compared_with_and_kept_if_nothing_heartbeats_it() -> None:

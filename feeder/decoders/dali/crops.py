@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feeder import _native
 from feeder.decoders import gpu
 from feeder.decoders.dali.pipeline import PipelineError
 from feeder.decoders.device.rows import join_rows
@@ -50,12 +51,19 @@ def resize_crops(
     if not (fits.all() and inside.all() and (shapes[:, 2] == 3).all()):
         raise PipelineError("DALI's images are not of the size that was asked for")
 
-    if device.type == "cpu":
-        pixels = _on_cpu(images, numbers, source, support, rows["size"])
-        if pixels is not None:
-            return torch.from_numpy(pixels)
+    resize = on_cpu if device.type == "cpu" else on_gpu
+    return resize([images[number] for number in numbers.tolist()], sizes, source, support, rows, device)
 
-    tensors = [images[number] for number in numbers.tolist()]
+
+def on_gpu(
+    tensors: list[Any],
+    sizes: npt.NDArray[np.int64],
+    source: npt.NDArray[np.float64],
+    support: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.void],
+    device: torch.device,
+) -> torch.Tensor:
+    """Resizes with kernel 2, images of one size together."""
     addresses = np.array([tensor.data_ptr() for tensor in tensors], np.int64)
     resized = []
     for size, here in by_size(rows):
@@ -68,24 +76,20 @@ def resize_crops(
     return join_rows(resized, (len(rows), longest), torch.uint8, device)
 
 
-def _on_cpu(
-    images: Any,
-    numbers: npt.NDArray[np.int64],
+def on_cpu(
+    tensors: list[Any],
+    sizes: npt.NDArray[np.int64],
     sources: npt.NDArray[np.float64],
     supports: npt.NDArray[np.int32],
-    sizes: npt.NDArray[np.int32],
-) -> npt.NDArray[np.uint8] | None:
-    """Resizes with feeder's CPU kernels, many times as fast as kernel 2's reference; None if they are not built."""
-    try:
-        from feeder import _native
-    except ImportError:
-        return None
-
-    pixels = np.empty((len(sizes), 3 * int(sizes.prod(axis=1).max())), np.uint8)
-    boxes = zip(pixels, numbers.tolist(), sources.tolist(), supports.tolist(), sizes.tolist(), strict=True)
-    for out, number, source, support, size in boxes:
-        image = np.asarray(images[number])
-        height, width = image.shape[:2]
+    rows: npt.NDArray[np.void],
+    device: torch.device,
+) -> torch.Tensor:
+    """Resizes with feeder's CPU kernels, many times as fast as kernel 2's reference."""
+    pixels = np.empty((len(rows), 3 * int(rows["size"].prod(axis=1).max())), np.uint8)
+    images = zip(pixels, tensors, sizes.tolist(), strict=True)
+    boxes = zip(sources.tolist(), supports.tolist(), rows["size"].tolist(), strict=True)
+    for (out, tensor, (height, width)), (source, support, size) in zip(images, boxes, strict=True):
+        image = np.asarray(tensor)
         _native.resample_planes(
             [image[:, :, channel] for channel in range(3)],
             "rgb",
@@ -98,4 +102,4 @@ def _on_cpu(
             image_size=(width, height),
             layout="nhwc",
         )
-    return pixels
+    return torch.from_numpy(pixels)

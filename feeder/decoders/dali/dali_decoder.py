@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from feeder import _native
 from feeder.decoders.dali.pipeline import PipelineError, PipelineOptions, check_device, import_dali
 from feeder.decoders.dali.queue import PIXEL_BYTES, DaliQueue, PipelineRows
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, check_options
 from feeder.decoders.device.finisher import Finishers
 from feeder.decoders.device.rows import join_rows
-from feeder.decoders.image_header import quiet_pillow
 from feeder.decoders.registry import Dali
 from feeder.decoders.staged.staged import RowKind, Staged, by_size
 from feeder.decoders.staged.stager import Stager
@@ -50,10 +49,8 @@ class DaliDecoder(TrainerDecoder):
             its neighbours is missing. "draft" is "fast", but on a GPU chroma is repeated and not interpolated, as is
             DALI's default: its JPEG engine is faster then.
         device: "cpu", or a CUDA device ("cuda", "cuda:1").
-        outlier_pixels: Images with more stored pixels are decoded by the CPU backend; None for the default limit.
         options: Load of the JPEG engine, and the limit for all decoded images on the GPU at a time, from their start in
             DALI until they are resized; None for the defaults.
-        preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's.
 
     Attributes:
         dali_images: Number of images that DALI has decoded.
@@ -73,9 +70,7 @@ class DaliDecoder(TrainerDecoder):
         threads: int = 1,
         fidelity: str = "fast",
         device: str | torch.device = "cpu",
-        outlier_pixels: int | None = None,
         options: Dali | None = None,
-        preallocate: tuple[int, int] | None = None,
     ) -> None:
         check_options(max_pixels, threads, fidelity)
         options = Dali() if options is None else options
@@ -91,15 +86,12 @@ class DaliDecoder(TrainerDecoder):
         elif self.device.type != "cpu":
             raise ArgumentError(f"device must be 'cpu' or a CUDA device, got {str(device)!r}")
 
-        outliers = {} if outlier_pixels is None else {"outlier_pixels": outlier_pixels}
-        if options.memory_limit_bytes is not None:
-            fitting = options.memory_limit_bytes // PIXEL_BYTES
-            outliers["outlier_pixels"] = min(fitting, outliers.get("outlier_pixels", fitting))
         # A GPU's decoder reserves memory for each image of a batch, which has each sample's image once.
         apart = self.device.type == "cpu"
-        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart, **outliers)
+        self.stager = Stager(max_pixels=max_pixels, threads=threads, fidelity=fidelity, apart=apart)
 
         self.memory_limit_bytes = options.memory_limit_bytes
+        self._limit_outliers(self.stager.outlier_pixels)
         self.dali_images = self.cpu_images = self.redone_images = 0
         self._threads = threads
         self._fidelity = fidelity
@@ -111,7 +103,6 @@ class DaliDecoder(TrainerDecoder):
                 hw_decoder_load=PipelineOptions.hw_decoder_load
                 if options.hw_decoder_load is None
                 else options.hw_decoder_load,
-                preallocate=preallocate,
                 fancy_upsampling=not (is_draft and self.device.type == "cuda"),
             ),
             options.memory_limit_bytes,
@@ -128,14 +119,19 @@ class DaliDecoder(TrainerDecoder):
 
         Args:
             batch_size: The largest batch.
-            preallocate: As in the constructor; None changes nothing.
-            outlier_pixels: Likewise; a memory limit may lower it.
+            preallocate: (height, width) of an image to reserve decoding memory for: a high percentile of the index's;
+                None changes nothing.
+            outlier_pixels: Images with more stored pixels are decoded by the CPU backend; a memory limit may lower it,
+                None changes nothing.
         """
         self._queue.prepare(batch_size, preallocate)
         if outlier_pixels is not None:
-            self.stager.outlier_pixels = outlier_pixels
-            if self.memory_limit_bytes is not None:
-                self.stager.outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
+            self._limit_outliers(outlier_pixels)
+
+    def _limit_outliers(self, outlier_pixels: int) -> None:
+        if self.memory_limit_bytes is not None:
+            outlier_pixels = min(outlier_pixels, self.memory_limit_bytes // PIXEL_BYTES)
+        self.stager.outlier_pixels = outlier_pixels
 
     def start(self, staged: Staged) -> bool:
         """Starts to decode a batch if there is memory for it; :meth:`finish` then waits for the remaining work.
@@ -257,7 +253,7 @@ class DaliDecoder(TrainerDecoder):
 def _decode_on_cpu(
     rows: npt.NDArray[np.void], payloads: Sequence[Buffer], threads: int, fidelity: str = "fast"
 ) -> tuple[npt.NDArray[np.uint8], list[DecodeError | None]]:
-    """Decodes, crops and resizes, by feeder's CPU kernels, or by Pillow where they are not built.
+    """Decodes, crops and resizes by feeder's CPU kernels.
 
     Pixels are those of fidelity "exact", as close as possible to the decoder's. Errors are those of ``fidelity``, the
     CPU backend's own: the two look at different parts of a damaged file.
@@ -274,16 +270,6 @@ def _decode_on_cpu(
     """
     pixels = np.zeros((len(rows), 3 * int(rows["size"].prod(axis=1).max())), np.uint8)
     errors: list[DecodeError | None] = [None] * len(rows)
-    try:
-        from feeder import _native
-    except ImportError:
-        for row, payload in enumerate(payloads):
-            try:
-                found = _with_pillow(rows[row], payload)
-                pixels[row, : len(found)] = found
-            except DecodeError as error:
-                errors[row] = error
-        return pixels, errors
     for size, here in by_size(rows):
 
         def decoded(way: str, here: npt.NDArray[np.int64] = here, size: tuple[int, int] = size) -> Any:
@@ -310,22 +296,6 @@ def _decode_on_cpu(
         for row, status, reason in zip(here.tolist(), statuses.tolist(), reasons, strict=True):
             errors[row] = DecodeError(reason) if status else None
     return pixels, errors
-
-
-def _with_pillow(row: np.void, payload: Buffer) -> npt.NDArray[np.uint8]:
-    """Returns the pixels of one image, or raises DecodeError."""
-    from PIL import Image
-
-    left, top, right, bottom = row["window"].tolist()
-    height, width = row["size"].tolist()
-    try:
-        with quiet_pillow(), Image.open(io.BytesIO(payload), formats=["JPEG"]) as stored:
-            window = stored.convert("RGB").crop((left, top, right, bottom))
-        box = (row["source"] - (left, top, left, top)).tolist()
-        resized = window.resize((width, height), Image.Resampling.BILINEAR, box=box)
-    except Exception as error:  # Pillow raises nearly every kind on damaged files
-        raise DecodeError(str(error) or type(error).__name__) from None
-    return np.asarray(resized).reshape(-1)
 
 
 def _check_cuda() -> None:

@@ -169,16 +169,12 @@ class DaliPipeline:
         raise PipelineError(failure)
 
     def rebuild(self) -> None:
-        """Drops the pipeline and the runs under way; the next submit builds another."""
+        """Drops the pipeline, its threads and its memory, and the runs under way; the next submit builds another."""
         if self._pipeline is not None:
             self._pipeline.feeder_inputs = self._under_way  # for as long as it lives: it may be reading them
         self._pipeline = None
         self._first_count = 0
         self._under_way = deque()
-
-    def close(self) -> None:
-        """Ends DALI's threads and frees its memory; the next submit builds another pipeline."""
-        self.rebuild()
 
 
 _live: weakref.WeakSet[DaliPipeline] = weakref.WeakSet()
@@ -188,7 +184,7 @@ _live: weakref.WeakSet[DaliPipeline] = weakref.WeakSet()
 def _close_all() -> None:
     """Ends DALI's pipelines before the interpreter tears down its modules."""
     for pipeline in list(_live):
-        pipeline.close()
+        pipeline.rebuild()
 
 
 def import_dali() -> Any:

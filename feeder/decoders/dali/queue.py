@@ -233,7 +233,7 @@ class DaliQueue:
         """Ends the pipeline, once its images are no longer in use; the next batch builds another."""
         self._borrowed.wait_for_all()
         if self._pipeline is not None:
-            self._pipeline.close()
+            self._pipeline.rebuild()
         self._started.clear()
 
     def _find(self, staged: Staged) -> _Started | None:
@@ -253,7 +253,7 @@ class DaliQueue:
             self._pipeline.options.batch_size < self.options.batch_size or self._pipeline.is_outgrown_by(count)
         ):
             self._collect_until(None)
-            self._pipeline.close()
+            self._pipeline.rebuild()
             self._pipeline = None
         if self._pipeline is None:
             self._pipeline = DaliPipeline(self.options)

@@ -7,6 +7,7 @@ after it.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,6 @@ class Finisher:
         self._recipe = recipe
         self._device = device
         self._first_fused = fused_from(recipe.rest)
-        self._affine: tuple[torch.Tensor | None, torch.Tensor | None] | None = None
 
     def __call__(
         self,
@@ -84,17 +84,12 @@ class Finisher:
             codes = flipped_turns(codes, fused.flip)
             further = fused.tensors(self._device)
 
-        if self._affine is None:
-            affine = self._recipe.affine
-            # Copied once, with a wait: a later call may be on another stream.
-            scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
-            self._affine = scale, bias
-
+        scale, bias = self._affine
         result = gpu.normalize(
             images,
             size,
-            scale=self._affine[0],
-            bias=self._affine[1],
+            scale=scale,
+            bias=bias,
             dtype=getattr(torch, self._recipe.output_dtype),
             layout=layout,
             channels_last=channels_last,
@@ -108,6 +103,13 @@ class Finisher:
         if later and mix is not None:
             _mix(result, mix)
         return result
+
+    @functools.cached_property
+    def _affine(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Scale and bias on the device, copied once, with a wait: a later call may be on another stream."""
+        affine = self._recipe.affine
+        scale, bias = (None, None) if affine is None else (torch.tensor(x, device=self._device) for x in affine)
+        return scale, bias
 
     def _run(
         self,

@@ -58,18 +58,11 @@ def normalize(
     Raises:
         ArgumentError: for an argument that does not fit.
     """
-    height, width = size
-    if layout not in _LAYOUTS:
-        raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
-    if images.dtype != torch.uint8 or not images.is_contiguous() or images.ndim < 1:
-        raise ArgumentError(f"images must be contiguous uint8 [N, ...], got {images.dtype} {list(images.shape)}")
-    count = len(images)
-    if images.numel() != count * 3 * height * width:
-        raise ArgumentError(f"images must be {count} of {height}x{width}x3 bytes, got shape {list(images.shape)}")
+    _check(images, size, layout)
     if dtype == torch.uint8 and not (scale is None and bias is None and mix is None):
         raise ArgumentError("dtype uint8 takes no scale, bias or mix; ask for a float dtype")
-    out = output_tensor(count, size, dtype, channels_last, images.device, out)
-    if count == 0:
+    out = output_tensor(len(images), size, dtype, channels_last, images.device, out)
+    if len(images) == 0:
         return out
     mean = None
     if color is not None and color.has_contrast:
@@ -82,6 +75,17 @@ def normalize(
     else:
         _reference(images, size, out, scale, bias, layout, turn, color, mean, erase, mix)
     return out
+
+
+def _check(images: torch.Tensor, size: tuple[int, int], layout: str) -> None:
+    """Refuses images of another size than the kernels would read."""
+    if layout not in _LAYOUTS:
+        raise ArgumentError(f"layout must be one of {', '.join(_LAYOUTS)}, got {layout!r}")
+    if images.dtype != torch.uint8 or not images.is_contiguous() or images.ndim < 1:
+        raise ArgumentError(f"images must be contiguous uint8 [N, ...], got {images.dtype} {list(images.shape)}")
+    if images.numel() != len(images) * 3 * math.prod(size):
+        expected = f"{len(images)} of {size[0]}x{size[1]}x3 bytes"
+        raise ArgumentError(f"images must be {expected}, got shape {list(images.shape)}")
 
 
 def gray_mean(

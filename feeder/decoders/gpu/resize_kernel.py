@@ -24,7 +24,6 @@ def _crop_resize_kernel(
     mask = pixel < HEIGHT * WIDTH
     row = pixel // WIDTH
     column = pixel % WIDTH
-
     support_width = tl.load(places + image * 4 + 2).to(tl.int32)
     support_height = tl.load(places + image * 4 + 3).to(tl.int32)
     left = tl.load(sources + image * 4)

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from feeder import _native
 from feeder.decoders.decoder import MAX_PIXELS, Buffer, Decoder, DecodeResult, View, check_options
 from feeder.decoders.image_header import image_info, is_plain_jpeg, jpeg_has_end
 from feeder.decoders.packed import is_packed, packed_head, unpack
 from feeder.decoders.registry import get_decoder
 from feeder.decoders.staged.staged import ROW, RowKind, Staged
 from feeder.decoders.stored_boxes import stored_boxes, turn_codes
-from feeder.errors import ArgumentError, BackendError, DecodeError
+from feeder.errors import ArgumentError, DecodeError
 from feeder.transforms import Draws, Normalize, Recipe, ToDtype
 
 __all__ = ["Stager"]
@@ -73,10 +74,6 @@ class Stager:
     @property
     def takes_rows(self) -> bool:
         """True if :meth:`stage` takes images without the rows that are not needed."""
-        try:
-            from feeder import _native  # noqa: F401
-        except ImportError:
-            return False
         return self._cuts
 
     def with_threads(self, threads: int) -> Stager:
@@ -93,10 +90,7 @@ class Stager:
     def prepare(self) -> Decoder:
         """Makes the backend for the images that are decoded here; otherwise the first of them makes it."""
         if self._here is None:
-            try:
-                self._here = get_decoder("cpu", **self._options)
-            except BackendError:
-                self._here = get_decoder("pillow", **self._options)
+            self._here = get_decoder("cpu", **self._options)
         return self._here
 
     def stage(
@@ -223,11 +217,6 @@ class Stager:
         packed = is_packed(data)
         if packed and not self._cuts:
             return _whole(unpack(data), rows)
-        try:
-            from feeder import _native
-        except ImportError:
-            return _whole(data, rows)
-
         apart = len(rows) > 1 and self._apart and _areas(rows["window"]).sum() < _areas(_around(rows["window"]))
         jpegs: list[Buffer] = []
         for group in np.split(rows, len(rows)) if apart else [rows]:

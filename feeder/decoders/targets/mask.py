@@ -10,23 +10,17 @@ import io
 import struct
 import zlib
 from collections.abc import Collection
-from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from feeder import _native
 from feeder.decoders.decoder import MAX_PIXELS, Buffer
 from feeder.errors import DecodeError
 from feeder.transforms.matrices import affine_matrix
 from feeder.transforms.moves import Border, Crop, Flip, Move, Moves, Scaling, Swap, Tilt, Warp
 from feeder.transforms.target_ops import TargetOp
-
-_native: ModuleType | None
-try:
-    from feeder import _native
-except ImportError:
-    _native = None
 
 __all__ = ["MASK_HEAD_BYTES", "check_mask", "decode_mask", "move_mask"]
 
@@ -102,7 +96,7 @@ def _header(data: Buffer) -> tuple[int, int, int]:
 
 def _numbers(data: memoryview, height: int, width: int, depth: int) -> npt.NDArray[Any] | None:
     """Decodes a PNG of 8 or 16 bits a pixel, faster than Pillow; None if Pillow is to decode or refuse it."""
-    if _native is None or len(data) < 29 or data[28] != 0:  # interlaced
+    if len(data) < 29 or data[28] != 0:  # interlaced
         return None
     position, parts = len(_PNG), []
     while position + 8 <= len(data):
@@ -193,20 +187,12 @@ class _Cut:
     def pixels(self) -> MaskArray:
         """Cuts the mask."""
         mask: npt.NDArray[Any] = self._mask
-        if _native is not None and not (self._rows is None and self._columns is None):
-            rows, columns = _along(self._rows, mask.shape[0]), _along(self._columns, mask.shape[1])
-            cut = np.empty((len(rows), len(columns)), mask.dtype)
-            _native.cut_mask(mask, np.ascontiguousarray(rows), np.ascontiguousarray(columns), self._fill, cut)
-            return cast(MaskArray, cut)
-        # An outside number takes the last row or column, which is then filled.
-        for axis, places in ((0, self._rows), (1, self._columns)):
-            if places is not None:
-                mask = mask.take(places, axis=axis)
-        if self._rows is not None and (self._rows < 0).any():
-            mask[self._rows < 0] = self._fill
-        if self._columns is not None and (self._columns < 0).any():
-            mask[:, self._columns < 0] = self._fill
-        return cast(MaskArray, np.ascontiguousarray(mask))
+        if self._rows is None and self._columns is None:
+            return cast(MaskArray, np.ascontiguousarray(mask))
+        rows, columns = _along(self._rows, mask.shape[0]), _along(self._columns, mask.shape[1])
+        cut = np.empty((len(rows), len(columns)), mask.dtype)
+        _native.cut_mask(mask, np.ascontiguousarray(rows), np.ascontiguousarray(columns), self._fill, cut)
+        return cast(MaskArray, cut)
 
 
 def _along(places: _Places | None, length: int) -> _Places:

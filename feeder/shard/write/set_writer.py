@@ -72,7 +72,21 @@ def write_set(
     info = SetInfo((), None, (), -1, True, "", index_suffix=suffix, version=0) if before is None else before.info
     rows = [np.zeros(0, ROW) if before is None else before.rows()]
     names = [] if before is None else [before.shard_name(number) for number in range(before.shards)]
-    folder = os.path.dirname(path) if folder is None else folder
+    info = _with_shards(info, shards, os.path.dirname(path) if folder is None else folder, rows, names)
+    info = dataclasses.replace(
+        info,
+        classes=None if classes is None else tuple(classes),
+        version=info.version + 1,
+        versions=info.versions if before is None else (*info.versions, (before.samples, before.shards)),
+        image_of=image_of,
+    )
+    write_header(path, info, np.concatenate(rows), names)
+
+
+def _with_shards(
+    info: SetInfo, shards: Sequence[ShardRecord], folder: str, rows: list[npt.NDArray[Any]], names: list[str]
+) -> SetInfo:
+    """Adds shards to the rows and names of a header, and returns what it says of the set with them."""
     fields = dict.fromkeys(info.fields)
     codebooks = dict.fromkeys(info.codebooks)
     digest = hashlib.blake2b(info.fingerprint.encode(), digest_size=16)
@@ -100,17 +114,12 @@ def write_set(
                 digest.update(bytes.fromhex(groups[name][2]))
         max_label = max(max_label, int(index.rows()["label"].max(initial=-1)))
 
-    info = dataclasses.replace(
+    return dataclasses.replace(
         info,
         fields=tuple(fields),
-        classes=None if classes is None else tuple(classes),
         targets=targets,
         max_label=max_label,
         is_numbered=is_numbered,
         fingerprint=digest.hexdigest(),
         codebooks=tuple(codebooks),
-        version=info.version + 1,
-        versions=info.versions if before is None else (*info.versions, (before.samples, before.shards)),
-        image_of=image_of,
     )
-    write_header(path, info, np.concatenate(rows), names)

@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     )
     command.add_argument("scripts", metavar="SCRIPT", nargs="*", help="training script (.py) or notebook (.ipynb)")
     command.add_argument("--machine", action="store_true", help="with a script: check the machine too")
-    command.add_argument("--data", metavar="DIR", help="data set: measure its disk and its share in memory")
+    command.add_argument("--data", metavar="DIR", help="data set: measure its disk, and compare its size with memory")
     command.add_argument("--strict", action="store_true", help="exit with code 1 for warnings too")
     add_output(command)
     command.add_argument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from typing import Any
 
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise
     if arguments.json:
         found = None if damages is None else [damage._asdict() for damage in damages]
-        say(json.dumps(report.to_json() | {"damages": found}))
+        say(json.dumps(dataclasses.asdict(report) | {"damages": found}))
     else:
         say(render(report))
         if damages is not None:

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
             "feeder tune images-shards --target 3000 --cpus 8",
             "feeder tune images-shards --target 9000 --service feeder",
         ),
-        help="find num_workers, the workers' threads, prefetch_factor and backend by measurement",
+        help="find num_workers, the workers' threads and the backend by measurement",
         description="Finds the loader's setting by measurement, within a budget of CPUs and memory: the cheapest one "
         "that reaches the target or, without a target, that is as fast as the fastest. To reach the rate of a training "
         "step, use feeder.tune(dataset, step=...) in Python.",

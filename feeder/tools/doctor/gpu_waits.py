@@ -20,7 +20,8 @@ from feeder.errors import BackendError
 from feeder.system.child_python import child_python
 from feeder.system.text import count
 from feeder.tools.doctor.finding import WAITS, Finding
-from feeder.tools.instrument.own_line import own_line
+from feeder.tools.instrument.hooks import LoaderHooks, own_line
+from feeder.tools.instrument.launch import read_script, run_script
 
 __all__ = ["WaitCollector", "find_waits"]
 
@@ -103,9 +104,6 @@ def find_waits(
         BackendError: if there is no CUDA device here; the script is not run.
         SourceError: if there is no such script, or it is not Python.
     """
-    from feeder.tools.instrument.hooks import LoaderHooks
-    from feeder.tools.instrument.launch import read_script, run_script, show
-
     if enable is None:
         _need_gpu()
     read = read_script(script)
@@ -113,12 +111,10 @@ def find_waits(
     folder = tempfile.mkdtemp(prefix="feeder-doctor-")
     try:
         LoaderHooks(folder, collector.on_batch).install()
-        code, error = run_script(read, arguments)
-        sys.stdout.flush()
-        if error is not None:
-            show(error)
+        code = run_script(read, arguments)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
     findings = collector.findings()
     if not collector.batches:
         findings.append(Finding("sync", "note", "too few batches used the GPU to see anything", "", "", script))

@@ -7,20 +7,18 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from feeder.errors import KERNELS_COMMAND
 from feeder.system.nvml import Nvml
-from feeder.system.versions import PILLOW_SIMD, pillow_simd_command, versions
-from feeder.tools.doctor.finding import Finding, Level
+from feeder.system.versions import pillow_simd_command, versions
+from feeder.tools.doctor.finding import Finding
 
 __all__ = ["Driver", "check_packages", "driver_of"]
 
 
-_COMPILER = "gcc python3-dev zlib1g-dev libjpeg-dev"  # what pillow-simd needs when it is built
 _NEWER_DRIVER = "an NVIDIA driver for CUDA 12, 525 or newer; on Debian: sudo apt-get install nvidia-driver"
 
 
@@ -62,11 +60,11 @@ def check_packages(driver: Driver, found: dict[str, Any] | None = None) -> Itera
     yield _native(found)
     yield from _pillow(found["pillow"])
     yield _torch(found, driver)
-    yield from _dali(found, driver)
+    yield _dali(found, driver)
 
 
 def _native(found: dict[str, Any]) -> Finding:
-    why = "Without them feeder decodes with Pillow, several times slower."
+    why = "Without them feeder loads nothing."
     remedy = KERNELS_COMMAND
     if not found["native"]:
         return Finding("kernels", "problem", "feeder's native kernels are absent", why, remedy)
@@ -81,13 +79,7 @@ def _native(found: dict[str, Any]) -> Finding:
         if os.environ.get("JSIMD_FORCENONE") == "1":
             remedy = "unset JSIMD_FORCENONE"
         return Finding("kernels", "problem", said, why, remedy)
-    return Finding("kernels", "ok", f"feeder {found['feeder']} with its native kernels and libjpeg-turbo {turbo}")
-
-
-def _simd_command(version: str = PILLOW_SIMD) -> str:
-    """Returns the command that installs pillow-simd, and a compiler if there is none."""
-    command = pillow_simd_command(version)
-    return command if shutil.which("cc") else f"sudo apt-get install -y {_COMPILER} && {command}"
+    return Finding("kernels", "ok", f"native kernels at {native.simd_level()}, libjpeg-turbo {turbo}")
 
 
 def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
@@ -106,27 +98,14 @@ def _pillow(pillow: dict[str, Any] | None) -> Iterator[Finding]:
             "problem",
             f"{said} is installed over files of pillow {pillow['overlaid']}",
             "Compiled parts of two releases are mixed: expect wrong pixels or a crash.",
-            _simd_command(version),
-        )
-    elif pillow["undone"] is not None:
-        yield Finding(
-            "Pillow",
-            "warning",
-            f"{said} is installed over pillow-simd {pillow['undone']}",
-            "An install of another package brought pillow back: resizing with it does not use AVX2.",
-            _simd_command(pillow["undone"]),
+            pillow_simd_command(version),
         )
     elif not pillow["simd"] and platform.machine() == "x86_64":
+        undone = f" over pillow-simd {pillow['undone']}" if pillow["undone"] is not None else ""
         why = "Resizing with Pillow (torchvision's transforms, feeder's pillow backend) does not use AVX2. "
-        why += "feeder's native backend is not affected."
-        newest = PILLOW_SIMD.partition(".post")[0]
-        if base != newest:
-            why += f" pillow-simd is there for Pillow {newest}."
-        level: Level = "warning" if base == newest else "note"
-        if shutil.which("cc") is None:
-            level = "note"
-            why += " pillow-simd has to be compiled, and there is no C compiler."
-        yield Finding("Pillow", level, f"{said}, not a SIMD build", why, _simd_command())
+        why += "feeder's native backend is not affected. pillow-simd is compiled when it is installed: see "
+        why += "docs/operations.md for the packages that this needs."
+        yield Finding("Pillow", "note", f"{said}{undone}, not a SIMD build", why, pillow_simd_command())
     else:
         yield Finding("Pillow", "ok", said + (", a SIMD build" if pillow["simd"] else ""))
 
@@ -194,33 +173,29 @@ def _architectures(said: str, driver: Driver) -> Finding:
     return Finding("torch", "ok", said)
 
 
-def _dali(found: dict[str, Any], driver: Driver) -> Iterator[Finding]:
+def _dali(found: dict[str, Any], driver: Driver) -> Finding:
     name, version = found["dali_package"], found["dali"]
     if name is None:
         if driver.version is None:
-            yield Finding("DALI", "ok", "absent; it is of no use without a GPU")
-            return
+            return Finding("DALI", "ok", "absent; it is of no use without a GPU")
         major = 13 if driver.cuda is None or driver.cuda[0] >= 13 else 12
         why = "It decodes images on the GPU, which helps where the CPU is the limit."
-        yield Finding("DALI", "note", "absent", why, f'pip install "feeder-data[dali-cuda{major}]"')
-        return
+        return Finding("DALI", "note", "absent", why, f'pip install "feeder-data[dali-cuda{major}]"')
     others = sorted({n for n in distributions() if n.startswith("nvidia-dali-cuda") and n != name})
     if others:
         why = "They own the same files: the one installed last is imported."
         remedy = f"pip uninstall -y {' '.join(others)} && pip install --force-reinstall --no-deps {name}"
-        yield Finding("DALI", "problem", f"{name} and {', '.join(others)}", why, remedy)
-        return
+        return Finding("DALI", "problem", f"{name} and {', '.join(others)}", why, remedy)
     needed = int(name[len("nvidia-dali-cuda") :][:2])
     if driver.version is None:
-        yield Finding("DALI", "ok", f"{version} ({name}); CPU operators only, without an NVIDIA driver")
-    elif driver.cuda is not None and driver.cuda[0] < needed:
+        return Finding("DALI", "ok", f"{version} ({name}); CPU operators only, without an NVIDIA driver")
+    if driver.cuda is not None and driver.cuda[0] < needed:
         why = f"The driver ({driver.version}) runs CUDA up to {_dotted(driver.cuda)}: its GPU operators fail."
         remedy = _NEWER_DRIVER
         if driver.cuda[0] >= 12:
             remedy = f'pip uninstall -y {name} && pip install "feeder-data[dali-cuda{driver.cuda[0]}]"'
-        yield Finding("DALI", "problem", f"{version} is built for CUDA {needed}", why, remedy)
-    else:
-        yield Finding("DALI", "ok", f"{version} ({name})")
+        return Finding("DALI", "problem", f"{version} is built for CUDA {needed}", why, remedy)
+    return Finding("DALI", "ok", f"{version} ({name})")
 
 
 def distributions() -> set[str]:

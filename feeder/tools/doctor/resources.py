@@ -1,21 +1,22 @@
-"""Findings on the system's limits (cores, memory, /dev/shm, locked memory, open files) and on GPUs."""
+"""Findings on the system's limits (cores, memory, /dev/shm, open files) and on GPUs."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from feeder.system.cores import cores, local_world_size, memory_limit
 from feeder.system.nvml import Nvml
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.terminal import size
 
-__all__ = ["check_cores", "check_files", "check_gpus", "check_locked_memory", "check_memory", "check_shared_memory"]
+__all__ = ["check_cores", "check_files", "check_gpus", "check_memory", "check_shared_memory"]
 
 _GIB = 1 << 30
 _LITTLE_SHARED_BYTES = 2 * _GIB
-_LITTLE_LOCKED_BYTES = 64 << 20
 _FEW_FILES, _TOO_FEW_FILES = 4096, 512
 
 
@@ -27,6 +28,7 @@ def check_cores(root: str = "/", environment: Mapping[str, str] = os.environ) ->
         said += f" (by {found.limited_by})"
     if ranks > 1:
         said += f", shared by {ranks} ranks"
+
     each = found.usable // ranks
     if each < 2:
         yield Finding(
@@ -96,31 +98,13 @@ def check_shared_memory(path: str = "/dev/shm") -> Iterator[Finding]:
         yield Finding("/dev/shm", "ok", said)
 
 
-def check_locked_memory(has_gpu: bool) -> Iterator[Finding]:
-    """Checks RLIMIT_MEMLOCK."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    said = f"{_limit(soft)} (ulimit -l)"
-    if has_gpu and soft != resource.RLIM_INFINITY and soft < _LITTLE_LOCKED_BYTES:
-        reach = "" if hard == soft else f"; the hard limit allows {_limit(hard)} at once"
-        yield Finding(
-            "locked memory",
-            "note",
-            said,
-            "The CUDA driver locks pages regardless of this limit, but RDMA (NCCL over InfiniBand), GPUDirect Storage "
-            "and io_uring fail when they reach it.",
-            f"ulimit -l unlimited; docker run --ulimit memlock=-1; memlock in /etc/security/limits.conf{reach}",
-        )
-    else:
-        yield Finding("locked memory", "ok", said)
-
-
 def check_files() -> Iterator[Finding]:
     """Checks RLIMIT_NOFILE."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = f"{_limit(soft, 1)} (ulimit -n)"
+    said = f"{_limit(soft)} (ulimit -n)"
     if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
         can_rise = hard == resource.RLIM_INFINITY or hard > soft
-        reach = f"ulimit -n {_limit(hard, 1)}" if can_rise else "a higher hard limit"
+        reach = f"ulimit -n {_limit(hard)}" if can_rise else "a higher hard limit"
         yield Finding(
             "open files",
             "problem" if soft < _TOO_FEW_FILES else "warning",
@@ -133,7 +117,7 @@ def check_files() -> Iterator[Finding]:
         yield Finding("open files", "ok", said)
 
 
-def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
+def check_gpus(nvml: Nvml | str, driver: str | None, root: str = "/") -> Iterator[Finding]:
     """Checks NVML and each GPU that this process may use."""
     if isinstance(nvml, str):
         if driver is None:
@@ -141,7 +125,10 @@ def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
         else:
             why = "GPU utilisation, memory and PCIe traffic can't be measured."
             remedy = 'pip install "feeder-data[nvml]"; in a container, NVIDIA_DRIVER_CAPABILITIES must have "utility"'
-            yield Finding("GPU", "warning", f"driver {driver}, but {nvml}", why, remedy)
+            texts = [path.read_text() for path in sorted(Path(root).glob("proc/driver/nvidia/gpus/*/information"))]
+            names = [found[1] for text in texts if (found := re.search(r"Model:\s*(.+)", text))]
+            said = ", ".join([*names, f"driver {driver}, but {nvml}"])
+            yield Finding("GPU", "warning", said, why, remedy)
         return
     gpus = nvml.visible()
     if not gpus:
@@ -161,7 +148,5 @@ def check_gpus(nvml: Nvml | str, driver: str | None) -> Iterator[Finding]:
             yield Finding("GPU", "ok", said)
 
 
-def _limit(value: int, unit: int = 0) -> str:
-    if value == resource.RLIM_INFINITY:
-        return "unlimited"
-    return f"{value}" if unit else f"{value / 1024:.0f} KiB" if value < 1 << 20 else f"{value / 2**20:.0f} MiB"
+def _limit(value: int) -> str:
+    return "unlimited" if value == resource.RLIM_INFINITY else str(value)

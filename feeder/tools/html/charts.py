@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from feeder.errors import ArgumentError
 from feeder.tools.html.page import Html, escape, number, table
 
 __all__ = ["Bar", "Interval", "Line", "Point", "Stack", "bar_chart", "line_chart", "stacked_bar", "timeline"]
@@ -141,6 +140,7 @@ def bar_chart(title: str, bars: Sequence[Bar], *, unit: str, note: str = "") -> 
     if not values:
         return _figure(title, note, _nothing())
     top = max(*values, 0.0) or 1.0
+
     rows = []
     for i, bar in enumerate(bars):
         shape = _percent(max(0.0, bar.value) / top if math.isfinite(bar.value) else 0)
@@ -170,16 +170,13 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
         stacks: The bars; parts of the same name look the same in all of them.
         unit: Unit of the values.
         note: Plain text under the title.
-
-    Raises:
-        ArgumentError: if a part is below 0.
     """
     names = list(dict.fromkeys(name for stack in stacks for name in stack.parts))
-    if any(value < 0 for stack in stacks for value in stack.parts.values()):
-        raise ArgumentError(f"the parts of a stacked bar must be 0 or more, got {[dict(s.parts) for s in stacks]}")
+
     totals = [sum(filter(math.isfinite, stack.parts.values())) for stack in stacks]
     if not totals or not max(totals):
         return _figure(title, note, _nothing())
+
     rows = []
     for stack, total in zip(stacks, totals, strict=True):
         parts, x = [], 0.0
@@ -197,6 +194,7 @@ def stacked_bar(title: str, stacks: Sequence[Stack], *, unit: str, note: str = "
             f'<div class="row"><bdi>{escape(stack.label)}</bdi><svg aria-hidden="true">{"".join(parts)}</svg>'
             f'<div class="value">{escape(number(total))} {escape(unit)}</div></div>\n'
         )
+
     entries = [(name, _block_swatch(i, _letter(i))) for i, name in enumerate(names)]
     figures = [["", *(stack.label for stack in stacks)]]
     for name in names:

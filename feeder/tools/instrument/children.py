@@ -7,6 +7,7 @@ Workers of loaders, which are daemons or run code of feeder or torchdata, are le
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import multiprocessing.process
 import os
@@ -41,7 +42,7 @@ class MeteredTarget:
                 record.rank = own_rank()  # which the child itself may set
             path = os.path.join(self.folder, f"child-{os.getpid()}.json")
             with contextlib.suppress(OSError), open(path, "w", encoding="utf-8") as file:
-                json.dump(record.to_json(), file)
+                json.dump(dataclasses.asdict(record), file)
 
 
 def meter_children(folder: str) -> None:

@@ -19,17 +19,18 @@ import os
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
+import feeder
 from feeder.tools.instrument.fetch import MeteredInit, meter_fetching, read_fetches
-from feeder.tools.instrument.own_line import own_line
 from feeder.tools.instrument.record import TRAINER_DECODE, Fetch, LoaderRecord, NextCall, ProcessRecord
 
-__all__ = ["LoaderHooks", "class_folders", "own_rank"]
+__all__ = ["LoaderHooks", "class_folders", "own_line", "own_rank"]
 
 _LOADERS = {
     "torch.utils.data.dataloader": "DataLoader",
@@ -40,6 +41,10 @@ _MAKING = {"read", "draw", "cut", "decode", "transform", "fetch", "collate", "wr
 _FOLDER_DATASETS = {"DatasetFolder", "FolderDataset"}  # torchvision's, which ImageFolder derives from, and feeder's
 _MOST_WRAPPERS = 8
 _HEAP_TYPE = 1 << 9  # a class made by Python code, whose methods can be replaced
+
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_PYTHON = os.path.dirname(os.__file__)
+_FEEDER = os.path.dirname(os.path.abspath(feeder.__file__))
 
 _installed: list[LoaderHooks] = []
 
@@ -325,3 +330,12 @@ def _place(frame: FrameType | None) -> str:
         return "?"
     file, line = own_line(frame) or (frame.f_code.co_filename, frame.f_lineno)
     return f"{os.path.basename(file)}:{line}"
+
+
+def own_line(frame: FrameType | None) -> tuple[str, int] | None:
+    """Returns file and line of the innermost frame that is not Python's, a library's or feeder's; None without one."""
+    for at, line in traceback.walk_stack(frame):
+        file = at.f_code.co_filename
+        if not file.startswith(("<", _PYTHON, _FEEDER)) and not any(part in file for part in _LIBRARIES):
+            return file, line
+    return None

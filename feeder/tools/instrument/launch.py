@@ -15,7 +15,7 @@ from types import CodeType, ModuleType, TracebackType
 from feeder.errors import SourceError
 from feeder.tools.commands.common import EXIT_INTERRUPTED
 
-__all__ = ["read_script", "run_script", "show"]
+__all__ = ["read_script", "run_script"]
 
 
 def read_script(path: str) -> CodeType:
@@ -33,15 +33,15 @@ def read_script(path: str) -> CodeType:
         raise SourceError(f"{path} is not valid Python: {error}") from None
 
 
-def run_script(code: CodeType, arguments: Sequence[str]) -> tuple[int, BaseException | None]:
-    """Runs a script in this process.
+def run_script(code: CodeType, arguments: Sequence[str]) -> int:
+    """Runs a script in this process, and prints its uncaught exception as Python would.
 
     Args:
         code: The script's code.
         arguments: The script's arguments.
 
     Returns:
-        The exit code that Python would end with, and the uncaught exception, which is not printed yet.
+        The exit code that Python would end with.
     """
     path = code.co_filename
     module = ModuleType("__main__")
@@ -51,20 +51,22 @@ def run_script(code: CodeType, arguments: Sequence[str]) -> tuple[int, BaseExcep
     sys.modules["__main__"] = module
     sys.argv[:] = [path, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(path))
+
+    error: BaseException | None = None
     try:
         exec(code, module.__dict__)
-    except SystemExit as error:
-        if error.code is None or isinstance(error.code, int):
-            return error.code or 0, None
-        return 1, error
-    except KeyboardInterrupt as error:
-        return EXIT_INTERRUPTED, error
-    except BaseException as error:
-        return 1, error
-    return 0, None
+    except BaseException as raised:
+        error = raised
+    sys.stdout.flush()
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return error.code or 0
+    _show(error)
+    return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
-def show(error: BaseException) -> None:
+def _show(error: BaseException) -> None:
     """Prints a script's uncaught exception as Python would, without the frames that ran the script."""
     if isinstance(error, SystemExit):
         print(error.code, file=sys.stderr)  # noqa: T201  the script's own message

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["TRAINER_DECODE", "Fetch", "GpuReading", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
+from feeder.system.nvml import GpuSample
+
+__all__ = ["TRAINER_DECODE", "Fetch", "LoaderRecord", "NextCall", "ProcessRecord", "Sample"]
 
 TRAINER_DECODE = "decode in the training process"
 
@@ -51,16 +53,6 @@ class Fetch(NamedTuple):
     collate_ns: int
 
 
-class GpuReading(NamedTuple):
-    """Figures of one GPU; None for those that it does not report. See :class:`feeder.system.nvml.GpuSample`."""
-
-    gpu: int
-    busy: float | None
-    memory_bytes: int | None
-    received_bytes_s: int | None
-    sent_bytes_s: int | None
-
-
 class Sample(NamedTuple):
     """A sample of the machine.
 
@@ -68,15 +60,13 @@ class Sample(NamedTuple):
         at_ns: Time of the sample.
         own_cores: Cores that this process kept busy since the last sample.
         children_cores: Cores that its descendants kept busy.
-        memory_bytes: Resident memory of all of them; shared pages count in each.
-        gpus: A reading of each GPU.
+        gpus: A sample of each GPU, by its number.
     """
 
     at_ns: int
     own_cores: float
     children_cores: float
-    memory_bytes: int
-    gpus: tuple[GpuReading, ...]
+    gpus: dict[int, GpuSample]
 
 
 @dataclass
@@ -145,13 +135,9 @@ class ProcessRecord:
         """Returns its name for people: "rank 1", "process 4711"."""
         return f"rank {self.rank}" if self.rank is not None else f"process {self.pid}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Returns the record as JSON values."""
-        return asdict(self)
-
     @staticmethod
     def from_json(found: dict[str, Any]) -> ProcessRecord:
-        """Returns the record that :meth:`to_json` gave in a child process."""
+        """Returns the record of a child process, of which ``found`` is the dict."""
         loaders = []
         for loader in found.pop("loaders"):
             batches = [NextCall(*batch) for batch in loader.pop("batches")]

@@ -9,7 +9,6 @@ import feeder
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.html import charts
 from feeder.tools.html import page as report
-from feeder.tools.instrument.record import GpuReading
 from feeder.tools.profile.analysis import Analysis
 from feeder.tools.profile.text_report import loader_rows
 from feeder.tools.profile.times import LoaderTimes
@@ -124,8 +123,8 @@ def _machine(found: Analysis, gpu_absent: str | None) -> report.Section:
     children = [(_s(sample.at_ns - start), sample.children_cores) for sample in samples]
     chart("Processors", "cores busy", {"training process": [*own], "its workers": [*children]})
 
-    readings = [(_s(s.at_ns - start), GpuReading(*reading)) for s in samples for reading in s.gpus]
-    indexes = sorted({reading.gpu for _, reading in readings})
+    readings = [(_s(s.at_ns - start), gpu, found) for s in samples for gpu, found in s.gpus.items()]
+    indexes = sorted({gpu for _, gpu, _ in readings})
     if not indexes:
         parts.append(report.text(f"GPU: not measured: {gpu_absent or 'there is none'}."))
     for title, unit, scale, name in (
@@ -134,7 +133,7 @@ def _machine(found: Analysis, gpu_absent: str | None) -> report.Section:
         ("PCIe to the GPU", "MB/s", 1e-6, "received_bytes_s"),
         ("PCIe from the GPU", "MB/s", 1e-6, "sent_bytes_s"),
     ):
-        lines = {f"GPU {gpu}": [(x, getattr(r, name)) for x, r in readings if r.gpu == gpu] for gpu in indexes}
+        lines = {f"GPU {gpu}": [(x, getattr(r, name)) for x, of, r in readings if of == gpu] for gpu in indexes}
         chart(title, unit, lines, scale)
     return report.Section("The machine during the run", parts)
 

@@ -19,15 +19,14 @@ from feeder.system.text import say
 from feeder.tools.doctor.finding import Finding
 from feeder.tools.instrument.children import meter_children, read_children
 from feeder.tools.instrument.hooks import LoaderHooks, own_rank
-from feeder.tools.instrument.launch import read_script, run_script, show
-from feeder.tools.instrument.record import GpuReading, Sample
+from feeder.tools.instrument.launch import read_script, run_script
+from feeder.tools.instrument.record import Sample
 from feeder.tools.profile.analysis import Analysis, analyse
 from feeder.tools.terminal import columns
 
 __all__ = ["profile"]
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_SAMPLES = 4000
 
 
@@ -61,10 +60,7 @@ def profile(script: str, arguments: Sequence[str], out: str) -> int:
         meter_children(folder)
         sampler.start()
 
-        code, error = run_script(read, arguments)
-        sys.stdout.flush()
-        if error is not None:
-            show(error)
+        code = run_script(read, arguments)
         record = meter.finish()
         record.samples = sampler.stop()
         children = list(read_children(folder))
@@ -154,23 +150,16 @@ class _Sampler:
         own = os.getpid()
         now_ns = time.monotonic_ns()
         busy: dict[int, int] = {}
-        memory = 0
         for pid in [own, *_below(own)]:
             fields = stat_fields(pid)
             if fields is not None:
                 busy[pid] = int(fields[11]) + int(fields[12])
-                memory += int(fields[21]) * _PAGE_BYTES
 
         elapsed_s = max(1e-6, (now_ns - self._last_ns) / 1e9)
         used = {pid: (ticks - self._busy.get(pid, 0)) * _TICK_S / elapsed_s for pid, ticks in busy.items()}
         own_cores = used.pop(own, 0.0)
-        gpus = []
-        for nvml, gpu in self._gpus:
-            found = nvml.sample(gpu)
-            gpus.append(
-                GpuReading(gpu.index, found.busy, found.memory_bytes, found.received_bytes_s, found.sent_bytes_s)
-            )
-        self.samples.append(Sample(now_ns, own_cores, sum(used.values()), memory, tuple(gpus)))
+        gpus = {gpu.index: nvml.sample(gpu) for nvml, gpu in self._gpus}
+        self.samples.append(Sample(now_ns, own_cores, sum(used.values()), gpus))
         self._busy = busy
         self._last_ns = now_ns
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from feeder.tools.instrument.record import TRAINER_DECODE, GpuReading, LoaderRecord, ProcessRecord
+from feeder.tools.instrument.record import TRAINER_DECODE, LoaderRecord, ProcessRecord
 
 __all__ = ["LoaderTimes", "MachineLoad", "machine_load", "overlap", "times_of"]
 
@@ -191,9 +191,9 @@ def machine_load(process: ProcessRecord, main: LoaderTimes | None) -> MachineLoa
         return MachineLoad(None, None, None)
     busy: dict[int, list[float]] = {}
     for sample in samples:
-        for reading in map(GpuReading._make, sample.gpus):
-            if reading.busy is not None:
-                busy.setdefault(reading.gpu, []).append(reading.busy)
-    gpu = max((statistics.fmean(values) for values in busy.values()), default=None)
+        for gpu, found in sample.gpus.items():
+            if found.busy is not None:
+                busy.setdefault(gpu, []).append(found.busy)
+    busiest = max((statistics.fmean(values) for values in busy.values()), default=None)
     own, children = (statistics.fmean(v) for v in zip(*((s.own_cores, s.children_cores) for s in samples), strict=True))
-    return MachineLoad(own, children, gpu)
+    return MachineLoad(own, children, busiest)

@@ -50,9 +50,8 @@ class Tuning:
         target: Requested images/s, or None.
         step_images_per_s: Rate of the step on one repeated batch; None without a step.
         keywords: The setting as arguments of :class:`feeder.DataLoader`; None if nothing could be measured.
-        arguments: The caller's other arguments; None where the caller makes the loader.
+        arguments: The caller's other arguments.
         seconds: Duration of the search.
-        window_score: Score of the chosen windowed shuffle, 1 for a full shuffle; None without one.
         nodes: Advice on the nodes of an input service; None without one.
     """
 
@@ -61,9 +60,8 @@ class Tuning:
     target: float | None
     step_images_per_s: float | None
     keywords: dict[str, Any] | None
-    arguments: dict[str, Any] | None
+    arguments: dict[str, Any]
     seconds: float
-    window_score: float | None = None
     nodes: NodeAdvice | None = None
 
     @property
@@ -72,8 +70,8 @@ class Tuning:
         if self.keywords is None:
             return None
         setting = {k: v for k, v in self.keywords.items() if (k, v) != ("prefetch_factor", DEFAULT_PREFETCH)}
-        named = [f"{name}={_literal(value)}" for name, value in {**(self.arguments or {}), **setting}.items()]
-        parts = ", ".join(["dataset" if self.arguments is not None else "...", *named])
+        named = [f"{name}={_literal(value)}" for name, value in {**self.arguments, **setting}.items()]
+        parts = ", ".join(["dataset", *named])
         if len(f"feeder.DataLoader({parts})") <= WIDTH - 8:
             return f"feeder.DataLoader({parts})"
         return "\n".join(["feeder.DataLoader(", *wrap(f"{parts},", WIDTH - 8, first="    ", indent="    "), ")"])
@@ -146,10 +144,6 @@ class Tuning:
         found.append(self._against_baseline(chosen))
         if not outcome.reached:
             found.append(self._limit(chosen))
-        if self.window_score is not None:
-            found.append(
-                f"a windowed shuffle mixes less than a full one: it scores {self.window_score:.2f}, a full shuffle 1"
-            )
         if self.nodes is not None:
             found.append(self.nodes.reason)
         if skipped := max((trial.skipped for point in outcome.points for trial in point.runs), default=0):
@@ -211,7 +205,6 @@ class Tuning:
             setting = point.setting
             threads = f"x{setting.worker_threads}" if setting.worker_threads > 1 else ""
             ahead = str(setting.prefetch_factor) if setting.num_workers else "-"
-            window = f" w{setting.window}" if setting.window else ""
             figures = ["-"] * 4
             if point.runs:
                 spread_of_runs = f"{min(point.rates):.0f}-{max(point.rates):.0f}"
@@ -219,7 +212,7 @@ class Tuning:
                 figures = [f"{point.rate:,.0f}", spread_of_runs, f"{point.median('cpu_ms'):.2f}", memory_mib]
             mark = "take" if point is self.outcome.chosen else "base" if point is self.outcome.baseline else ""
             workers = f"{setting.num_workers}{threads}"
-            rows.append([workers, ahead, (setting.backend or "-") + window, *figures, str(len(point.runs)), mark])
+            rows.append([workers, ahead, setting.backend or "-", *figures, str(len(point.runs)), mark])
         return table(rows)
 
 

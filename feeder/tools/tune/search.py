@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from feeder.errors import BackendError, WorkerError
 from feeder.loader.auto_workers import MOST_THREADS
 from feeder.loader.trial import Trial
+from feeder.tools.terminal import size
 from feeder.tools.tune.setting import ROUNDS_TO_TELL, Gain, Setting, TriedSetting, cheaper, gain
 
 __all__ = ["MARGIN", "Outcome", "Search", "Space"]
@@ -31,8 +32,6 @@ _ROUNDS = 5
 _ROUNDS_WITH_TARGET = 3
 _RUNS_PLANNED = 40
 _RUN_S = (0.3, 4.0)
-_READING_MATTERS = 0.2
-_ALWAYS_BUSY = 0.95
 
 
 @dataclass(frozen=True)
@@ -44,20 +43,16 @@ class Space:
         baseline: The setting to compare with.
         backends: Decode backends; empty for loaders without any.
         threads: True if the loader has threads inside workers.
-        window: Samples of the windowed shuffle to try if reading is slow; None: the shuffle is fixed.
         in_caller: True if 0 workers may be chosen, which is a fair choice only if the caller's step is run too.
         memory_bytes: Upper limit of the memory of workers and batches.
-        refuse: Returns the reason why a setting can't be tried, or None.
     """
 
     cores: int
     baseline: Setting
     backends: tuple[str, ...] = ()
     threads: bool = False
-    window: int | None = None
     in_caller: bool = False
     memory_bytes: int = 1 << 62
-    refuse: Callable[[Setting], str | None] = lambda setting: None
 
 
 @dataclass
@@ -65,7 +60,7 @@ class Outcome:
     """The outcome of a search.
 
     Attributes:
-        points: Every setting that was tried or refused, in order.
+        points: Every setting that was tried, in order.
         baseline: The setting that the others are compared with.
         chosen: The chosen setting; None if none could be measured.
         reached: True if it reaches the target; None without a target.
@@ -148,16 +143,10 @@ class Search:
         best = self._knee(backend)
         if not best.usable:
             return
-        self._around(best)
+        self._threads(best)
         for other in self._space.backends:
             if other != backend and (found := self._other(best, other)) is not best:
-                self._around(found)
-
-    def _around(self, best: TriedSetting) -> None:
-        """Tries the other options around the number of workers found."""
-        best = self._window(best)
-        self._threads(best)
-        self._prefetch(best)
+                self._threads(found)
 
     def _other(self, best: TriedSetting, backend: str) -> TriedSetting:
         """Tries another backend with workers if it is not much slower on one core."""
@@ -214,17 +203,6 @@ class Search:
         decodes_in_caller = backend in ("cuda", "dali")  # workers only read
         return None if alone is None or decodes_in_caller else alone.median("make_ms")
 
-    def _window(self, best: TriedSetting) -> TriedSetting:
-        share = best.median("read_share")
-        if self._space.window is None or share is None:
-            return best
-        if share < _READING_MATTERS:
-            self._outcome.notes.append(
-                f"a windowed shuffle was not tried: reading takes only {share:.0%} of the workers' time"
-            )
-            return best
-        return self._better(best, replace(best.setting, window=self._space.window), "reads in shard order")
-
     def _threads(self, best: TriedSetting) -> None:
         """Tries fewer processes with several threads, which take less memory on the same cores."""
         threads = 2
@@ -235,22 +213,6 @@ class Search:
             if not point.usable or point.rate < (1 - _NEAR) * best.rate:
                 return
             threads *= 2
-
-    def _prefetch(self, best: TriedSetting) -> None:
-        if not best.setting.num_workers:
-            return
-        busy = best.median("busy_share")
-        if busy is not None and busy > _ALWAYS_BUSY:
-            self._outcome.notes.append(
-                f"a larger prefetch_factor was not tried: workers are busy {busy:.0%} of the time"
-            )
-            return
-
-        for factor in (4, 8):
-            point = self._better(best, replace(best.setting, prefetch_factor=factor), "more batches ahead")
-            if point is best:
-                return
-            best = point
 
     def _better(self, best: TriedSetting, setting: Setting, why: str) -> TriedSetting:
         point = self._try(setting, why)
@@ -320,24 +282,22 @@ class Search:
         if setting in self._points:
             return self._points[setting]
 
-        problem = self._space.refuse(setting)
         # At least one setting with workers is measured even if time is short, so that there is one to recommend.
         first = setting.num_workers > 0 and not any(p.usable and s.num_workers for s, p in self._points.items())
-        if problem is None and not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
+        if not (always or first) and self._left() < (1 - _SEARCH_PART) * self._seconds:
             raise _OutOfTime
 
-        point = self._points[setting] = TriedSetting(setting, why, problem=problem)
-        if problem is None:
-            try:
-                self._once(point, point.trials, why)
-            except (BackendError, WorkerError) as error:
-                if always:
-                    raise
-                point.problem = str(error).partition("\n")[0]
-            except BaseException:
-                if not point.trials:
-                    del self._points[setting]
+        point = self._points[setting] = TriedSetting(setting, why)
+        try:
+            self._once(point, point.trials, why)
+        except (BackendError, WorkerError) as error:
+            if always:
                 raise
+            point.problem = str(error).partition("\n")[0]
+        except BaseException:
+            if not point.trials:
+                del self._points[setting]
+            raise
         return point
 
     def _once(self, point: TriedSetting, runs: list[Trial], stage: str) -> None:
@@ -346,7 +306,7 @@ class Search:
         self._longest_s = max(self._longest_s, self._clock() - before)
         runs.append(trial)
         if trial.memory_bytes > self._space.memory_bytes:
-            point.problem = f"takes {trial.memory_bytes / 2**30:.2f} GiB of memory, more than allowed"
+            point.problem = f"takes {size(trial.memory_bytes)} of memory, more than allowed"
         self._note(stage, point)
 
     def _left(self) -> float:

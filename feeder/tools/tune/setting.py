@@ -26,14 +26,12 @@ class Setting:
         worker_threads: Threads of the backend in each worker.
         prefetch_factor: Batches ahead for each worker.
         backend: Decode backend; None for loaders without one.
-        window: Samples of a windowed shuffle; None for the requested shuffle.
     """
 
     num_workers: int
     worker_threads: int = 1
     prefetch_factor: int = DEFAULT_PREFETCH
     backend: str | None = None
-    window: int | None = None
 
     @property
     def cores(self) -> int:
@@ -43,8 +41,7 @@ class Setting:
     def __str__(self) -> str:
         threads = f" of {self.worker_threads} threads" if self.worker_threads > 1 else ""
         prefetch = f"prefetch {self.prefetch_factor}" if self.prefetch_factor != DEFAULT_PREFETCH else None
-        window = f"window of {self.window}" if self.window is not None else None
-        parts = count(self.num_workers, "worker") + threads, prefetch, self.backend, window
+        parts = count(self.num_workers, "worker") + threads, prefetch, self.backend
         return ", ".join(part for part in parts if part is not None)
 
 
@@ -127,8 +124,5 @@ def cheaper(a: TriedSetting, b: TriedSetting) -> bool:
         theirs = b.median(name)
         if abs(ours - theirs) > noticeable * max(ours, theirs):
             return bool(ours < theirs)
-    return _complexity(a.setting) < _complexity(b.setting)
-
-
-def _complexity(setting: Setting) -> tuple[bool, int, int]:
-    return setting.window is not None, setting.worker_threads, setting.prefetch_factor
+    ours, theirs = ((each.setting.worker_threads, each.setting.prefetch_factor) for each in (a, b))
+    return bool(ours < theirs)

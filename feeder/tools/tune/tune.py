@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Callable
@@ -13,27 +12,21 @@ from typing import Any
 import torch
 
 from feeder.dataset.base import FeederDataset
-from feeder.dataset.extras import Column
-from feeder.dataset.shards import ShardDataset
 from feeder.dataset.subset import as_feeder, is_feeders
 from feeder.decoders.registry import Dali, available_decoders, get_decoder
 from feeder.errors import ArgumentError, BackendError
 from feeder.loader.dataloader import DataLoader
-from feeder.loader.fast.part_sizes import enough_ahead, part_rows
 from feeder.loader.options import DEFAULT_PREFETCH, WorkerOptions
 from feeder.loader.service_options import Service
-from feeder.loader.slots.image_slots import HELD_BATCHES, Layout
 from feeder.loader.trial import run, step_rate
-from feeder.order.sample_order import Order, Window
 from feeder.system.cores import cores
 from feeder.system.memory import available_bytes
-from feeder.system.text import count
 from feeder.tools.encoding_gain import encoding_gains
 from feeder.tools.thresholds import NOTICEABLE_GAIN
 from feeder.tools.tune.nodes import NodeAdvice, measure_service, nodes_that_pay
 from feeder.tools.tune.report import Budget, Tuning
 from feeder.tools.tune.search import MARGIN, Outcome, Search, Space
-from feeder.tools.tune.setting import Setting, TriedSetting
+from feeder.tools.tune.setting import Setting
 from feeder.transforms import Recipe, Views
 
 __all__ = ["tune"]
@@ -50,13 +43,13 @@ class _Source:
 
     Attributes:
         make: Makes a loader from a setting's arguments.
-        arguments: The caller's own arguments for the call to paste; None where the caller makes the loader.
+        arguments: The caller's own arguments for the call to paste.
         dataset: The dataset.
         backends: Decode backends to try; empty where feeder's fast path does not run.
     """
 
     make: Callable[..., Any]
-    arguments: dict[str, Any] | None
+    arguments: dict[str, Any]
     dataset: Any
     backends: tuple[str, ...]
 
@@ -66,66 +59,27 @@ class _Source:
         if setting.num_workers:
             if setting.prefetch_factor != DEFAULT_PREFETCH:  # else what the loader needs
                 keywords["prefetch_factor"] = setting.prefetch_factor
-            if self.arguments is not None:
-                keywords["persistent_workers"] = True
+            keywords["persistent_workers"] = True
         if self.backends:
-            given = self.arguments or {}
-            workers = given.get("worker_options") or WorkerOptions()
+            workers = self.arguments.get("worker_options") or WorkerOptions()
             if setting.worker_threads > 1 or workers.threads is not None:
                 keywords["worker_options"] = dataclasses.replace(workers, threads=setting.worker_threads)
-            if "backend" not in given:  # else it has options
+            if "backend" not in self.arguments:  # else it has options
                 keywords["backend"] = setting.backend
-        if setting.window is not None:
-            keywords["shuffle"] = Window(setting.window)
         return keywords
 
     def loader(self, setting: Setting) -> Any:
         """Returns the loader of a setting."""
         keywords = self.keywords(setting)
-        if self.backends and self.arguments is not None:
+        if self.backends:
             # Bad samples are counted here, and reported by training.
             keywords["on_error"] = self.arguments.get("on_error", "skip")
         return self.make(**keywords)
 
-    def window(self, shuffle: Any) -> int | None:
-        """Returns the window to try; None unless a full shuffle of several shards was asked for."""
-        full = self.backends and self.arguments is not None and shuffle is True
-        if full and isinstance(self.dataset, ShardDataset) and len(self.dataset.reader.shard_sizes()) > 1:
-            return Window().samples
-        return None
-
-    def refuse(self, memory_bytes: int, setting: Setting) -> str | None:
-        """Returns the reason why a setting's batches do not fit into the memory; None if they do."""
-        size = (self.arguments or {}).get("batch_size", 1)
-        if not isinstance(self.dataset, FeederDataset) or not self.backends or not isinstance(size, int):
-            return None
-
-        columns = []
-        for recipe in self.dataset.recipe.views:
-            assert recipe.output_size is not None
-            columns.append(Column((3, *recipe.output_size), recipe.storage_dtype.name))
-        layout = Layout(size, tuple(columns))
-        workers = setting.num_workers
-        ahead = workers * setting.prefetch_factor
-        if workers and setting.prefetch_factor == DEFAULT_PREFETCH:
-            ahead = enough_ahead(layout, workers, len(part_rows(size, workers)), ahead)
-        slots = ahead + HELD_BATCHES if workers else 1
-        if slots * layout.slot_bytes <= memory_bytes:
-            return None
-        batches = count(slots, "batch takes", "batches take")
-        return f"{batches} {slots * layout.slot_bytes / 2**20:,.1f} MiB, more than allowed"
-
-    def window_score(self, chosen: TriedSetting | None) -> float | None:
-        """Returns the score of a chosen windowed shuffle; None without one."""
-        if chosen is None or chosen.setting.window is None:
-            return None
-        sizes = self.dataset.reader.shard_sizes()
-        return Order(len(self.dataset), 0, Window(chosen.setting.window), sizes).neighbour_distance()
-
 
 @torch.random.fork_rng(devices=[])  # which makes loaders draw their seeds apart from the caller's
 def tune(
-    source: Any,
+    dataset: Any,
     *,
     step: Callable[[Any], Any] | None = None,
     target: float | None = None,
@@ -135,15 +89,14 @@ def tune(
     note: Callable[[str], None] = lambda line: None,
     **arguments: Any,
 ) -> Tuning:
-    """Finds num_workers, the workers' threads, prefetch_factor, backend and, for shards, the kind of shuffle.
+    """Finds num_workers, the workers' threads and the backend.
 
     Settings are measured one by one, in the order that the rate of one core suggests. The best are measured again in
     turn, and differences within the noise are ignored. Of the settings that reach the target, or are as fast as the
     fastest, the cheapest is chosen: cores first, then CPU time and memory.
 
     Args:
-        source: A dataset; or a function that makes a loader from ``num_workers``, ``prefetch_factor`` and, for
-            feeder's datasets, ``worker_options`` and ``backend``, all by keyword.
+        dataset: The dataset.
         step: Called with each batch, as in the training loop; 0 workers are then tried too. Without a target, the
             step's own rate is the target. The step really trains: pass one with a copy of the model if the model must
             not change.
@@ -152,7 +105,7 @@ def tune(
         memory_bytes: Upper limit of the memory of workers and batches; None: what is available.
         seconds: Time limit.
         note: Called with a line about each run.
-        arguments: With a dataset: arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
+        arguments: Arguments of :class:`feeder.DataLoader`. The tuned ones among them are the present
             setting, with which the result is compared; the default is torch's, no workers. A ``backend`` other than
             "auto" is kept, as another one may change pixels. With ``service`` the search is for local workers, and
             the result says how many nodes of that input service pay, and whether any do.
@@ -166,14 +119,14 @@ def tune(
     service = arguments.pop("service", None)
     service = Service(service) if isinstance(service, str) else service
     budget = _budget(target, cpus, memory_bytes, seconds)
-    origin, baseline = _source(source, arguments, service)
+    origin, baseline = _source(dataset, arguments, service)
     alone = None if step is None else step_rate(step, origin.loader(baseline), 1.0)
     if alone is not None:
         note(f"the step alone: {alone:,.0f} images/s")
 
     goal = target if target is not None or alone is None else alone * (1 - NOTICEABLE_GAIN) / MARGIN
     left = seconds - (time.monotonic() - started)
-    outcome = _search(origin, baseline, budget, goal, left, step, arguments.get("shuffle"), note)
+    outcome = _search(origin, baseline, budget, goal, left, step, note)
     return Tuning(
         outcome=outcome,
         budget=budget,
@@ -182,7 +135,6 @@ def tune(
         keywords=None if outcome.chosen is None else origin.keywords(outcome.chosen.setting),
         arguments=origin.arguments,
         seconds=time.monotonic() - started,
-        window_score=origin.window_score(outcome.chosen),
         nodes=_nodes(service, origin, outcome, budget, alone if target is None else target),
     )
 
@@ -194,7 +146,6 @@ def _search(
     goal: float | None,
     seconds: float,
     step: Callable[[Any], Any] | None,
-    shuffle: Any,
     note: Callable[[str], None],
 ) -> Outcome:
     """Measures settings until one is chosen, and notes what another encoding would gain.
@@ -207,10 +158,8 @@ def _search(
         baseline=baseline,
         backends=origin.backends,
         threads=bool(origin.backends),
-        window=origin.window(shuffle),
         in_caller=step is not None,
         memory_bytes=budget.memory_bytes,
-        refuse=functools.partial(origin.refuse, budget.memory_bytes),
     )
     outcome = Search(
         lambda setting, run_s: run(origin.loader(setting), run_s, step),
@@ -235,7 +184,7 @@ def _nodes(
 ) -> NodeAdvice | None:
     """Returns the advice on an input service's nodes, which it measures on the loader's work; None without one."""
     chosen = outcome.chosen
-    if service is None or chosen is None or outcome.interrupted or origin.arguments is None:
+    if service is None or chosen is None or outcome.interrupted:
         return None
 
     backend = next((name for name in origin.backends if name in _ON_NODES), "auto")
@@ -266,23 +215,18 @@ def _budget(target: float | None, cpus: int | None, memory_bytes: int | None, se
     return Budget(machine.usable if cpus is None else cpus, machine, memory, seconds)
 
 
-def _source(source: Any, arguments: dict[str, Any], service: Service | None) -> tuple[_Source, Setting]:
+def _source(data: Any, arguments: dict[str, Any], service: Service | None) -> tuple[_Source, Setting]:
     """Returns the source of loaders and the present setting."""
-    unless_given = {"seed": 0} if is_feeders(source) else {}
-    is_dataset = hasattr(source, "__getitem__") or hasattr(source, "__iter__")
-    if not is_dataset and arguments:
-        raise ArgumentError(
-            f"the function makes the loader: give {', '.join(arguments)} to the loader there, not to tune()"
-        )
+    if not (hasattr(data, "__getitem__") or hasattr(data, "__iter__")):
+        raise ArgumentError(f"tune() takes a dataset, and the loader's other arguments; got {type(data).__name__}")
+    unless_given = {"seed": 0} if is_feeders(data) else {}
     rest = {name: value for name, value in arguments.items() if name not in _TUNED or isinstance(value, Dali)}
 
     def make(**keywords: Any) -> Any:
-        return DataLoader(source, **{**unless_given, **rest, **keywords}) if is_dataset else source(**keywords)
+        return DataLoader(data, **{**unless_given, **rest, **keywords})
 
     wanted = arguments.get("backend", "auto")
-    probe = make(num_workers=0, backend=wanted) if is_dataset else make(num_workers=0)
-    if not isinstance(probe, DataLoader):
-        raise ArgumentError(f"the function must return a feeder.DataLoader, got {type(probe).__name__}")
+    probe = make(num_workers=0, backend=wanted)
     backend = probe.stats().get("backend")
     probe.close()
 
@@ -296,13 +240,14 @@ def _source(source: Any, arguments: dict[str, Any], service: Service | None) -> 
         given["worker_threads"] = threads
     if given.get("num_workers") and arguments.get("prefetch_factor") is not None:
         given["prefetch_factor"] = arguments["prefetch_factor"]
+
     baseline = Setting(**{"num_workers": 0, **given}, backend=backend)
     for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
         if getattr(baseline, name) < least:
             raise ArgumentError(f"{name} must be {least} or more, got {getattr(baseline, name)}")
-    if service is not None and not (is_dataset and backends):
-        raise ArgumentError("service= is for feeder's datasets: give tune() the dataset, and not a function")
-    return _Source(make, rest if is_dataset else None, dataset, backends), baseline
+    if service is not None and not backends:
+        raise ArgumentError("service= is for feeder's datasets, which this is not; leave it out")
+    return _Source(make, rest, dataset, backends), baseline
 
 
 def _backends(recipe: Recipe | Views) -> tuple[str, ...]:
