@@ -22,14 +22,13 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import distributed
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, RandomSampler
 
 from feeder.decoders.registry import Dali, dali_is_installed
 from feeder.loader.group_store import is_initialized
@@ -122,9 +121,8 @@ def choose_workers(
             work = {"shuffle": True, "seed": 0, "rank": 0, "world_size": 1, "on_error": "skip", **arguments}
             work |= {"batch_size": min(batch_size or 1, 16 * usable)}
         else:
-            draws = _Draws(_length(dataset), batch_size)
-            work = {**({"batch_sampler": draws} if batch_size else {"sampler": draws, "batch_size": None}), **arguments}
-            work["generator"] = torch.Generator()
+            endless = RandomSampler(range(_length(dataset)), True, 1 << 30, torch.Generator())
+            work = {"sampler": endless, "batch_size": batch_size, **arguments, "generator": torch.Generator()}
 
         def probe(workers: int, threads: int, left_s: float) -> float:
             given = arguments.get("worker_options") or WorkerOptions()
@@ -204,23 +202,6 @@ def measured(
 
     found = ", ".join(f"{rate:,.0f} with {workers}" for workers, rate in sorted(rates.items()))
     return WorkersChoice(high, f"{given}; images/s: {found}", rates)
-
-
-class _Draws:
-    """An endless sampler with a random state of its own."""
-
-    def __init__(self, samples: int, batch_size: int | None) -> None:
-        self._samples = samples
-        self._batch_size = batch_size
-
-    def __len__(self) -> int:
-        return 1 << 30
-
-    def __iter__(self) -> Iterator[Any]:
-        random = np.random.default_rng(0)
-        while True:
-            rows = random.integers(0, self._samples, self._batch_size or 1).tolist()
-            yield rows if self._batch_size else rows[0]
 
 
 def _unmeasurable(dataset: Any, fast: bool) -> str | None:

@@ -20,7 +20,8 @@ __all__ = ["Scheduler"]
 
 _KNOWN_WORKS, _WORK_BYTES = 256, 256 << 20  # that are kept while nobody uses them
 _MOST_WORK_BYTES = 1 << 30  # of all
-_MOST_JOBS = 256  # that are counted: in months a service has many
+_EARLIER_JOBS = "(earlier jobs)"  # whose counts are added up
+_MOST_JOBS = 256  # that are counted by name: in months a service has many
 _COUNTED = ("parts", "images", "failed")
 
 
@@ -293,12 +294,13 @@ class Scheduler:
             self.changed.add(client)
 
     def _count(self, job: str, **numbers: int) -> None:
-        """Adds to the counts of a job; those of the oldest go once there are many."""
+        """Adds to the counts of a job; those of the oldest are added up once there are many."""
         counts = self._counts.setdefault(job, dict.fromkeys(_COUNTED, 0))
         for name, number in numbers.items():
             counts[name] += number
         if len(self._counts) > _MOST_JOBS:
-            del self._counts[next(iter(self._counts))]
+            oldest = next(name for name in self._counts if name != _EARLIER_JOBS)
+            self._count(_EARLIER_JOBS, **self._counts.pop(oldest))
 
     def _release(self, task: Task) -> None:
         if task.memory is not None:

@@ -26,7 +26,7 @@ _EXCEPTIONS = {
     "tests/loader/test_collate.py": {"_host", "_source"},  # messages as they come, before they are unpacked
     "tests/loader/test_loader.py": {"_get_iterator"},
     "tests/loader/workers/test_fork_server.py": {"_lock", "_shared_lock"},
-    "tests/loader/workers/test_iterator_lock.py": {"_closed", "_epoch", "_use", "_workers"},
+    "tests/loader/workers/test_iterator_lock.py": {"_epoch", "_use", "_workers"},
     "tests/loader/workers/test_sockets.py": {"_workers"},
 }  # fmt: skip
 

@@ -31,7 +31,6 @@ from feeder.shard.cache.waits import waits
 __all__ = ["FAILED_START", "Declined", "finish_part", "make_part", "send", "work_loop"]
 
 FAILED_START = -2  # in place of the number of a part
-KEPT_VIEWS = 2048  # of parts
 _MAPPED_AT_ONCE = 1 << 16  # bytes around a page that is read first; Linux's default
 
 
@@ -119,7 +118,7 @@ def _make_parts(channel: Channel, board: Board, number: int, view_of: Callable[[
 
 
 class _PartViews:
-    """The parts' rows of their slots. Batches are split alike, so views are kept: to make one takes 5 us.
+    """The parts' rows of their slots.
 
     Args:
         layout: The layout of a slot.
@@ -131,21 +130,16 @@ class _PartViews:
         self._layout = layout
         self._whole = whole
         self._work = work
-        self._slots = [SlotView.of(layout, memory) for memory in whole]
-        self._kept: dict[tuple[int, int, int], SlotView] = {}
+        self._mapped: set[tuple[int, int, int]] = set()  # places of parts that were made before
 
     def of(self, part: Part) -> SlotView:
         """Returns a part's rows of its slot, in the size of its batch."""
-        rows = slice(part.first, part.first + part.rows)
-        if part.height:
-            sizes = self._work.image_sizes(part.epoch, (part.height, part.width))
-            return SlotView.of(self._layout, self._whole[part.slot], sizes=sizes).part(rows)
+        sizes = self._work.image_sizes(part.epoch, (part.height, part.width)) if part.height else None
+        whole = SlotView.of(self._layout, self._whole[part.slot], sizes=sizes)
+        view = whole.part(slice(part.first, part.first + part.rows))
         place = part.slot, part.first, part.rows
-        view = self._kept.get(place)
-        if view is None:
-            if len(self._kept) >= KEPT_VIEWS:
-                self._kept.clear()
-            view = self._kept[place] = self._slots[part.slot].part(rows)
+        if place not in self._mapped:
+            self._mapped.add(place)
             _map(view)
         return view
 

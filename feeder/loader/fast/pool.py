@@ -150,6 +150,7 @@ class Pool(Supervisor[_Worker]):
 
         self._sent = select.poll()
         self._sent.register(self.board.sent, select.POLLIN)
+        self._results: list[tuple[int, PartReport | BaseException]] = []  # that the caller has not taken
         self._is_broken = False
 
         try:
@@ -207,36 +208,34 @@ class Pool(Supervisor[_Worker]):
         for worker in self.workers:
             worker.heard_ns = now
 
-        results: list[tuple[int, PartReport | BaseException]] = []
-        while not results:
+        while not self._results:
             check()
             wait = min(LOOK_S, self.options.hang_timeout_s / 4)
             left = wait if deadline is None else min(wait, deadline - time.monotonic())
             try:
-                results += self._look(max(0, math.ceil(left * 1000)), last_missing)
+                self._look(max(0, math.ceil(left * 1000)), last_missing)
             except WorkerError:
                 self._is_broken = True
                 raise
 
             if deadline is not None and time.monotonic() >= deadline:
                 break
+        results, self._results = self._results, []
         return results
 
-    def _look(self, most_ms: int, last_missing: bool) -> list[tuple[int, PartReport | BaseException]]:
-        """Waits once; returns what came back, and replaces workers that have ended or hang."""
-        results: list[tuple[int, PartReport | BaseException]] = []
+    def _look(self, most_ms: int, last_missing: bool) -> None:
+        """Waits once; takes in what came back, and replaces workers that have ended or hang."""
         for number in self._sleep(most_ms, last_missing):
             worker = self.receive(number)
-            results += self._results(number)
+            self._take_in(number)
             if worker.has_closed:
-                results += self._replace(number)
+                self._replace(number)
         # Looking for silent workers takes locks: not after every part.
         if time.monotonic_ns() >= self._next_look_ns:
             self._next_look_ns = time.monotonic_ns() + int(min(LOOK_S, self.options.hang_timeout_s / 4) * 1e9)
             for number in range(len(self.workers)):
                 if self._hangs(number):
-                    results += self._replace(number)
-        return results
+                    self._replace(number)
 
     def _sleep(self, most_ms: int, last_missing: bool) -> list[int]:
         """Waits for any worker's message; if a batch's last part is missing, for that one, but not for long. Returns
@@ -276,6 +275,7 @@ class Pool(Supervisor[_Worker]):
         self.board.cancel()
         claimed = {part for number in range(len(self.workers)) for part in self._claimed(number)}
         self._outstanding = {number: part for number, part in self._outstanding.items() if number in claimed}
+        self._results.clear()
         return bool(self._outstanding)
 
     def _claimed(self, number: int) -> list[int]:
@@ -322,9 +322,8 @@ class Pool(Supervisor[_Worker]):
             return fork(_SERVED, connection)
         return InContext(context, work_loop, (connection, self._work, self.options.init))
 
-    def _results(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
+    def _take_in(self, number: int) -> None:
         """Takes the results out of what was received from a worker."""
-        results: list[tuple[int, PartReport | BaseException]] = []
         for part, data in self.messages(number):
             message = pickle.loads(data) if data else None
             if part == FAILED_START:
@@ -335,8 +334,7 @@ class Pool(Supervisor[_Worker]):
                 continue
             self._failures.pop(part, None)
             if self._outstanding.pop(part, None) is not None:
-                results.append((part, _EMPTY_REPORT if message is None else message))
-        return results
+                self._results.append((part, _EMPTY_REPORT if message is None else message))
 
     def _give_again(self, number: int, row: int) -> None:
         """Gives a part to another worker than the one that had it."""
@@ -355,20 +353,21 @@ class Pool(Supervisor[_Worker]):
         heard = max(self.workers[number].heard_ns, heartbeat, self._given_out_ns if is_idle else 0)
         return self.kill_if_silent(number, heard, has_started=bool(heartbeat))
 
-    def _replace(self, number: int) -> list[tuple[int, PartReport | BaseException]]:
-        """Replaces a worker that has ended or was killed, unless it had sent results: these are returned first."""
+    def _replace(self, number: int) -> None:
+        """Replaces a worker that has ended or was killed, unless it had sent results: these are handed out first."""
         worker = self.workers[number]
         code = self.end(number)
-        results = self._results(number)
-        if results:
-            return results
+        before = len(self._results)
+        self._take_in(number)
+        if len(self._results) > before:
+            return
 
         parts = [part for each in self._claimed(number) if (part := self._outstanding.get(each)) is not None]
         if worker.is_dismissed:
             for part in parts:
                 del self._outstanding[part.number]
             self._start_anew(number, [])
-            return []
+            return
 
         was_silent = worker.was_silent or worker.process.pid() in self.board.evicted
         cause = f"silent for {self.options.hang_timeout_s:g} s" if was_silent else _cause(code)
@@ -394,7 +393,6 @@ class Pool(Supervisor[_Worker]):
         if self._fruitless > _FRUITLESS_LIMIT + self.options.workers or is_same:
             raise WorkerError(self._hopeless(cause, keys))
         self._start_anew(number, parts)
-        return []
 
     def _start_anew(self, number: int, parts: list[Part]) -> None:
         """Puts a new worker in the place of one that has ended, and the parts back on the board."""

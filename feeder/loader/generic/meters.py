@@ -13,7 +13,7 @@ import numpy.typing as npt
 from feeder.dataset.decoding import DecodeCounts, Replaced
 from feeder.decoders.image_header import clipped_warning
 from feeder.loader.device.nested import tensors_in
-from feeder.loader.observe.meter import METER_WORDS, Meter
+from feeder.loader.observe.meter import Meter
 from feeder.loader.observe.stats import fused_stages, stage_table, verdict, worker_tables
 from feeder.system.text import count, printable
 from feeder.system.warning import warn
@@ -56,8 +56,7 @@ class GenericMeters:
     def __init__(self, workers: int) -> None:
         self.here = Meter()
         self._workers = workers
-        self._words = np.zeros((workers, METER_WORDS), np.int64)
-        self._meters = [Meter(row) for row in self._words]
+        self._meters = [Meter() for _ in range(workers)]
         self._counts = {"batches": 0, "samples": 0, "waited_ns": 0, "elapsed_ns": 0, "clipped": 0, "slow": 0}
         self._counts["skipped"] = 0
         self._substitutions: collections.deque[Replaced] = collections.deque(maxlen=_KEPT_SUBSTITUTIONS)
@@ -70,11 +69,7 @@ class GenericMeters:
     def expect(self, workers: int) -> None:
         """Makes room for an iterator with more workers than those before: their number may change between epochs."""
         self._workers = workers
-        if workers > len(self._words):
-            words = np.zeros((workers, METER_WORDS), np.int64)
-            words[: len(self._words)] = self._words
-            self._words = words
-            self._meters = [Meter(row) for row in words]
+        self._meters += [Meter() for _ in range(workers - len(self._meters))]
 
     def made(self, worker: int, spent: Spent) -> None:
         """Counts a batch that a worker has made."""
@@ -153,7 +148,7 @@ class GenericMeters:
 
     def words(self) -> npt.NDArray[np.int64]:
         """Returns the meters: int64 [1 + workers, METER_WORDS], this process's first."""
-        return np.stack([self.here.words, *self._words])
+        return np.stack([self.here.words, *(meter.words for meter in self._meters)])
 
     def stats(self, replacements: list[dict[str, Any]], slots: Mapping[str, int] | None) -> dict[str, Any]:
         """Returns statistics, see :meth:`feeder.DataLoader.stats`.
@@ -162,7 +157,8 @@ class GenericMeters:
             replacements: The replaced workers.
             slots: Numbers of the current iterator's slots, by use; None without an iterator.
         """
-        stages = stage_table(self.words())
+        words = self.words()
+        stages = stage_table(words)
         sums = {f"{name}_ns": stages[name]["total_ns"] for name in ("fetch", "collate", "write") if name in stages}
         return {
             **self._counts,
@@ -170,7 +166,7 @@ class GenericMeters:
             **verdict(self._counts, {"busy_ns": self._busy_ns, **sums}, self._workers),
             "stages": stages,
             "fused": fused_stages(stages, _WITHIN),
-            "workers": worker_tables(self._words, [event["worker"] for event in replacements]),
+            "workers": worker_tables(words[1:], [event["worker"] for event in replacements]),
             "respawns": len(replacements),
             "slots": dict(_NO_SLOTS if slots is None else slots),
             "replaced_workers": list(replacements),

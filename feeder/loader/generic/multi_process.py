@@ -140,15 +140,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         """The multiprocessing processes, as torch's iterator has them."""
         return [worker.process.process for worker in self._batches.workers]  # type: ignore[attr-defined]
 
-    @property
-    def finished(self) -> bool:
-        """True once the epoch is over."""
-        return self.progress.finished
-
-    @finished.setter
-    def finished(self, is_over: bool) -> None:
-        self.progress.finished = is_over
-
     def __next__(self) -> Any:
         with self._use.begun(self._shutdown_workers):
             return self._next()
@@ -157,7 +148,6 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         try:
             return self._counted(super().__next__)
         except StopIteration:
-            self.finished = True
             raise
         except BaseException:
             self._end_view_if_over()
@@ -216,12 +206,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
         progress.finished = False
 
     def _restore(self, state: dict[str, Any]) -> None:
-        snapshot = state["_snapshot"]
-        main = snapshot["_main_snapshot"]
-        self._indices.load(main)
-        self._IterableDataset_len_called = main["_IterableDataset_len_called"]
-        self._num_yielded = snapshot["_snapshot_step"]
-        last = snapshot["_last_yielded_worker_id"]
+        main, last = self._load_main(state), state["_snapshot"]["_last_yielded_worker_id"]
         progress = self.progress
         if self._is_iterable and counts_off(state):
             steps, self._num_yielded = self._num_yielded, 0

@@ -43,11 +43,12 @@ class CountedIterator:
     meters: GenericMeters
     delivers = True
     view: LiveView | None = None
-    finished: bool
+    progress: GenericProgress
     _dataset: Any
     _indices: IndexIterator
     _dataset_kind: int
     _num_workers: int
+    _num_yielded: int
     _IterableDataset_len_called: Any
     _shared_seed: Any
     _base_seed: Any
@@ -66,6 +67,7 @@ class CountedIterator:
         try:
             batch = advance()
         except StopIteration:
+            self.progress.finished = True
             self.meters.end_epoch()
             end_view(self)
             raise
@@ -76,6 +78,11 @@ class CountedIterator:
             if self.view is not None:
                 self.view.step()
         return batch
+
+    @property
+    def finished(self) -> bool:
+        """True once the epoch is over."""
+        return self.progress.finished
 
     @property
     def _is_iterable(self) -> bool:
@@ -98,7 +105,15 @@ class CountedIterator:
             self.split_epoch.check_steps(sampler_place(state)["_sampler_iter_state"])
         for _ in range(since):
             next(self)  # type: ignore[call-overload]
-        self.finished = state["_iterator_finished"]
+        self.progress.finished = state["_iterator_finished"]
+
+    def _load_main(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Goes to the sampler's place in a state; returns that."""
+        main = sampler_place(state)
+        self._indices.load(main)
+        self._num_yielded = state["_snapshot"]["_snapshot_step"]
+        self._IterableDataset_len_called = main["_IterableDataset_len_called"]
+        return main
 
     def slots(self) -> dict[str, int] | None:
         """Returns the number of slots in total and held by the caller, of batches being made and ready; None: none."""
@@ -157,7 +172,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
             self._drop_last,
         )
 
-        self.finished = False
+        self.progress = GenericProgress()
         self._indices = IndexIterator(self._index_sampler)
         self._sampler_iter: Any = self._indices
 
@@ -175,11 +190,7 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         self._indices.state()
 
     def __next__(self) -> Any:
-        try:
-            return self._counted(super().__next__)
-        except StopIteration:
-            self.finished = True
-            raise
+        return self._counted(super().__next__)
 
     def _next_data(self) -> Any:
         started = time.perf_counter_ns()
@@ -202,14 +213,12 @@ class HereIterator(CountedIterator, _SingleProcessDataLoaderIter):
         """Returns its place, under torchdata's keys."""
         main = self._main_state()  # first: it may draw a seed, and the dataset's random state is taken after that
         own = worker_state(0, self._dataset_kind, self._dataset_fetcher, self._dataset)
-        return GenericProgress(main, {worker_key(0): own}, self._num_yielded, finished=self.finished).state_dict()
+        self.progress = GenericProgress(main, {worker_key(0): own}, self._num_yielded, finished=self.finished)
+        return self.progress.state_dict()
 
     def _load(self, state: dict[str, Any], own: dict[str, Any] | None) -> None:
-        main, fetcher = sampler_place(state), self._dataset_fetcher
-        self._indices.load(main)
-        self._num_yielded = state["_snapshot"]["_snapshot_step"]
-        self._IterableDataset_len_called = main["_IterableDataset_len_called"]
-        self._shared_seed = main["_shared_seed"]
+        self._shared_seed = self._load_main(state)["_shared_seed"]
+        fetcher = self._dataset_fetcher
         if self._is_iterable and counts_off(state):
             blank = [None] * (self._index_sampler.batch_size if self._auto_collation else 1)
             for _ in range(self._num_yielded):  # nothing has a state: pass over the batches that were handed out

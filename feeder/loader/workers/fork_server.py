@@ -273,17 +273,17 @@ def serve(descriptor: int, worker_main: Callable[[socket.socket], object]) -> No
     poll.register(control, select.POLLIN)
     poll.register(wake_read, select.POLLIN)
 
-    while True:
-        ready = dict(poll.poll(_PARENT_CHECK_MS))
-        if os.getppid() != parent:
-            break
-        if wake_read in ready:
-            with contextlib.suppress(BlockingIOError):
-                os.read(wake_read, 4096)
-        if not _report_ended(control, children):
-            break
-        if control.fileno() in ready and not _obey(control, children, [wake_read, wake_write], worker_main):
-            break
+    with contextlib.suppress(ConnectionError, EOFError):  # the trainer is gone
+        while True:
+            ready = dict(poll.poll(_PARENT_CHECK_MS))
+            if os.getppid() != parent:
+                break
+            if wake_read in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake_read, 4096)
+            _report_ended(control, children)
+            if control.fileno() in ready:
+                _obey(control, children, [wake_read, wake_write], worker_main)
 
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
@@ -296,21 +296,18 @@ def _obey(
     children: dict[int, int],
     descriptors: Sequence[int],
     worker_main: Callable[[socket.socket], object],
-) -> bool:
-    """Does what one message asks for; returns False when the trainer is gone."""
-    try:
-        message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
-    except ConnectionError:
-        return False
+) -> None:
+    """Does what one message asks for; raises ConnectionError or EOFError when the trainer is gone."""
+    message, received, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 2)
     if not message:
-        return False
+        raise EOFError
 
     command, number = message.decode().split()
     if command == "kill":
         for pid, child in children.items():
             if child == int(number):
                 os.kill(pid, signal.SIGKILL)
-        return True
+        return
 
     pid = os.fork()
     if pid == 0:
@@ -318,25 +315,16 @@ def _obey(
     for descriptor in received:
         os.close(descriptor)
     children[pid] = int(number)
-
-    try:
-        control.send(f"started {number} {pid}".encode())
-    except OSError:
-        return False
-    return True
+    control.send(f"started {number} {pid}".encode())
 
 
-def _report_ended(control: socket.socket, children: dict[int, int]) -> bool:
+def _report_ended(control: socket.socket, children: dict[int, int]) -> None:
     while children:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             break
         number = children.pop(pid)
-        try:
-            control.send(f"ended {number} {os.waitstatus_to_exitcode(status)}".encode())
-        except OSError:
-            return False
-    return True
+        control.send(f"ended {number} {os.waitstatus_to_exitcode(status)}".encode())
 
 
 def _become_worker(

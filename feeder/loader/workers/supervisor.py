@@ -64,11 +64,6 @@ class Worker:
     has_closed: bool = False
     was_silent: bool = False
 
-    def kill_as_silent(self) -> None:
-        """Kills the worker for its silence; for any thread."""
-        self.was_silent = True
-        self.process.kill()
-
 
 W = TypeVar("W", bound=Worker)
 
@@ -221,7 +216,8 @@ class Supervisor(Generic[W]):
             timeout_s = max(_START_S, timeout_s)
         if time.monotonic_ns() - heard_ns < timeout_s * 1e9:
             return False
-        worker.kill_as_silent()
+        worker.was_silent = True
+        worker.process.kill()
         return True
 
     def is_ending(self, number: int) -> bool:

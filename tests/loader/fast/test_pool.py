@@ -170,14 +170,3 @@ def test_workers_for_images_and_labels_start_without_what_they_never_use(shards:
     )
     command = [sys.executable, "-c", code, str(shards / "index.bin")]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "[]"
-
-
-def test_workers_that_keep_few_views_of_parts_make_the_same_batches(
-    shards: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("feeder.loader.fast.fast_worker.KEPT_VIEWS", 2)
-    dataset = ShardDataset(shards, RECIPE)
-    options: dict[str, Any] = {"batch_size": 16, "shuffle": True, "num_workers": 2, "multiprocessing_context": "fork"}
-    expected = DataLoader(dataset, batch_size=16, shuffle=True)
-    for batch, wanted in zip(DataLoader(dataset, **options), expected, strict=True):
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(batch, wanted, strict=True))
