@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -33,6 +34,19 @@ _NO_PICTURE = (
 )
 
 
+class _Number(Convertor[int]):
+    regex = "[0-9]{1,20}"  # Python does not read any number of digits
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("number", _Number())
+
+
 class SetPages:
     """The answers to requests, which run in threads.
 
@@ -52,17 +66,17 @@ class SetPages:
             Route("/", self.set),
             Route("/samples", self.samples),
             Route("/samples/more", self.more_samples),
-            Route("/sample/{id:int}", self.sample),
-            Route("/member/{id:int}/{number:int}", self.member),
+            Route("/sample/{id:number}", self.sample),
+            Route("/member/{id:number}/{number:number}", self.member),
             Route("/classes", self.classes),
             Route("/batch", self.batch),
             Route("/rejected", self.rejected),
             Route("/scan", self.scan),
             Route("/scan/{what}", self.change_scan, methods=["POST"]),
-            Route("/small/{id:int}", self.small),
-            Route("/whole/{id:int}", self.whole),
-            Route("/crop/{id:int}", self.crop),
-            Route("/compared/{id:int}", self.compared),
+            Route("/small/{id:number}", self.small),
+            Route("/whole/{id:number}", self.whole),
+            Route("/crop/{id:number}", self.crop),
+            Route("/compared/{id:number}", self.compared),
             Route("/step-image", self.step_image),
         ]
 
