@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from bench import decode, decode_builds, ladder, service_plan, tasks
 from bench.gpu import tables as gpu_tables
 from bench.make_images import make_images
 from feeder.shard.store.store import TIMEOUT_S
 from feeder.tools.bench import show
-from feeder.tools.cli import main
+from feeder.tools.cli import main, make_parser
 from tests.support import ROOT
 from tests.support.documents import block
 from tests.support.requirements import normalized, pins, pyproject
@@ -102,6 +103,14 @@ def test_version_is_the_same_everywhere() -> None:
     import feeder
 
     assert feeder.__version__ == pyproject()["project"]["version"]
+    assert feeder.__version__ == yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
+
+
+def test_the_issue_template_asks_for_the_version_report() -> None:
+    fields = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text())["body"]
+    (asked,) = [each for each in fields if "`feeder --version -v`" in each["attributes"]["label"]]
+    assert asked["validations"]["required"]
+    assert make_parser().parse_args(["--version", "-v"]).verbose
 
 
 def test_the_training_example_of_the_readme_runs(tmp_path: Path) -> None:
