@@ -28,6 +28,7 @@ from feeder.decoders.registry import check_name
 from feeder.errors import ArgumentError, DecodeError
 from feeder.order.random import check_range
 from feeder.transforms import Recipe
+from feeder.transforms.torchvision_recipes import recipe_of
 
 __all__ = ["ImageDecoder", "decoder"]
 
@@ -58,7 +59,7 @@ def decoder(
     Packed images, whose codebooks a pipeline passes over, become JPEGs first, by ``.map(feeder.packed_decoder(SET))``.
 
     Args:
-        transform: The ops on every image, as :class:`feeder.ShardDataset` takes them.
+        transform: The ops on every image, feeder's or torchvision's, as :class:`feeder.ShardDataset` takes them.
         field: The image's field in a sample, such as "jpg", or several separated by semicolons, of which each sample
             has one; None: the only image in a sample, by its extension.
         seed: Of the augmentation, 0 to 2**64-1.
@@ -70,7 +71,7 @@ def decoder(
     Raises:
         ArgumentError: for an op in a wrong place, or another argument outside its range.
     """
-    recipe = Recipe.of(transform)
+    recipe = recipe_of(transform)
     check_recipe(recipe.at(None, 0))
     check_range("seed", seed, 1 << 64)
     check_range("epoch", epoch, 1 << 32)

@@ -47,6 +47,11 @@ ELSEWHERE = {
         "docs/migration.md",
         "diff",
     ): "scenarios/test_task_examples.py::test_the_lines_that_change_are_those_of_the_sections_example",
+    ("docs/switching.md", "diff"): "scenarios/test_switch.py::test_the_changes_of_the_page_are_those_of_the_scripts",
+    **{
+        ("docs/switching.md", sign): "scenarios/test_switch.py::test_the_code_of_the_page_trains"
+        for sign in ("wrap_dataset_for", "TimmRandAugment", "LightningDataModule", "accelerator", "transformers")
+    },
     ("docs/new-backend.md", "class ToyDecoder"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/new-backend.md", "toml"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/performance.md", "throughput"): (

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from typing import Any
 
 import pytest
 
 from bench.switch_rival import AS_IT_IS, EDITS, FOLDER, SHARDS, changed_lines, source
 from tests.support import ROOT
+from tests.support.documents import block, blocks, smaller
 from tests.support.with_torchvision import run_with_torchvision
 
 _SCRIPTS = ("imagenet", "torchvision_reference", "mae", "dino", "own_dataset")
+_PAGE_CODE = ("wrap_dataset_for", "TimmRandAugment", "LightningDataModule", "accelerator", "transformers")
+_PAGE_TITLES = {
+    "torchvision_reference": "Torchvision's references",
+    "mae": "MAE",
+    "dino": "DINO",
+    "timm_train": "timm",
+    "own_dataset": "Your own dataset class",
+}
 _MOST_LINES = {FOLDER: 2, SHARDS: 3}
 _MORE_LINES = {"dino": 3, "own_dataset": 3}
 
@@ -20,6 +31,8 @@ _MORE_LINES = {"dino": 3, "own_dataset": 3}
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """By script and variant, the counts of labels in an epoch, and the loader's path."""
     folder = tmp_path_factory.mktemp("switch")
+    code = {sign: smaller(block("docs/switching.md", sign)) for sign in _PAGE_CODE}
+    (folder / "code.json").write_text(json.dumps(code))
     run_with_torchvision(ROOT / "tests/support/switched_scripts.py", folder)
     found: dict[str, Any] = json.loads((folder / "results.json").read_text())
     return found
@@ -37,3 +50,27 @@ def test_a_changed_script_trains_on_the_same_labels(results: dict[str, Any], scr
 def test_the_change_is_a_few_lines(script: str, variant: str) -> None:
     assert source(script, variant) != source(script, AS_IT_IS)
     assert changed_lines(script, variant) <= _MORE_LINES.get(script, _MOST_LINES[variant])
+
+
+@pytest.mark.parametrize("sign", _PAGE_CODE)
+def test_the_code_of_the_page_trains(results: dict[str, Any], sign: str) -> None:
+    if results[sign].startswith("no "):  # on Pythons for which a framework has no wheels
+        pytest.skip(results[sign])
+    assert results[sign] == "fast"
+
+
+def test_the_changes_of_the_page_are_those_of_the_scripts() -> None:
+    """And so is the number of lines in its table, where a script of the same shape is there."""
+    found = {}
+    for script in _PAGE_TITLES:
+        before, after = (source(script, each).splitlines() for each in (AS_IT_IS, FOLDER))
+        lines = difflib.ndiff(before, after)
+        found[script] = [line[0] + line[2:] for line in lines if line[0] in "+-"]
+    assert [each.text.splitlines() for each in blocks("docs/switching.md", "diff")] == [*found.values()]
+
+    text = (ROOT / "docs/switching.md").read_text()
+    for script, title in _PAGE_TITLES.items():
+        anchor = re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
+        counts = {int(number) for number in re.findall(rf"\(#{anchor}\) \| (\d) \|", text)}
+        assert counts == {changed_lines(script, FOLDER)}, script
+        assert f"\n## {title}\n" in text

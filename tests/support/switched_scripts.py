@@ -6,9 +6,15 @@ FOLDER/results.json has, for each script and variant, the counts of labels and t
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import torch
+
+import feeder
 from bench.switch_rival import AS_IT_IS, EDITS, SHARDS, load
 from bench.switch_scripts.training import parse, train
 from feeder.shard.write.encode import EncodeOptions
@@ -29,7 +35,7 @@ def main(folder: Path) -> None:
         path.write_bytes(encode(pixels(number, 90, 70)))
     shard(str(files), str(shards), ShardOptions(encode=EncodeOptions("seekable")))
 
-    results = {}
+    results: dict[str, Any] = {}
     for script in SCRIPTS:
         for variant in (AS_IT_IS, *EDITS[script]):
             data = shards if variant == SHARDS else files
@@ -40,7 +46,126 @@ def main(folder: Path) -> None:
                 "labels": sorted(seen.items()),
                 "path": getattr(loader, "path", None),
             }
+    os.chdir(folder)
+    for sign, code in json.loads((folder / "code.json").read_text()).items():
+        results[sign] = train_by(sign, code)
     (folder / "results.json").write_text(json.dumps(results))
+
+
+def train_by(sign: str, code: str) -> str:
+    """Runs a block of the page on switching, trains an epoch with its loader, and returns the loader's path."""
+    from torchvision.datasets import CocoDetection, ImageFolder, wrap_dataset_for_transforms_v2
+    from torchvision.transforms import v2
+
+    images = [{"id": i, "file_name": f"class0/{4 * i}.jpg", "height": 70, "width": 90} for i in range(4)]
+    boxes = [{"id": i, "image_id": i, "category_id": 0, "bbox": [1, 2, 30, 20]} for i in range(4)]
+    listed = {"images": images, "annotations": boxes, "categories": [{"id": 0, "name": "0"}]}
+    Path("instances.json").write_text(json.dumps(listed))
+    to_float = v2.Compose([v2.ToImage(), v2.Resize((24, 24)), v2.ToDtype(torch.float32, scale=True)])
+    names: dict[str, Any] = {
+        **{"feeder": feeder, "T": feeder.transforms, "torch": torch, "transform": to_float, "transforms": to_float},
+        **{
+            "CocoDetection": CocoDetection,
+            "ImageFolder": ImageFolder,
+            "collate": lambda batch: [*zip(*batch, strict=True)],
+        },
+        "wrap_dataset_for_transforms_v2": wrap_dataset_for_transforms_v2,
+    }
+    code = code.replace('"val2017", "instances_val2017.json"', '"files", "instances.json"').replace(
+        '"train"', '"files"'
+    )
+    try:
+        _RUNS[sign](code, names)
+    except ModuleNotFoundError as error:
+        return f"no {error.name}"
+    path: str = names["loader"].path
+    return path
+
+
+def _detection(code: str, names: dict[str, Any]) -> None:
+    exec(code, names)
+    ((images, targets),) = names["loader"]
+    assert [image.shape for image in images] == 4 * [(3, 24, 24)]
+    assert all(target["boxes"].shape == (1, 4) and target["boxes"][0, 2] < 24 for target in targets)
+
+
+def _timm(code: str, names: dict[str, Any]) -> None:
+    names["loader"] = torch.utils.data.DataLoader(names["ImageFolder"]("files"), 4)
+    exec(code.replace("224,", "24,"), names)
+    assert sum(len(labels) for images, labels in names["loader"] if images.shape[1:] == (3, 24, 24)) == _SAMPLES
+
+
+def _lightning(code: str, names: dict[str, Any]) -> None:
+    import pytorch_lightning
+
+    names["pytorch_lightning"] = pytorch_lightning
+    exec(code, names)
+    seen: list[int] = []
+
+    class Module(pytorch_lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3 * 24 * 24, _CLASSES)
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            seen.extend(batch[1].tolist())
+            return torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    options: dict[str, Any] = {"accelerator": "cpu", "max_epochs": 1, "enable_checkpointing": False, **quiet}
+    trainer = pytorch_lightning.Trainer(**options)
+    trainer.fit(Module(), names["Images"]())
+    assert sorted(seen) == sorted(i % _CLASSES for i in range(_SAMPLES))
+    names["loader"] = trainer.train_dataloader
+
+
+def _accelerate(code: str, names: dict[str, Any]) -> None:
+    import accelerate
+
+    model = torch.nn.Linear(3 * 24 * 24, _CLASSES)
+    names |= {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    names["accelerator"] = accelerate.Accelerator(cpu=True)
+    exec(code, names)
+    for images, labels in names["loader"]:
+        loss = torch.nn.functional.cross_entropy(names["model"](images.flatten(1)), labels)
+        names["accelerator"].backward(loss)
+        names["optimizer"].step()
+
+
+def _transformers(code: str, names: dict[str, Any]) -> None:
+    import datasets
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(3 * 24 * 24, _CLASSES)
+
+        def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> Any:
+            return {"loss": torch.nn.functional.cross_entropy(self.layer(pixel_values.flatten(1)), labels)}
+
+    rows = {"image": sorted(map(str, Path("files").rglob("*.jpg"))), "label": [i % 4 for i in range(_SAMPLES)]}
+    names["dataset"] = datasets.Dataset.from_dict(rows).cast_column("image", datasets.Image())
+    names["transformers"] = transformers
+    exec(code, names)
+    arguments = transformers.TrainingArguments(
+        "run", num_train_epochs=1, use_cpu=True, save_strategy="no", report_to=[]
+    )
+    trainer = names["ImageTrainer"](Model(), arguments, train_dataset=names["train"])
+    assert trainer.train().global_step == _SAMPLES // 4
+    names["loader"] = trainer.get_train_dataloader()
+
+
+_RUNS: dict[str, Callable[[str, dict[str, Any]], None]] = {
+    "wrap_dataset_for": _detection,
+    "TimmRandAugment": _timm,
+    "LightningDataModule": _lightning,
+    "accelerator": _accelerate,
+    "transformers": _transformers,
+}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Each function is one check, which ``tests/scenarios/test_from_torchvision.py`` s
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import logging
@@ -26,6 +27,7 @@ from torchvision.models import ResNet50_Weights, Swin_T_Weights
 from torchvision.transforms import v2
 
 import feeder
+import feeder.wds
 from feeder import transforms as T
 from feeder.errors import ArgumentError
 from feeder.transforms.torchvision_recipes import convert
@@ -180,6 +182,11 @@ def whoever_takes_a_recipe_takes_theirs() -> None:
     assert T.Views([theirs, theirs]).views[0] == T.Recipe.of(T.from_torchvision(theirs))
     assert torch.equal(torch.stack([feeder.Encoded(each, theirs).decode() for each in data]), ours)
     assert feeder.Encoded(data[0], theirs).recipe is feeder.Encoded(data[1], theirs).recipe  # converted once
+    if importlib.util.find_spec("webdataset") is not None:
+        import webdataset
+
+        decode = webdataset.map(feeder.wds.decoder(theirs, field="npy"))
+        assert torch.equal(next(iter(decode([{"__key__": "0", "npy": data[0]}])))["npy"], ours[0])
     theirs.transforms[1] = v1.CenterCrop(12)
     assert feeder.Encoded(data[0], theirs).decode().shape == (3, 12, 12)
 
