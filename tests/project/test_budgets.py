@@ -21,7 +21,7 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 STATEMENTS = {
     "(top)": 170,
     "dataset": 2_510,
-    "decoders": 3_735,
+    "decoders": 3_745,
     "fields": 360,
     "loader": 8_945,
     "order": 960,
@@ -29,9 +29,9 @@ STATEMENTS = {
     "shard": 7_940,
     "system": 715,
     "tools": 5_745,
-    "transforms": 2_425,
+    "transforms": 2_430,
 }
-TOKENS = 460_400
+TOKENS = 460_600
 OWN_PARAMETERS = 15
 DENSE = 27
 
