@@ -343,6 +343,7 @@ class View:
     Args:
         source_boxes, support_boxes, flips, out, layout, dtype, scale, bias: See :func:`decode_batch`.
         programs: What follows on each image, float64 [N, ops, 12], see :class:`AugmentOp`; None: nothing.
+        filter: "bilinear", or "bicubic", whose images are decoded as for "exact".
 
     Raises:
         ValueError: an argument has another shape, dtype or value.
@@ -360,6 +361,7 @@ class View:
         scale: npt.NDArray[np.float32] | None = None,
         bias: npt.NDArray[np.float32] | None = None,
         programs: npt.NDArray[np.float64] | None = None,
+        filter: str = "bilinear",
     ) -> None: ...
 
 def decode_views(
@@ -591,6 +593,7 @@ def resample_planes(
     scale: Sequence[float] | None = None,
     bias: Sequence[float] | None = None,
     inverted: bool = False,
+    filter: str = "bilinear",
 ) -> None:
     """Resizes decoded planes into ``out``: the last stage of :func:`decode_batch`, by itself.
 
@@ -611,6 +614,7 @@ def resample_planes(
         scale: out = pixel (0-255) * scale + bias, per channel.
         bias: With scale.
         inverted: cmyk and ycck: 255 is no ink.
+        filter: "bilinear", or "bicubic", which takes no ycbcr.
 
     Raises:
         ValueError: an argument that makes no sense; nothing was written then.
@@ -764,6 +768,7 @@ class PartRunner:
         dtype: "uint8", "float32", "float16" or "bfloat16".
         scale, bias: float32 [3], out = pixel(0-255) * scale + bias; None for uint8.
         stages: Numbers of the first words of the stages read, draw, decode and transform in a meter.
+        filter: See :class:`View`.
     """
 
     def __init__(
@@ -781,6 +786,7 @@ class PartRunner:
         scale: npt.NDArray[np.float32] | None,
         bias: npt.NDArray[np.float32] | None,
         stages: list[int],
+        filter: str,
     ) -> None: ...
     def run(
         self,

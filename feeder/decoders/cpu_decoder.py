@@ -205,7 +205,8 @@ class CpuDecoder(Decoder):
                 native_views.append(_native_view(view))
                 continue
             base = np.empty((1, height, width, 3), np.uint8)
-            native_views.append(_native.View(*_boxes(view.draws), base, layout="nhwc", dtype="uint8"))
+            boxes, kind = _boxes(view.draws), view.recipe.base_filter
+            native_views.append(_native.View(*boxes, base, layout="nhwc", dtype="uint8", filter=kind))
             bases.append((view, base[0]))
         return native_views, bases
 
@@ -288,7 +289,14 @@ def _native_view(view: View) -> _native.View:
     is_planar = view.out.strides[3] == view.out.itemsize
     out, layout = (view.out, "nchw") if is_planar else (view.out.transpose(0, 2, 3, 1), "nhwc")
     return _native.View(
-        *_boxes(draws), out, layout=layout, dtype=recipe.output_dtype, scale=scale, bias=bias, programs=drawn
+        *_boxes(draws),
+        out,
+        layout=layout,
+        dtype=recipe.output_dtype,
+        scale=scale,
+        bias=bias,
+        programs=drawn,
+        filter=recipe.base_filter,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from feeder.errors import ArgumentError
 
 __all__ = [
+    "BASE_FILTERS",
     "check_fill",
     "check_interpolation",
     "check_padding",
@@ -20,6 +21,7 @@ __all__ = [
 ]
 
 _INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+BASE_FILTERS = ("bilinear", "bicubic")  # that a base path may have
 _PILLOW_INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 _PADDING_MODES = ("constant", "edge", "reflect", "symmetric")
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from feeder.errors import ArgumentError
 from feeder.transforms.arguments import (
+    BASE_FILTERS,
     check_fill,
     check_interpolation,
     check_padding,
@@ -132,7 +133,7 @@ class RandomResizedCrop(Op):
         return SizeBounds(self.size, fixed=True)
 
     def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation == "bilinear"
+        return self.interpolation in BASE_FILTERS
 
     @property
     def resizes(self) -> bool:
@@ -242,7 +243,7 @@ class Resize(Op):
         return SizeBounds()
 
     def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation == "bilinear"
+        return self.interpolation in BASE_FILTERS
 
     @property
     def resizes(self) -> bool:

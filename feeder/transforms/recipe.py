@@ -55,7 +55,7 @@ class Draws:
     """The drawn parameters of N samples.
 
     The boxes and the flip describe the recipe's base path: Pillow's
-    ``image.crop(support).resize(base_size, BILINEAR, box=source - support's origin)``, then the flip.
+    ``image.crop(support).resize(base_size, filter, box=source - support's origin)``, then the flip.
 
     Attributes:
         image_size: int32 [N, 2], upright (height, width) of the images for which the parameters were drawn.
@@ -279,6 +279,12 @@ class Recipe:
             if op.crops or op.resizes or not op.fuses(SizeBounds()):
                 return op.crops and op.fuses(SizeBounds())
         return False
+
+    @cached_property
+    def base_filter(self) -> str:
+        """The interpolation of the base path: "bilinear", also without a resize, or "bicubic"."""
+        resizes = (op for op in self.ops[: self.base_length] if op.resizes)
+        return next((getattr(op, "interpolation", "bilinear") for op in resizes), "bilinear")
 
     @property
     def is_base_path(self) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from feeder.transforms.arguments import check_interpolation, check_range, check_size
+from feeder.transforms.arguments import BASE_FILTERS, check_interpolation, check_range, check_size
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
@@ -61,7 +61,7 @@ class ScaleJitter(Op):
         return SizeBounds()
 
     def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation == "bilinear"
+        return self.interpolation in BASE_FILTERS
 
     @property
     def resizes(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from feeder.errors import ArgumentError
-from feeder.transforms.arguments import check_interpolation, check_size
+from feeder.transforms.arguments import BASE_FILTERS, check_interpolation, check_size
 from feeder.transforms.op import Drawn, IntArray, Op, SizeBounds, Uniforms
 from feeder.transforms.sizes import ByEpoch, check_by_epoch
 
@@ -69,7 +69,7 @@ class RandomShortestSize(Op):
         return SizeBounds((max(1, shortest), max(1, shortest)))
 
     def fuses(self, extent: SizeBounds) -> bool:
-        return self.interpolation == "bilinear"
+        return self.interpolation in BASE_FILTERS
 
     @property
     def resizes(self) -> bool:

@@ -64,7 +64,7 @@ double time_us(const Work& work, int crop, int size, int rounds) {
             const int left = 2 * i + 1, top = 95 - 2 * i;
             const int support[4] = {left, top, left + crop - i % 2, top + crop - i % 3};
             const double source[4] = {double(support[0]), double(support[1]), double(support[2]), double(support[3])};
-            resample(planes, source, support, work.orientation, i % 2, out, scratch);
+            resample(planes, source, support, work.orientation, i % 2, ResizeFilter::bilinear, out, scratch);
         }
         const std::chrono::duration<double, std::micro> passed = std::chrono::steady_clock::now() - start;
         least = std::min(least, passed.count() / kBatch);

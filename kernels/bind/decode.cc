@@ -72,13 +72,14 @@ struct ViewArrays {
     std::optional<Floats> scale;
     std::optional<Floats> bias;
     std::optional<Programs> programs;
+    ResizeFilter filter;
 
     size_t height() const { return out.shape(layout == Layout::nchw ? 2 : 1); }
     size_t width() const { return out.shape(layout == Layout::nchw ? 3 : 2); }
 
     ViewArrays(Boxes64 sources, Boxes32 supports, Bytes8 mirrored, OutArray pixels, const std::string& layout_name,
                const std::string& dtype_name, std::optional<Floats> scales, std::optional<Floats> biases,
-               std::optional<Programs> drawn = {})
+               std::optional<Programs> drawn = {}, const std::string& filter_name = "bilinear")
         : source_boxes(sources),
           support_boxes(supports),
           flips(mirrored),
@@ -88,7 +89,8 @@ struct ViewArrays {
           dtype(dtype_of(dtype_name)),
           scale(scales),
           bias(biases),
-          programs(drawn) {
+          programs(drawn),
+          filter(filter_of(filter_name)) {
         const size_t channels = out.shape(layout == Layout::nchw ? 1 : 3);
         if (channels != 3) {
             bad("out must have 3 channels where layout=\"" + layout_name + "\" has them, not " +
@@ -112,6 +114,7 @@ struct ViewArrays {
         std::copy_n(source_boxes.data() + 4 * i, 4, view.source_box);
         std::copy_n(support_boxes.data() + 4 * i, 4, view.support_box);
         view.flip = flips.data()[i] != 0;
+        view.filter = filter;
         if (programs) view.program = program_of(*programs, i);
         view.out.data = static_cast<uint8_t*>(out.data()) + i * strides.image * dtype_bytes(dtype);
         if (!strides.dense) {
@@ -262,10 +265,11 @@ void add_decode(nb::module_& module) {
         "    ValueError: an argument has another shape, dtype or value than the above.");
     nb::class_<ViewArrays>(module, "View", "One output of each of N images.")
         .def(nb::init<Boxes64, Boxes32, Bytes8, OutArray, const std::string&, const std::string&, std::optional<Floats>,
-                      std::optional<Floats>, std::optional<Programs>>(),
+                      std::optional<Floats>, std::optional<Programs>, const std::string&>(),
              "source_boxes"_a, "support_boxes"_a, "flips"_a, nb::arg("out").noconvert(), nb::kw_only(), "layout"_a,
              "dtype"_a, "scale"_a = nb::none(), "bias"_a = nb::none(), "programs"_a = nb::none(),
-             "Args and Raises: those of decode_batch().");
+             "filter"_a = "bilinear",
+             "Args and Raises: those of decode_batch(); filter: bilinear, or bicubic, which is decoded as for \"exact\".");
     module.def(
         "decode_views", &decode_views, "buffers"_a, "views"_a, "orientations"_a, nb::kw_only(), "threads"_a = 1,
         "fidelity"_a = "fast", "max_pixels"_a = 0, "image_sizes"_a = nb::none(), "first_rows"_a = nb::none(),

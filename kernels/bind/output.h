@@ -30,6 +30,12 @@ inline Fidelity fidelity_of(const std::string& name) {
     bad("fidelity must be \"fast\", \"exact\" or \"draft\", not \"" + name + "\"");
 }
 
+inline ResizeFilter filter_of(const std::string& name) {
+    if (name == "bilinear") return ResizeFilter::bilinear;
+    if (name == "bicubic") return ResizeFilter::bicubic;
+    bad("filter must be \"bilinear\" or \"bicubic\", not \"" + name + "\"");
+}
+
 // bfloat16 travels as numpy's uint16, or as itself in a torch tensor.
 inline bool array_holds(const OutArray& out, Dtype dtype) {
     const nanobind::dlpack::dtype found = out.dtype();

@@ -116,8 +116,8 @@ class Runner {
   public:
     Runner(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes, std::optional<int64_t> made_ns,
            int64_t max_pixels, const std::string& fidelity, int threads, const std::string& dtype,
-           std::optional<Floats> scale, std::optional<Floats> bias, std::vector<size_t> stages)
-        : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads)),
+           std::optional<Floats> scale, std::optional<Floats> bias, std::vector<size_t> stages, const std::string& filter)
+        : runner_(options(ops, seed, exif, large_bytes, made_ns, max_pixels, fidelity, threads, filter)),
           max_pixels_(max_pixels),
           dtype_(dtype_of(dtype)),
           has_affine_(scale.has_value()) {
@@ -276,7 +276,7 @@ class Runner {
 
     static PartOptions options(const BaseOps& ops, uint64_t seed, bool exif, uint64_t large_bytes,
                                std::optional<int64_t> made_ns, int64_t max_pixels, const std::string& fidelity,
-                               int threads) {
+                               int threads, const std::string& filter) {
         if (threads < 1) bad("threads must be at least 1, not " + std::to_string(threads));
         PartOptions options;
         options.ops = ops.ops;
@@ -286,6 +286,7 @@ class Runner {
         options.made_ns = made_ns;
         options.decode = {fidelity_of(fidelity), max_pixels};
         options.threads = threads;
+        options.filter = filter_of(filter);
         return options;
     }
 
@@ -343,9 +344,10 @@ void add_part(nb::module_& module) {
         .def("remove", &OpenShards::remove, "shard"_a);
     nb::class_<Runner>(module, "PartRunner", "Makes parts of batches: from sample ids to pixels.")
         .def(nb::init<const BaseOps&, uint64_t, bool, uint64_t, std::optional<int64_t>, int64_t, const std::string&, int,
-                      const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>>(),
+                      const std::string&, std::optional<Floats>, std::optional<Floats>, std::vector<size_t>, const std::string&>(),
              "ops"_a, nb::kw_only(), "seed"_a, "exif"_a, "large_bytes"_a, "made_ns"_a.none(), "max_pixels"_a, "fidelity"_a,
-             "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a)
+             "threads"_a, "dtype"_a, "scale"_a, "bias"_a, "stages"_a,
+             "filter"_a)
         .def("run", &Runner::run, nb::lock_self(), "index"_a.lock(), "open_shards"_a, "shards"_a.none(), "per_shard"_a,
              "rows"_a, "ids"_a, "repeats"_a, "samples"_a, "epoch"_a, nb::arg("out").noconvert(), nb::arg("labels").noconvert().none(),
              nb::arg("words").noconvert(), "brought_ns"_a, "advise_from"_a.none(), "is_last"_a, "beat"_a,

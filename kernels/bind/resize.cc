@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "bind/module.h"
+#include "bind/output.h"
 #include "cpu/resize/resize.h"
 #include "cpu/simd.h"
 
@@ -24,7 +25,7 @@ namespace feeder::bind {
 namespace {
 
 using PlaneArray = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
-using OutArray = nb::ndarray<nb::ndim<3>, nb::device::cpu, nb::c_contig>;
+using ImageArray = nb::ndarray<nb::ndim<3>, nb::device::cpu, nb::c_contig>;
 
 ColorModel color_of(const std::string& name) {
     if (name == "gray") return ColorModel::gray;
@@ -48,12 +49,13 @@ Dtype dtype_of(const std::string& name, nb::dlpack::dtype stored) {
 }
 
 void resample_planes(const std::vector<PlaneArray>& arrays, const std::string& color,
-                     const std::array<double, 4>& source_box, const std::array<int, 4>& support_box, OutArray out,
+                     const std::array<double, 4>& source_box, const std::array<int, 4>& support_box, ImageArray out,
                      const std::vector<std::pair<int, int>>& sampling, std::pair<int, int> most,
                      const std::array<int, 4>& window, std::pair<int, int> image_size, int orientation, bool flip,
                      const std::string& layout, const std::string& dtype,
                      const std::optional<std::array<float, 3>>& scale,
-                     const std::optional<std::array<float, 3>>& bias, bool inverted) {
+                     const std::optional<std::array<float, 3>>& bias, bool inverted,
+                     const std::string& filter) {
     Planes planes;
     if (arrays.size() > 4 || sampling.size() != arrays.size())
         throw std::invalid_argument("expected up to 4 planes and as many sampling factors");
@@ -90,9 +92,10 @@ void resample_planes(const std::vector<PlaneArray>& arrays, const std::string& c
     output.scale = scale ? scale->data() : nullptr;
     output.bias = bias ? bias->data() : nullptr;
 
+    const ResizeFilter kind = filter_of(filter);
     nb::gil_scoped_release release;
     thread_local Scratch scratch;
-    resample(planes, source_box.data(), support_box.data(), orientation, flip, output, scratch);
+    resample(planes, source_box.data(), support_box.data(), orientation, flip, kind, output, scratch);
 }
 
 using Pixels = nb::ndarray<const uint8_t, nb::shape<-1, 3, -1, -1>, nb::device::cpu, nb::c_contig>;
@@ -138,7 +141,7 @@ void add_resize(nb::module_& module) {
     module.def("resample_planes", &resample_planes, "planes"_a, "color"_a, "source_box"_a, "support_box"_a, "out"_a,
                nb::kw_only(), "sampling"_a, "most"_a, "window"_a, "image_size"_a, "orientation"_a = 1,
                "flip"_a = false, "layout"_a = "nchw", "dtype"_a = "uint8", "scale"_a = nb::none(),
-               "bias"_a = nb::none(), "inverted"_a = false,
+               "bias"_a = nb::none(), "inverted"_a = false, "filter"_a = "bilinear",
                "Resizes decoded planes into `out` (uint8, float32, float16, or bfloat16 as uint16): the last stage of\n"
                "decode_batch, by itself.\n\n"
                "Args:\n"
@@ -154,7 +157,8 @@ void add_resize(nb::module_& module) {
                "    orientation: EXIF orientation, 1-8.\n"
                "    flip: Mirror the output.\n"
                "    scale, bias: out = pixel(0-255) * scale + bias, per channel; or None.\n"
-               "    inverted: cmyk and ycck: 255 is no ink.\n\n"
+               "    inverted: cmyk and ycck: 255 is no ink.\n"
+               "    filter: bilinear, or bicubic, which takes no ycbcr.\n\n"
                "Raises:\n"
                "    ValueError: an argument that makes no sense; nothing was written then.");
     module.def("map_pixels", &map_pixels, "pixels"_a.noconvert(), "scale"_a, "bias"_a, "out"_a.noconvert(),

@@ -8,9 +8,9 @@ namespace {
 
 // Narrows one axis of the support to what the filter really reads: an output pixel's center is at most `radius` from the
 // outermost pixel with a weight. After Resize and CenterCrop that is far less than the whole image.
-void narrow_axis(double source_begin, double source_end, int out_size, int& begin, int& end) {
+void narrow_axis(double reach, double source_begin, double source_end, int out_size, int& begin, int& end) {
     const double scale = (source_end - source_begin) / out_size;
-    const double radius = std::max(scale, 1.0);
+    const double radius = reach * std::max(scale, 1.0);
     const double first = std::floor(source_begin + 0.5 * scale - radius) - 1;
     const double last = std::ceil(source_end - 0.5 * scale + radius) + 1;
     if (!(first < last)) return;  // an invalid source box: resample() refuses it
@@ -23,9 +23,10 @@ void narrow_axis(double source_begin, double source_end, int out_size, int& begi
 
 }  // namespace
 
-void narrow_support(const double source[4], int out_height, int out_width, int support[4]) {
-    narrow_axis(source[0], source[2], out_width, support[0], support[2]);
-    narrow_axis(source[1], source[3], out_height, support[1], support[3]);
+void narrow_support(ResizeFilter filter, const double source[4], int out_height, int out_width, int support[4]) {
+    const double reach = reach_of(filter);
+    narrow_axis(reach, source[0], source[2], out_width, support[0], support[2]);
+    narrow_axis(reach, source[1], source[3], out_height, support[1], support[3]);
 }
 
 PixelBox stored_box(const int box[4], int orientation, int width, int height) {

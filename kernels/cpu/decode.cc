@@ -167,11 +167,11 @@ void ImageDecoder::store(const ImageJob& job, const Planes& planes, size_t view,
     const View& one = views_[view];
     if (changes_pixels(one.program)) {
         const Output image = augmenter_.image(one.out.height, one.out.width);
-        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, image, scratch_);
+        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.filter, image, scratch_);
         augmenter_.run(one.program);
         augmenter_.store(one.out);
     } else {
-        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.out, scratch_);
+        resample(planes, one.source_box, one.support_box, job.orientation, one.flip, one.filter, one.out, scratch_);
     }
     erase_output(one.program, one.out);
     lap.add_to(&StageTimes::resize);
@@ -206,9 +206,10 @@ Outcome ImageDecoder::decode_views(const ImageJob& job, const DecodeOptions& opt
     const bool complete = is_packed || !job.is_whole() || has_end(job.file, header.entropy_offset);
     needs_.clear();
     for (View& view : views_) {
-        narrow_support(view.source_box, view.out.height, view.out.width, view.support_box);
+        narrow_support(view.filter, view.source_box, view.out.height, view.out.width, view.support_box);
         needs_.push_back({stored_box(view.support_box, job.orientation, header.width, header.height),
-                          draft_shrink(view.source_box, view.out.height, view.out.width)});
+                          draft_shrink(view.source_box, view.out.height, view.out.width),
+                          view.filter == ResizeFilter::bicubic});
     }
     group_views(header, needs_, options.fidelity, groups_);
     lap.add_to(&StageTimes::header);

@@ -26,6 +26,7 @@ struct View {
     double source_box[4] = {};  // left, top, right, bottom
     int support_box[4] = {};
     bool flip = false;
+    ResizeFilter filter = ResizeFilter::bilinear;  // bicubic is decoded as for Fidelity::exact
     Program program;  // what follows, without faults for the output's size
     Output out;
 };

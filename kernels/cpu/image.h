@@ -14,6 +14,12 @@ enum class ColorModel : uint8_t {
     ycck,   // 4 planes of full resolution: YCbCr of the inverted CMY, then K
 };
 
+// Pillow's antialiased filters, as wide as the scale where the image shrinks.
+enum class ResizeFilter : uint8_t { bilinear, bicubic };
+
+// Pixels that a filter reads on each side of its center where the image does not shrink.
+constexpr double reach_of(ResizeFilter filter) { return filter == ResizeFilter::bicubic ? 2.0 : 1.0; }
+
 // 8-bit samples. Only width x height samples are valid: nothing beside or below them is read.
 struct Plane {
     const uint8_t* data = nullptr;  // the sample of the window's top left corner

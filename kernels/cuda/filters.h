@@ -15,7 +15,7 @@ struct Filters {
     using Shared = Nothing;
     using Local = Nothing;
 
-    // Pillow's filter of one output, on the samples of the full resolution (triangle_filter, place_filter).
+    // Pillow's filter of one output, on the samples of the full resolution (pillow_filter, place_filter).
     struct Full {
         double center, inverse, total;
         int first;      // before it was placed

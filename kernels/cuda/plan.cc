@@ -83,7 +83,7 @@ bool ImagePlan::open(const ImageJob& job) {
             support[3] > height) {
             return false;
         }
-        narrow_support(view.source_box, view.out.height, view.out.width, support);
+        narrow_support(ResizeFilter::bilinear, view.source_box, view.out.height, view.out.width, support);
         needs_.push_back({stored_box(support, job.orientation, header_.width, header_.height)});
     }
     group_views(header_, needs_, Fidelity::fast, groups_);

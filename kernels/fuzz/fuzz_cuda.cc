@@ -220,7 +220,7 @@ void check(const Planned& planned, const std::vector<uint8_t>& given, const Writ
     const bool is_good = image.form == Image::good;
     int support[4];
     std::copy_n(view.support_box, 4, support);
-    narrow_support(view.source_box, kHeight, kWidth, support);
+    narrow_support(view.filter, view.source_box, kHeight, kWidth, support);
     const PixelBox box = stored_box(support, image.orientation, image.width, image.height);
     static Bytes pixels;
     Planes planes;
@@ -235,7 +235,7 @@ void check(const Planned& planned, const std::vector<uint8_t>& given, const Writ
     alignas(64) static uint8_t expected[kValues * sizeof(float)];
     const bool is_float = dtype != Dtype::uint8;
     const Output output = {expected, dtype, layout, kHeight, kWidth, is_float ? kScale : nullptr, is_float ? kBias : nullptr};
-    resample(planes, view.source_box, support, image.orientation, view.flip, output, scratch);
+    resample(planes, view.source_box, support, image.orientation, view.flip, view.filter, output, scratch);
     if (std::memcmp(out, expected, kValues * dtype_bytes(dtype)) != 0) std::abort();
 }
 

@@ -40,6 +40,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     View& view = views[0];
     job.views = {views, 1};
     view.flip = (choice[0] & 0x80) != 0;
+    view.filter = (choice[1] & 0x20) != 0 ? ResizeFilter::bicubic : ResizeFilter::bilinear;
     DecodeOptions options;
     const Fidelity otherwise = (choice[1] & 0x40) != 0 ? Fidelity::draft : Fidelity::fast;
     options.fidelity = (choice[1] & 1) != 0 ? Fidelity::exact : otherwise;

@@ -136,6 +136,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     options.large_bytes = 1 << 20;
     options.made_ns = INT64_MAX;
     options.decode.max_pixels = kMaxPixels;
+    options.filter = (choice[2] & 1) != 0 ? ResizeFilter::bicubic : ResizeFilter::bilinear;
     PartRunner runner(options);
     const PartSample samples[3] = {{3, 0, choice[11]}, {3, 1, choice[11]}, {3, 2, 0}};
     std::vector<int64_t> missing;
@@ -162,6 +163,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::copy_n(drawn.source_box, 4, view.source_box);
     std::copy_n(drawn.support_box, 4, view.support_box);
     view.flip = drawn.flip;
+    view.filter = options.filter;
     static uint8_t whole[3 * kSide * kSide];
     view.out = output.first;
     view.out.data = whole;

@@ -13,9 +13,12 @@ from PIL import Image
 from feeder import transforms as T
 from feeder.decoders.decoder import DecodeResult, View
 from feeder.errors import ArgumentError, BackendError, DecodeError
+from tests.support.field_sets import npy
 from tests.support.images import encode, pixels
+from tests.support.resize_reference import pillow_resize
 
 pytest.importorskip("feeder._native")
+from feeder import _native
 from feeder.decoders.cpu_decoder import CpuDecoder
 from feeder.decoders.pillow.pillow_decoder import PillowDecoder
 
@@ -95,6 +98,26 @@ def test_fidelity_exact_is_pillows_within_a_level() -> None:
     expected, _ = run(PillowDecoder(), buffers, BASE)
     found, _ = run(CpuDecoder(fidelity="exact"), buffers, BASE)
     assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("size", [20, 200])
+@pytest.mark.parametrize("form", ["original", "seekable", "array"])
+def test_bicubic_crops_are_native_and_have_pillows_bytes(form: str, size: int) -> None:
+    recipe = T.Recipe.of([T.RandomResizedCrop(size, (0.2, 1.0), interpolation="bicubic"), T.RandomHorizontalFlip()])
+    images = [jpeg(i, subsampling=sampling) for i, sampling in enumerate(["4:2:0", "4:2:2", "4:4:4"])]
+    whole = [np.asarray(Image.open(io.BytesIO(data))) for data in images]
+    if form == "seekable":
+        images = [_native.transcode(data, keep_metadata=False, segment_px=16) for data in images]
+    elif form == "array":
+        images = [npy(pixels) for pixels in whole]
+    out, result = decode(CpuDecoder(), images, recipe)
+    assert (result.errors, of_pillow(result), result.slow) == ([None] * 3, [False] * 3, 0)
+    draws = draw(recipe, 3)
+    for found, rgb, source, support, flip in zip(
+        out, whole, draws.source_box.tolist(), draws.support_box.tolist(), draws.flip, strict=True
+    ):
+        expected = pillow_resize(rgb, source, support, (size, size), flip=bool(flip), filter="bicubic")
+        np.testing.assert_array_equal(found.transpose(1, 2, 0), expected)
 
 
 def test_bad_options_are_argument_errors() -> None:

@@ -104,14 +104,16 @@ def random_case(rng: np.random.Generator, color: str, largest: int = 200) -> Cas
     )
 
 
+@pytest.mark.parametrize("filter", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("color", ["gray", "rgb", "cmyk", "ycck"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_planes_of_full_resolution_give_pillows_bytes(color: str, level: str) -> None:
+def test_planes_of_full_resolution_give_pillows_bytes(color: str, level: str, filter: str) -> None:
     if not use(level):
         pytest.skip(f"this CPU has no {level}")
     rng = np.random.default_rng(7)
     for _ in range(60):
         case = random_case(rng, color)
+        case.filter = filter
         np.testing.assert_array_equal(resample(case), case.expected())
 
 

@@ -115,35 +115,46 @@ def pillow_resize(
     size: tuple[int, int],
     orientation: int = 1,
     flip: bool = False,
+    filter: str = "bilinear",
 ) -> U8:
-    """Pillow's crop and antialiased bilinear resize to size (width, height). uint8 [height, width, 3].
+    """Pillow's crop and antialiased resize to size (width, height). uint8 [height, width, 3].
 
     The horizontal pass first: Pillow always had it so, and from version 13 on has the vertical one first for some
     shapes, which rounds differently in between.
     """
     pixels = np.asarray(orient(Image.fromarray(rgb), orientation).crop(support))
     left, top, right, bottom = (value - support[i % 2] for i, value in enumerate(source))
-    pixels = resize_pass(pixels, 1, left, right, size[0])
-    pixels = resize_pass(pixels, 0, top, bottom, size[1])
+    pixels = resize_pass(pixels, 1, left, right, size[0], filter)
+    pixels = resize_pass(pixels, 0, top, bottom, size[1], filter)
     return pixels[:, ::-1] if flip else pixels
 
 
-def resize_pass(pixels: U8, axis: int, start: float, end: float, count: int) -> U8:
-    """One pass of Pillow's bilinear resize (Resample.c) along an axis, as its portable C code does it.
+def resize_pass(pixels: U8, axis: int, start: float, end: float, count: int, filter: str = "bilinear") -> U8:
+    """One pass of Pillow's resize (Resample.c) along an axis, as its portable C code does it.
 
     Written out, as pillow-simd rounds differently and may be what is imported as PIL.
     """
     samples = np.moveaxis(pixels, axis, 0).astype(np.int64)
     start, scale = float(np.float32(start)), float(np.float32(end) - np.float32(start)) / count  # the box is floats
-    reach = max(scale, 1.0)
+    shrink = max(scale, 1.0)
+    reach = (2 if filter == "bicubic" else 1) * shrink
     out = np.empty((count, *samples.shape[1:]), np.uint8)
     for i in range(count):
         center = start + (i + 0.5) * scale
         first, last = max(0, int(center - reach + 0.5)), min(len(samples), int(center + reach + 0.5))
-        weights = np.maximum(0, 1 - np.abs((np.arange(first, last) - center + 0.5) / reach))
-        fixed = (weights / weights.sum() * (1 << 22) + 0.5).astype(np.int64)
+        weights = _weights(np.abs((np.arange(first, last) - center + 0.5) / shrink), filter)
+        exact = weights / weights.sum() * (1 << 22)
+        fixed = (exact + np.copysign(0.5, exact)).astype(np.int64)
         out[i] = np.clip((np.tensordot(fixed, samples[first:last], 1) + (1 << 21)) >> 22, 0, 255)
     return np.moveaxis(out, 0, axis)
+
+
+def _weights(distances: npt.NDArray[np.float64], filter: str) -> npt.NDArray[np.float64]:
+    if filter == "bilinear":
+        return np.maximum(0, 1 - distances)
+    inner = (1.5 * distances - 2.5) * distances * distances + 1
+    outer = (((distances - 5) * distances + 8) * distances - 4) * -0.5
+    return np.where(distances < 1, inner, np.where(distances < 2, outer, 0))
 
 
 @dataclass
@@ -160,6 +171,7 @@ class Case:
     size: tuple[int, int]
     orientation: int = 1
     flip: bool = False
+    filter: str = "bilinear"
     extra: dict[str, object] = field(default_factory=dict)
 
     def arguments(self) -> dict[str, Any]:
@@ -175,9 +187,10 @@ class Case:
             "image_size": (self.width, self.height),
             "orientation": self.orientation,
             "flip": self.flip,
+            "filter": self.filter,
             **self.extra,
         }
 
     def expected(self) -> U8:
         rgb = to_rgb(self.planes, self.color, self.sampling, self.width, self.height)
-        return pillow_resize(rgb, self.source, self.support, self.size, self.orientation, self.flip)
+        return pillow_resize(rgb, self.source, self.support, self.size, self.orientation, self.flip, self.filter)

@@ -6,7 +6,7 @@ processed together, and nothing waits for a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,15 +38,27 @@ def check_device_ops(recipe: T.Recipe, backend: str) -> None:
     Raises:
         BackendError: naming the op, why, and what to do.
     """
-    extent = SizeBounds(recipe.base_size or (1, 1), recipe.base_size is not None)
-    first_fused = fused_from(recipe.rest)
-    for number, op in enumerate(recipe.rest):
-        problem = _problem(op, extent, number < first_fused)
+    for op, problem in _problems(recipe):
         if problem is not None:
             raise BackendError(
                 f"backend {backend!r} can't run {type(op).__name__}: {problem}. Use backend='cpu', or leave the op out"
             )
+
+
+def _problems(recipe: T.Recipe) -> Iterator[tuple[T.Op, str | None]]:
+    """Yields the ops, each with the reason why it can't run on a device."""
+    for op in recipe.ops[: recipe.base_length]:
+        yield op, _filter_problem(op)
+    extent = SizeBounds(recipe.base_size or (1, 1), recipe.base_size is not None)
+    first_fused = fused_from(recipe.rest)
+    for number, op in enumerate(recipe.rest):
+        yield op, _problem(op, extent, number < first_fused)
         extent = op.extent(extent)
+
+
+def _filter_problem(op: T.Op) -> str | None:
+    interpolation = getattr(op, "interpolation", "bilinear") if op.resizes else "bilinear"
+    return None if interpolation == "bilinear" else f"its interpolation is {interpolation!r}, and must be 'bilinear'"
 
 
 def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
@@ -70,8 +82,8 @@ def _problem(op: T.Op, extent: SizeBounds, is_batched: bool) -> str | None:
 
     if not is_batched:
         return None
-    if isinstance(op, (T.Resize, T.RandomResizedCrop)) and op.interpolation != "bilinear":
-        return f"its interpolation is {op.interpolation!r}, and must be 'bilinear'"
+    if (problem := _filter_problem(op)) is not None:
+        return problem
     # Images of one size are finished together, so an op that keeps their sizes needs none.
     if not extent.fixed and (op.resizes or op.extent(extent) != extent):
         return "it gets images of different sizes here; put a crop or Resize((height, width)) first"

@@ -153,6 +153,7 @@ class PartRunner:
             large_bytes=LARGE_BYTES,
             made_ns=reader.unchanged_since_ns,
             stages=[stage_at(stage) for stage in _STAGES],
+            filter=recipe.base_filter,
             **options,
         )
         return cls(reader, subsets, native, samples, recipe, seed, behind, last)

@@ -177,6 +177,7 @@ std::span<const ImageJob> PartRunner::jobs(const PartOutput& output) {
         std::copy_n(drawn.source_box, 4, image.view.source_box);
         std::copy_n(drawn.support_box, 4, image.view.support_box);
         image.view.flip = drawn.flip;
+        image.view.filter = options_.filter;
         image.view.out = output.first;
         image.view.out.data = static_cast<uint8_t*>(output.first.data) + i * output.image_bytes;
         const size_t steps = output.programs.size() / images_.size();

@@ -52,6 +52,7 @@ struct PartOptions {
     bool exif = true;
     uint64_t large_bytes = 0;  // larger files go the other way
     std::optional<int64_t> made_ns;  // shards that changed since then go the other way; none: they can't
+    ResizeFilter filter = ResizeFilter::bilinear;
     DecodeOptions decode;
     int threads = 1;
 };

@@ -32,7 +32,7 @@ template <typename Table, typename Make>
 void prepare_axis(AxisTables<Table>& axis, const AxisKey& key, const Make& make) {
     if (key == axis.key) return;
     axis.key = AxisKey{};  // in case memory runs out below
-    triangle_filter(key.in_size, key.in0, key.in1, key.outputs, axis.full);
+    pillow_filter(key.filter, key.in_size, key.in0, key.in1, key.outputs, axis.full);
     place_filter(key.mirrored, key.base, axis.full);
     for (int i = 0; i < key.components; ++i) {
         const AxisKey::Component& c = key.component[i];

@@ -9,6 +9,7 @@ namespace feeder {
 // What the filters of one axis depend on. Equal keys, equal tables: a data set of equal images builds them once.
 struct AxisKey {
     int in_size, outputs, base, mirrored, flip, exact;
+    ResizeFilter filter;
     float in0, in1;
     struct Component {
         int replicate, factor, smooth, samples;

@@ -58,11 +58,11 @@ void Filter::pad() {
     std::fill(weight_.end() - padding, weight_.end(), 0.0);
 }
 
-void triangle_filter(int in_size, float in0, float in1, int outputs, Filter& filter) {
+void pillow_filter(ResizeFilter kind, int in_size, float in0, float in1, int outputs, Filter& filter) {
     const double scale = static_cast<double>(in1 - in0) / outputs;
-    filter.reset(outputs, static_cast<int>(std::ceil(std::max(scale, 1.0))) * 2 + 1);
+    filter.reset(outputs, static_cast<int>(std::ceil(reach_of(kind) * std::max(scale, 1.0))) * 2 + 1);
     filter.pad();
-    filter_kernels().triangle({in_size, in0, scale, outputs}, filter.rows());
+    filter_kernels().weigh({kind, in_size, in0, scale, outputs}, filter.rows());
 }
 
 void place_filter(bool mirrored, int base, Filter& filter) {

@@ -1,4 +1,4 @@
-// Resize filters along one axis: Pillow's triangle, seen through subsampling and mirroring, as integer tables.
+// Resize filters along one axis: Pillow's filters, seen through subsampling and mirroring, as integer tables.
 #pragma once
 
 #include <cstddef>
@@ -38,9 +38,9 @@ class Filter {
     std::vector<double> weight_;  // [kFilterPadding + capacity + kFilterPadding, lanes()]
 };
 
-// Pillow's antialiased bilinear filter (ImagingResample, BILINEAR), to the bit: the inputs [in0, in1) of in_size map
+// Pillow's antialiased filters (ImagingResample, BILINEAR and BICUBIC), to the bit: the inputs [in0, in1) of in_size map
 // onto the outputs. Pillow takes the box as float32, so these are.
-void triangle_filter(int in_size, float in0, float in1, int outputs, Filter& filter);
+void pillow_filter(ResizeFilter kind, int in_size, float in0, float in1, int outputs, Filter& filter);
 
 // Renumbers the inputs: i becomes base + i, or base - i where mirrored.
 void place_filter(bool mirrored, int base, Filter& filter);

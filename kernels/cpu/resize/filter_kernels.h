@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/image.h"
 #include "cpu/simd.h"
 
 namespace feeder {
@@ -14,7 +15,8 @@ namespace feeder {
 inline constexpr int kFilterLanes = 16;    // outputs are padded to a multiple of this with copies of the last one
 inline constexpr int kFilterPadding = 7;  // rows before and after the weights
 
-struct TriangleAxis {
+struct FilterAxis {
+    ResizeFilter filter;
     int in_size;
     double in0;
     double scale;
@@ -44,8 +46,8 @@ struct FilterReach {
 };
 
 struct FilterKernels {
-    // Pillow's antialiased bilinear filter (ImagingResample, BILINEAR), to the bit.
-    void (*triangle)(const TriangleAxis& axis, const FilterRows& out);
+    // Pillow's antialiased filters (ImagingResample, BILINEAR and BICUBIC), to the bit.
+    void (*weigh)(const FilterAxis& axis, const FilterRows& out);
 
     // The filter on samples that a decoder upsamples by 2 with libjpeg's "fancy" weights, away from the first and last ones.
     void (*compose_smooth)(const FilterRows& full, const FilterRows& out);

@@ -28,9 +28,29 @@ struct FilterLoops {
         __builtin_memcpy(at, &value, sizeof(value));
     }
 
-    static void triangle(const TriangleAxis& axis, const FilterRows& out) {
-        const double support = axis.scale < 1.0 ? 1.0 : axis.scale;
-        const double inverse = 1.0 / support;
+    // The weight at a distance, in Pillow's order of operations.
+    template <ResizeFilter kFilter>
+    static inline __attribute__((always_inline)) Real weight_at(const Real& distance) {
+        const Real x = distance < 0 ? -distance : distance;
+        if constexpr (kFilter == ResizeFilter::bilinear) {
+            const Real weight = 1.0 - x;
+            return weight < 0 ? 0.0 : weight;
+        } else {
+            const Real inner = (1.5 * x - 2.5) * x * x + 1.0, outer = (((x - 5.0) * x + 8.0) * x - 4.0) * -0.5;
+            return x < 1.0 ? inner : x < 2.0 ? outer : Real{};
+        }
+    }
+
+    static void weigh(const FilterAxis& axis, const FilterRows& out) {
+        if (axis.filter == ResizeFilter::bicubic) weigh_by<ResizeFilter::bicubic>(axis, out);
+        else weigh_by<ResizeFilter::bilinear>(axis, out);
+    }
+
+    template <ResizeFilter kFilter>
+    static inline __attribute__((always_inline)) void weigh_by(const FilterAxis& axis, const FilterRows& out) {
+        const double scale = axis.scale < 1.0 ? 1.0 : axis.scale;
+        const double support = reach_of(kFilter) * scale;
+        const double inverse = 1.0 / scale;
         for (int i = 0; i < out.lanes; i += N) {
             Int output;
             for (int k = 0; k < N; ++k) output[k] = i + k < axis.outputs ? i + k : axis.outputs - 1;
@@ -45,9 +65,7 @@ struct FilterLoops {
             double* row = out.weight + i;
             Real total = {};
             for (int x = 0; x < out.capacity; ++x, row += out.lanes) {
-                const Real distance = (begin + static_cast<double>(x) - center + 0.5) * inverse;
-                Real weight = 1.0 - (distance < 0 ? -distance : distance);
-                weight = weight < 0 ? 0.0 : weight;
+                Real weight = weight_at<kFilter>((begin + static_cast<double>(x) - center + 0.5) * inverse);
                 weight = static_cast<double>(x) < count ? weight : 0.0;
                 total += weight;
                 store(row, weight);
@@ -94,7 +112,9 @@ struct FilterLoops {
             Int before = {}, last = {};
             for (int x = 0; x < filter.capacity; ++x, from += filter.lanes, to += filter.lanes) {
                 // Differences of rounded running sums add up to the rounded total.
-                total = (running ? total : Real{} + 0.5) + load<Real>(from) * one;
+                // Others are rounded one by one, away from zero.
+                const Real weight = load<Real>(from) * one;
+                total = (running ? total : weight < 0 ? Real{} - 0.5 : Real{} + 0.5) + weight;
                 const Int rounded = __builtin_convertvector(total, Int);
                 const Int value = running ? rounded - before : rounded;
                 store(to, value);
@@ -141,7 +161,7 @@ struct FilterLoops {
         }
     }
 
-    static constexpr FilterKernels kKernels = {triangle, compose_smooth, round_weights, pair_values};
+    static constexpr FilterKernels kKernels = {weigh, compose_smooth, round_weights, pair_values};
 };
 
 }  // namespace

@@ -28,8 +28,6 @@ struct Avx2 {
     template <int kShift>
     static T srai32(T a) { return _mm256_srai_epi32(a, kShift); }
     template <int kShift>
-    static T srli32(T a) { return _mm256_srli_epi32(a, kShift); }
-    template <int kShift>
     static T slli32(T a) { return _mm256_slli_epi32(a, kShift); }
     static T packs32(T a, T b) { return _mm256_packs_epi32(a, b); }
     static T packus16(T a, T b) { return _mm256_packus_epi16(a, b); }

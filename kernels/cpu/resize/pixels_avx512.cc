@@ -25,8 +25,6 @@ struct Avx512 {
     template <int kShift>
     static T srai32(T a) { return _mm512_srai_epi32(a, kShift); }
     template <int kShift>
-    static T srli32(T a) { return _mm512_srli_epi32(a, kShift); }
-    template <int kShift>
     static T slli32(T a) { return _mm512_slli_epi32(a, kShift); }
     static T packs32(T a, T b) { return _mm512_packs_epi32(a, b); }
     static T packus16(T a, T b) { return _mm512_packus_epi16(a, b); }

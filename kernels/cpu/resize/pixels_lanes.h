@@ -43,7 +43,7 @@ struct Pixels {
     }
 
     static T exact_sum(T high, T low) {
-        return V::template srli32<kExactBits>(V::add32(V::template slli32<kExactLowBits>(high), low));
+        return V::template srai32<kExactBits>(V::add32(V::template slli32<kExactLowBits>(high), low));
     }
 
     // Four vectors whose lane L holds 4 x int32 of row 4L + r become four vectors, one per int32 column, with their rows

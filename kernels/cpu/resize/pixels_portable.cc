@@ -144,7 +144,7 @@ void finish_exact(const int16_t* plane, int width, uint8_t* out, ptrdiff_t strid
     for (int x0 = 0; x0 < width; x0 += kColumnBlock) {
         Tile tile;
         for (int x = 0; x < kColumnBlock; ++x, plane += kLanes)
-            FEEDER_LANES tile[x][lane] = static_cast<uint8_t>(plane[lane]);
+            FEEDER_LANES tile[x][lane] = to_sample(plane[lane]);
         store_tile(tile, out + x0, stride);
     }
 }

@@ -30,8 +30,6 @@ struct Sse2 {
     template <int kShift>
     static T srai32(T a) { return _mm_srai_epi32(a, kShift); }
     template <int kShift>
-    static T srli32(T a) { return _mm_srli_epi32(a, kShift); }
-    template <int kShift>
     static T slli32(T a) { return _mm_slli_epi32(a, kShift); }
     static T packs32(T a, T b) { return _mm_packs_epi32(a, b); }
     static T packus16(T a, T b) { return _mm_packus_epi16(a, b); }

@@ -244,16 +244,19 @@ void resample_exact(const Planes& planes, const Frame& frame, AxisKey x_key, Axi
 }  // namespace
 
 void resample(const Planes& planes, const double source_box[4], const int support_box[4], int orientation, bool flip,
-              const Output& out, Scratch& scratch) {
+              ResizeFilter filter, const Output& out, Scratch& scratch) {
     check_planes(planes);
+    if (filter == ResizeFilter::bicubic && planes.color == ColorModel::ycbcr)
+        throw std::invalid_argument("the bicubic filter takes gray, rgb, cmyk and ycck planes; found ycbcr");
     const Frame frame = frame_of(planes, orientation);
     check_boxes(frame, source_box, support_box, orientation);
     check_output(out);
     AxisKey x_key = axis_key(source_box[0], source_box[2], support_box[0], support_box[2], out.width,
                              frame.mirrored_x, frame.image_width, frame.origin_x);
-    const AxisKey y_key = axis_key(source_box[1], source_box[3], support_box[1], support_box[3], out.height,
-                                   frame.mirrored_y, frame.image_height, frame.origin_y);
+    AxisKey y_key = axis_key(source_box[1], source_box[3], support_box[1], support_box[3], out.height,
+                             frame.mirrored_y, frame.image_height, frame.origin_y);
     x_key.flip = flip;
+    x_key.filter = y_key.filter = filter;
     const auto run = planes.color == ColorModel::ycbcr ? resample_ycbcr : resample_exact;
     run(planes, frame, x_key, y_key, out, scratch.buffers(), pixel_kernels());
 }

@@ -1,4 +1,4 @@
-// Antialiased bilinear resize of decoded planes straight into a normalized output image.
+// Antialiased resize of decoded planes straight into a normalized output image.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,7 @@ class Scratch {
 // Resizes the source box to the whole output, and stores it as RGB.
 //
 // The result is that of Pillow's
-//     upright.convert("RGB").crop(support).resize((width, height), BILINEAR, box=source - support's corner)
+//     upright.convert("RGB").crop(support).resize((width, height), filter, box=source - support's corner)
 // with `upright` the image after EXIF orientation, flipped horizontally afterwards where `flip` is set. Planes that
 // need no chroma upsampling (gray, rgb, cmyk, ycck) give Pillow's bytes exactly. YCbCr planes are resized each from
 // its own resolution, with the coefficients of "upsample as libjpeg does, then resize" composed into one filter; this
@@ -43,10 +43,11 @@ class Scratch {
 //         the source box and lie inside the window.
 //     orientation: EXIF orientation, 1-8, that makes the stored image upright.
 //     flip: Mirror the output horizontally.
+//     filter: Bicubic takes no YCbCr planes: between the passes of these is no room for its overshoot.
 //
 // Throws std::invalid_argument, with what was expected and what was found, before it touches the output;
 // std::bad_alloc.
 void resample(const Planes& planes, const double source_box[4], const int support_box[4], int orientation, bool flip,
-              const Output& out, Scratch& scratch);
+              ResizeFilter filter, const Output& out, Scratch& scratch);
 
 }  // namespace feeder

@@ -149,6 +149,8 @@ def test_parts_are_those_of_the_other_way(tmp_path: Path, reads: Reads, encoding
     [
         [Resize(64), CenterCrop(48)],
         [RandomResizedCrop((24, 32))],
+        [RandomResizedCrop((24, 32), (0.2, 1.0), interpolation="bicubic"), RandomHorizontalFlip()],
+        [Resize(60, "bicubic"), CenterCrop(40), ToDtype("float32")],
         [RandomResizedCrop(24), ToDtype("float16", scale=True)],
         [RandomResizedCrop(24), ToDtype("bfloat16", scale=True), RandomHorizontalFlip()],
     ],
@@ -216,7 +218,12 @@ def test_ops_after_the_base_path_take_one_call(tmp_path: Path, reads: Reads) -> 
     ]
     for ops in behind:
         check_same(index, ids, Recipe.of([RandomResizedCrop((24, 31)), *ops]))
-    check_same(index, [3, 3, 3], Recipe.of([RandomResizedCrop(16), TrivialAugmentWide()]), repeats=[0, 1, 2])
+    check_same(
+        index,
+        [3, 3, 3],
+        Recipe.of([RandomResizedCrop(16, interpolation="bicubic"), TrivialAugmentWide()]),
+        repeats=[0, 1, 2],
+    )
     jittered = Recipe.of([RandomResizedCrop(16), AutoAugment(), *TRAIN.ops[2:]])
     split = split_for_device(jittered)
     assert split is not None
