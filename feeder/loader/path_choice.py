@@ -169,6 +169,12 @@ def choose_path(
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
 
+    if source is not None and source.parts and (reason is not None or not own_order or collates or sizes):
+        raise ArgumentError(
+            "a Mixture is loaded on feeder's path, in its own order and as feeder collates it: leave out sampler, "
+            "collate_fn and sizes=" + (f". Here {reason}" if reason is not None else "")
+        )
+
     held = _wrapped(dataset, _DEEPEST) if source is None else source
     if held is not None and reason is not None and _is_variable(held):
         raise ArgumentError(

@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 170,
-    "dataset": 2_510,
+    "dataset": 2_612,
     "decoders": 3_735,
     "fields": 360,
-    "loader": 8_945,
-    "order": 960,
+    "loader": 9_040,
+    "order": 1_206,
     "service": 1_645,
     "shard": 7_940,
     "system": 715,
     "tools": 5_745,
     "transforms": 2_425,
 }
-TOKENS = 460_400
+TOKENS = 467_000
 OWN_PARAMETERS = 15
 DENSE = 27
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
         "docs/migration.md",
         "diff",
     ): "scenarios/test_task_examples.py::test_the_lines_that_change_are_those_of_the_sections_example",
+    ("docs/mixtures.md", "python"): "loader/test_mixture.py::test_the_examples_of_the_docs_run",
     ("docs/new-backend.md", "class ToyDecoder"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/new-backend.md", "toml"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/performance.md", "throughput"): (

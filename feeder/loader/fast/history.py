@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.taken_down import stand_in, taken_down_of
 from feeder.loader.fast.fast_path import FastPath
@@ -24,6 +25,7 @@ class BatchSamples(NamedTuple):
         ids: int64 [N]; of a Subset those in the whole dataset.
         keys: Their keys.
         paths: Paths of their original files, relative to the dataset; None where they are not known.
+        sources: Of a mixture the source of each, and its id there; else None.
         taken_down: Those that were taken down, and the samples that stand in their places, whose keys and paths are
             given for them; a run before that saw the ones that are gone.
     """
@@ -32,6 +34,7 @@ class BatchSamples(NamedTuple):
     keys: list[str | None]
     paths: list[str | None]
     taken_down: dict[int, int | None]
+    sources: list[tuple[str, int]] | None = None
 
 
 class ReplayedBatch(NamedTuple):
@@ -75,4 +78,5 @@ def _samples_at(path: FastPath, options: EpochOptions, place: Place) -> BatchSam
     keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
     whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, PartReader) else (reader, ids)
     gone = {i: stand_in(whole, i) for i in sorted(taken_down_of(whole, ids.tolist()))}
-    return BatchSamples(ids, keys, paths, gone)
+    sources = path.dataset.named(ids) if isinstance(path.dataset, Mixture) else None
+    return BatchSamples(ids, keys, paths, gone, sources)
