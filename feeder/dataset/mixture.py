@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,6 @@ from feeder.order.mixture_order import MixtureOrder, Shares
 from feeder.order.sample_order import Shuffle, Window
 from feeder.order.shard_sizes import ShardSizes
 
-if TYPE_CHECKING:
-    from feeder.transforms import Draws
-
 __all__ = ["Mixture", "SourceNumber"]
 
 
@@ -40,9 +37,6 @@ class SourceNumber(Extra):
     @property
     def columns(self) -> tuple[Column, ...]:
         return (Column((), "int64"),)
-
-    def finish_views(self, value: Any, draws: Sequence[Draws], row: int) -> Any:
-        return value
 
 
 class Mixture(FeederDataset):
@@ -194,8 +188,7 @@ def _check_alike(first: str, model: FeederDataset, name: str, part: FeederDatase
 
 
 def _outputs(part: FeederDataset) -> list[str]:
-    views = part.recipe.views
-    return [f"{each.output_dtype} {each.leading_shape} {each.output_size}" for each in views]
+    return [f"{each.output_dtype} {each.leading_shape} {each.output_size}" for each in part.recipe.views]
 
 
 def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
@@ -208,10 +201,9 @@ def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
         copies.setdefault(id(whole), copy.copy(whole))
     share_classes([*copies.values()], merge=True)
 
-    made = []
-    for part, whole in zip(parts, wholes, strict=True):
-        reader: Reader = copies[id(whole)]
-        if isinstance(part.reader, PartReader):
-            reader = PartReader(reader, part.reader.ids)
-        made.append(FeederDataset(reader, part.recipe, part.extras))
-    return made
+    def relabelled(part: FeederDataset, whole: Reader) -> Reader:
+        merged = copies[id(whole)]
+        return PartReader(merged, part.reader.ids) if isinstance(part.reader, PartReader) else merged
+
+    both = zip(parts, wholes, strict=True)
+    return [FeederDataset(relabelled(part, whole), part.recipe, part.extras) for part, whole in both]

@@ -1,12 +1,17 @@
 """The order of a mixture's epochs, as a pure function of (seed, epoch, position).
 
 Note [Mixtures]
-    In an epoch source i has c_i samples. Its k-th one stands at the time (k + phase_i) / r_i, with a rate r_i in
-    proportion to its weight and a phase in [0, 1) that is drawn for each epoch. So before the time t there are
-    clip(ceil(t * r_i - phase_i), 0, c_i) of them: without gaps, and within one of its share. Block b of the epoch has
-    the samples from number b * 4,096 on in order of (time, source). The counts at its borders are found by bisection of
-    their sum. A permutation of the block says where each source stands, which gives its samples in its own order.
-    (Rounding the shares of each prefix instead is not monotone in a source: it hands samples out twice.)
+    The sources are the leaves of a binary tree, whose nodes halve the weight of their sources as nearly as they can. Of
+    the first n samples of a node its lighter side has floor(n * share + phase), and the other side the rest; phases in
+    [0, 1) are drawn for each epoch. Both grow by steps of one, so no sample is handed out twice and none is left out.
+    A side's error is below one, plus its share of the node's: as a side with several sources has at most two thirds,
+    each source is within three samples of its share, and mostly within two. (Rounding the shares of each prefix by
+    themselves is not monotone: it hands samples out twice. Equal steps of time for each source are, but then a heavy
+    source among many light ones is off by the root of their number.)
+
+    That gives the counts at the borders of blocks of 4,096 samples. A permutation of the block says where each source
+    stands, which gives its samples in its own order. Where each sample comes once, an epoch has a part of its own until
+    the next source has given all it has: counts at these ends are rounded, and each part is an epoch in little.
 
     The counts follow from sizes and weights alone, so all ranks know an epoch's length before there is a seed. The k-th
     sample of a source is number k mod n of its pass k div n, and a pass has the order of that epoch of a loader of the
@@ -15,6 +20,7 @@ Note [Mixtures]
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
@@ -40,6 +46,7 @@ Floats = npt.NDArray[np.float64]
 BLOCK = 4096
 _PASSES = 1 << 32
 _KEPT = 64
+_TINY = 1e-300
 _MOST = 1 << 50  # float64 counts them, and the times between them
 _STOPS = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement")
 
@@ -124,12 +131,11 @@ class Shares:
 
 class _Turn(NamedTuple):
     """An epoch of a mixture: int64 [S] the first pass of each source, the samples of it that earlier epochs took, and
-    the samples of this one; float64 [S] the rates and phases."""
+    the samples of this one; float64 [S] the phases of the tree's nodes."""
 
     passes: Int64s
     taken: Int64s
     counts: Int64s
-    rates: Floats
     phases: Floats
 
 
@@ -157,7 +163,8 @@ class MixtureOrder(Order):
     shards: Sequence[Sequence[int] | ShardSizes]
     _starts: Int64s
     _seeds: list[int]
-    _names: Int64s  # digests of the names
+    _ends: Floats  # times at which sources have given all they have, where each sample comes once
+    _totals: Int64s  # samples of all before each
     _pace: Order  # permutes positions within blocks
     _epochs: Recent[_Turn]
     _borders: Recent[Int64s]
@@ -178,7 +185,9 @@ class MixtureOrder(Order):
             "shards": shards,
             "_starts": np.cumsum(shares.sizes) - shares.sizes,
             "_seeds": [source_seed(seed, name) for name in shares.names],
-            "_names": np.array([source_seed(0, name) >> 1 for name in shares.names], np.int64),
+            "_ends": np.append(0.0, np.unique(shares.sizes / shares.weights))[
+                : None if shares.takes == _STOPS[2] else 0
+            ],
             "_pace": Order(self.samples, seed, Window(BLOCK)),
             "_epochs": Recent(2),
             "_borders": Recent(8),
@@ -188,6 +197,7 @@ class MixtureOrder(Order):
         }
         for name, value in made.items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "_totals", np.array([self._until(end).sum() for end in self._ends[1:]]))
 
     def with_seed(self, seed: int) -> MixtureOrder:
         """See :meth:`Order.with_seed`."""
@@ -235,10 +245,8 @@ class MixtureOrder(Order):
         if rest := min(position, self.samples) - block * BLOCK:
             counts = counts + np.bincount(self._block(epoch, block).sources[:rest], minlength=len(counts))
         begun = turn.passes - (-(turn.taken + counts) // self.shares.sizes)
-        if isinstance(self.shares.takes, int):
-            before = turn.passes * self.shares.sizes + turn.taken
-        else:
-            before = epoch * self.shares.counts
+        goes_on = isinstance(self.shares.takes, int)
+        before = turn.passes * self.shares.sizes + turn.taken if goes_on else epoch * self.shares.counts
         return [*zip((before + counts).tolist(), begun.tolist(), strict=True)]
 
     def _numbers(self, epoch: int, positions: npt.ArrayLike) -> tuple[Int64s, Int64s]:
@@ -257,14 +265,10 @@ class MixtureOrder(Order):
 
     def _positions(self, epoch: int, sources: Int64s, numbers: Int64s) -> Int64s:
         """Undoes :meth:`_numbers`."""
-        turn, found = self._turn(epoch), []
+        found = []
         for source, number in zip(sources.tolist(), numbers.tolist(), strict=True):
-            time = (number + turn.phases[source]) / turn.rates[source]
-            at = min(int(_taken(time, turn).sum()), self.samples - 1) // BLOCK
-            while number < self._border(epoch, at)[source]:
-                at -= 1
-            while number >= self._border(epoch, at + 1)[source]:
-                at += 1
+            blocks = range(-(-self.samples // BLOCK))
+            at = bisect.bisect_right(blocks, number, key=lambda block: self._border(epoch, block)[source]) - 1
             block = self._block(epoch, at)
             found.append(at * BLOCK + int(block.by_source[block.starts[source] + number]))
         return np.array(found, np.int64)
@@ -287,27 +291,36 @@ class MixtureOrder(Order):
 
     def _border(self, epoch: int, block: int) -> Int64s:
         """Returns the samples of each source before a block, int64 [S]."""
-        total = min(block * BLOCK, self.samples)
-        return self._borders.get((epoch, total), lambda: _first(total, self._turn(epoch)))
+        return self._borders.get((epoch, block), lambda: self._new_border(epoch, min(block * BLOCK, self.samples)))
+
+    def _new_border(self, epoch: int, total: int) -> Int64s:
+        turn = self._turn(epoch)
+        if not len(self._ends):
+            return _first(total, turn.counts, turn.counts, turn.phases)
+        part = int(np.searchsorted(self._totals, total, side="right"))
+        before, after = (self._until(self._ends[at]) for at in (part, min(part + 1, len(self._totals))))
+        return before + _first(total - int(before.sum()), after - before, after - before, turn.phases)
+
+    def _until(self, time: float) -> Int64s:
+        """Returns the samples of each source until one of them has given all it has, where each comes once."""
+        return np.minimum(np.floor(time * self.shares.weights + 0.5).astype(np.int64), self.shares.sizes)
 
     def _turn(self, epoch: int) -> _Turn:
         return self._epochs.get(epoch, lambda: self._new_turn(epoch))
 
     def _new_turn(self, epoch: int) -> _Turn:
-        shares, sizes = self.shares, self.shares.sizes
-        phases = uniform(self.seed, epoch, self._names, Stream.MIXTURE, 1)[:, 0]
-        if isinstance(shares.takes, int):
-            total, rates = epoch * shares.takes, shares.weights
-            if total + shares.takes > _MOST:
-                raise ArgumentError(f"epoch {epoch} of {shares.takes:,} samples is past the 2**50 of a Mixture's run")
-            steady = uniform(self.seed, 0, self._names, Stream.MIXTURE_RUN, 1)[:, 0]
-            run = _Turn(sizes, sizes, np.full(len(sizes), _MOST), rates, steady)
-            before = _first(total, run)
-            counts = _first(total + shares.takes, run) - before
-            return _Turn(before // sizes, before % sizes, counts, counts.astype(np.float64), phases)
-        passes = epoch * -(-shares.counts // sizes)
-        rates = shares.weights if shares.takes == _STOPS[2] else shares.counts.astype(np.float64)
-        return _Turn(passes, np.zeros_like(sizes), shares.counts, rates, phases)
+        shares, sizes, nodes = self.shares, self.shares.sizes, np.arange(len(self.shares.sizes))
+        phases = uniform(self.seed, epoch, nodes, Stream.MIXTURE, 1)[:, 0]
+        if not isinstance(shares.takes, int):
+            return _Turn(epoch * -(-shares.counts // sizes), np.zeros_like(sizes), shares.counts, phases)
+
+        total = epoch * shares.takes
+        if total + shares.takes > _MOST:
+            raise ArgumentError(f"epoch {epoch} of {shares.takes:,} samples is past the 2**50 of a Mixture's run")
+        steady = uniform(self.seed, 0, nodes, Stream.MIXTURE_RUN, 1)[:, 0]
+        most = np.full(len(sizes), float(_MOST))
+        before, after = (_first(end, shares.weights, most, steady) for end in (total, total + shares.takes))
+        return _Turn(before // sizes, before % sizes, after - before, phases)
 
     def _ordered(self, sources: Int64s, passes: Int64s, places: Int64s, *, inverse: bool = False) -> Int64s:
         """Returns the samples at places of passes, int64 [N] each; or their places, if ``inverse``."""
@@ -344,36 +357,42 @@ def source_seed(seed: int, name: str) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
-def _taken(time: float, turn: _Turn) -> Floats:
-    """Returns the samples of each source before a time, float64 [S]: whole numbers below 2**53."""
-    found: Floats = np.clip(np.ceil(time * turn.rates - turn.phases), 0, turn.counts)
+def _first(total: int, weights: npt.NDArray[Any], most: npt.NDArray[Any], phases: Floats) -> Int64s:
+    """Returns the samples of each source among the first of an epoch; see Note [Mixtures].
+
+    Args:
+        total: Number of samples.
+        weights: [S], 0 or more.
+        most: [S], the samples that there are of each source.
+        phases: float64 [S], those of the nodes, by their second side's first source.
+
+    Returns:
+        int64 [S].
+    """
+    by_weight = np.argsort(-weights, kind="stable")
+    ends, limits = (np.append(0.0, np.cumsum(each[by_weight])) for each in (weights, most))
+    found = np.empty(len(weights), np.int64)
+    starts, stops, totals = np.array([0]), np.array([len(weights)]), np.array([total])
+
+    while len(starts):
+        is_leaf = stops - starts == 1
+        found[by_weight[starts[is_leaf]]] = totals[is_leaf]
+        starts, stops, totals = (each[~is_leaf] for each in (starts, stops, totals))
+
+        half = (ends[starts] + ends[stops]) / 2
+        after = np.clip(np.searchsorted(ends, half), starts + 1, stops - 1)
+        before = np.maximum(after - 1, starts + 1)
+        middle = np.where(half - ends[before] <= ends[after] - half, before, after)
+
+        one, other = ends[middle] - ends[starts], ends[stops] - ends[middle]
+        lighter = np.floor(totals * (np.minimum(one, other) / np.maximum(one + other, _TINY)) + phases[middle])
+        ones = np.where(one <= other, lighter, totals - lighter)
+        ones = np.clip(ones, totals - (limits[stops] - limits[middle]), limits[middle] - limits[starts]).astype(
+            np.int64
+        )
+        totals = np.concatenate([ones, totals - ones])
+        starts, stops = np.concatenate([starts, middle]), np.concatenate([middle, stops])
     return found
-
-
-def _first(total: int, turn: _Turn) -> Int64s:
-    """Returns the samples of each source among the first of an epoch, in order of (time, source): int64 [S]."""
-    pace = float(turn.rates.sum())
-    near, reach = total / pace, (len(turn.rates) + 1) / pace
-    low, high = max(0.0, near - reach), near + reach
-    if _taken(low, turn).sum() > total:
-        low = 0.0
-    while _taken(high, turn).sum() < total:
-        high *= 2
-
-    while True:
-        middle = (low + high) / 2
-        found = _taken(middle, turn)
-        less = found.sum() - total
-        if not less:
-            return found.astype(np.int64)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if less < 0 else (low, middle)
-
-    found = _taken(low, turn)  # several sources have their next sample at the same time
-    ahead = np.flatnonzero(_taken(high, turn) > found)
-    found[ahead[: total - int(found.sum())]] += 1
-    return found.astype(np.int64)
 
 
 def _numbers(names: Sequence[str], given: Mapping[str, float], what: str) -> Floats:

@@ -24,8 +24,12 @@ from feeder.order.lanes import Lanes
 from feeder.order.mixture_order import MixtureOrder, source_seed
 from feeder.order.sample_order import Window
 from feeder.order.skip import Skip
+from feeder.shard.write.shard_options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.tools.cli import main
 from tests.support.batches import check_same, copied_epoch, same_batches
 from tests.support.documents import blocks, smaller
+from tests.support.images import make_tree
 from tests.support.loader_data import CROP_AND_FLIP, write_shards, write_tree
 
 SIZES = {"a": 50, "b": 20, "c": 12}
@@ -235,6 +239,23 @@ def test_skipped_samples_and_batches_of_the_run_are_named_by_source(folder: Path
         part.ids("z", [0])
     with pytest.raises(ArgumentError, match="source 'b' has samples 0 to 19, got 20 to 20"):
         part.ids("b", 20)
+
+
+def test_samples_that_were_taken_down_are_named_by_their_source(tmp_path: Path) -> None:
+    shard(str(make_tree(tmp_path / "tree")), str(tmp_path / "set"), ShardOptions(shuffle=False))
+    key = ShardDataset(tmp_path / "set").reader.field(6, "key")
+    assert main(["takedown", str(tmp_path / "set"), key, "-q"]) == 0
+    whole = ShardDataset(tmp_path / "set", T.RandomResizedCrop(8))
+    loader = DataLoader(Mixture({"a": whole, "b": Subset(whole, [0, 6])}), batch_size=len(whole) + 2)
+    next(iter(loader))
+    samples = loader.samples_of(0, 0)
+    assert samples.sources is not None
+    gone = {samples.sources[samples.ids.tolist().index(i)]: other for i, other in samples.taken_down.items()}
+    assert gone.keys() == {("a", 6), ("b", 6)}
+    assert {whole.reader.field(int(other), "key") for other in gone.values() if other is not None} == {
+        samples.keys[samples.sources.index(("a", 6))]
+    }
+    loader.close()
 
 
 def test_a_state_of_other_sources_is_refused_by_name(folder: Path) -> None:

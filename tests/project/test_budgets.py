@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 170,
-    "dataset": 2_612,
+    "dataset": 2_606,
     "decoders": 3_735,
     "fields": 360,
-    "loader": 9_040,
-    "order": 1_206,
+    "loader": 9_043,
+    "order": 1_205,
     "service": 1_645,
     "shard": 7_940,
     "system": 715,
     "tools": 5_745,
     "transforms": 2_425,
 }
-TOKENS = 467_000
+TOKENS = 467_330
 OWN_PARAMETERS = 15
 DENSE = 27
 

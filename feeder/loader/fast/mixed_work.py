@@ -59,13 +59,12 @@ class MixedWork(Work):
         for row, key in enumerate(zip(sources.tolist(), samples.repeats.tolist(), strict=True)):
             groups.setdefault(key, []).append(row)
 
-        arrays = [view.labels, *view.images, *view.further[:-1]]
+        arrays, further = [view.labels, *view.images, *view.further[:-1]], 1 + len(view.images)
         for (source, of_pass), rows in groups.items():
             is_all = len(rows) == len(samples.ids)
             filled = arrays if is_all else [self._rows_like(k, array, len(rows)) for k, array in enumerate(arrays)]
             own = Samples.of(samples.positions[rows], samples.ids[rows] - self.starts[source])
-            images = tuple(filled[1 : 1 + len(view.images)])
-            part = SlotView(own, filled[0], images, tuple(filled[1 + len(images) :]), view.sizes)
+            part = SlotView(own, filled[0], tuple(filled[1:further]), tuple(filled[further:]), view.sizes)
 
             made = self._of_source(source).run(of_pass, part, heartbeat)
             if not is_all:

@@ -54,8 +54,9 @@ def make_work(
 
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
     # all that a service makes, and mixtures.
-    is_several = sizes.varies or fixed.service is not None or isinstance(source, Mixture)
-    in_workers = collate_fn is not None or (is_several and fixed.backend == "auto")
+    in_workers = collate_fn is not None or (
+        (sizes.varies or fixed.service is not None or isinstance(source, Mixture)) and fixed.backend == "auto"
+    )
     recipes = [each for part in source.parts or (source,) for each in part.recipe.at(largest, 0).views]
     decoder = get_decoder(
         fixed.backend,
