@@ -141,8 +141,9 @@ class Mixture(FeederDataset):
         size = len(reader.whole if isinstance(reader, PartReader) else reader)
         if found.size and (found.min() < 0 or found.max() >= size):
             raise ArgumentError(f"source {name!r} has samples 0 to {size - 1}, got {found.min()} to {found.max()}")
-        own = np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, PartReader) else found
-        return own + int(self._starts[number])
+        return int(self._starts[number]) + (
+            np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, PartReader) else found
+        )
 
     def named(self, ids: npt.ArrayLike) -> list[tuple[str, int]]:
         """Returns the source and the id there of samples by the numbers that :meth:`ids` gives."""
