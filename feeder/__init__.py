@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from feeder import fields, service, transforms, wds
     from feeder.dataset.encoded import Encoded
     from feeder.dataset.folders import FolderDataset
+    from feeder.dataset.mixture import Mixture
     from feeder.dataset.shards import ShardDataset
     from feeder.decoders.decode import decode
     from feeder.decoders.packed import decode_packed
@@ -60,6 +61,7 @@ __all__ = [
     "Lanes",
     "LockedError",
     "Metrics",
+    "Mixture",
     "PadToBatch",
     "Service",
     "ServiceError",
@@ -92,6 +94,7 @@ _HOMES = {
     "DeviceLog": "feeder.tools.device_log",
     "Encoded": "feeder.dataset.encoded",
     "FolderDataset": "feeder.dataset.folders",
+    "Mixture": "feeder.dataset.mixture",
     "PadToBatch": "feeder.transforms.pad_to_batch",
     "ShardDataset": "feeder.dataset.shards",
     "Lanes": "feeder.order.lanes",

@@ -47,8 +47,10 @@ class FeederDataset(Dataset[tuple[Any, ...]]):
         extras: Targets and further fields, in the order of a sample's values.
         classes: Class names by label; None if they are not known.
         class_to_idx: Label by class name; None if they are not known.
+        parts: The sources of a mixture; empty for any other dataset.
     """
 
+    parts: tuple[FeederDataset, ...] = ()
     reader: Reader
     recipe: Recipe | Views
     extras: tuple[Extra, ...]

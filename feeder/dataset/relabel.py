@@ -135,7 +135,7 @@ def _check_names(largest: int, names: Sequence[str]) -> None:
         raise ArgumentError(f"classes= has {count(len(names), 'name')}, but there is a label {largest}")
 
 
-def share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
+def share_classes(readers: Sequence[ShardReader | FolderReader], *, merge: bool) -> None:
     """Gives several sets the same classes, or refuses sets whose classes differ.
 
     Args:
@@ -156,7 +156,7 @@ def share_classes(readers: Sequence[ShardReader], *, merge: bool) -> None:
             name_classes(reader, names)
 
 
-def _difference(reader: ShardReader, first: ShardReader) -> str:
+def _difference(reader: ShardReader | FolderReader, first: ShardReader | FolderReader) -> str:
     own, others = reader.classes, first.classes
     if own is None or others is None:
         unknown, known = (reader, first) if own is None else (first, reader)

@@ -35,12 +35,13 @@ def as_feeder(dataset: Any, *, stored_order: bool = False) -> FeederDataset | No
         ArgumentError: if its indices are not integers.
     """
     if isinstance(dataset, FeederDataset):
-        return dataset.snapshot() if keeps_samples(dataset, FeederDataset) else None
+        return dataset.snapshot() if dataset.parts or keeps_samples(dataset, FeederDataset) else None
     if isinstance(dataset, ConcatDataset):
         return _concatenated(dataset, stored_order)
     whole = as_feeder(dataset.dataset) if isinstance(dataset, Subset) and keeps_samples(dataset, Subset) else None
     if whole is None:
         return None
+    _refuse_mixture(whole)
     ids = _subset_ids(dataset.indices, len(whole))
     if isinstance(whole.reader, PartReader):
         ids, reader = whole.reader.ids[ids], whole.reader.whole
@@ -101,6 +102,7 @@ def differing_part(dataset: ConcatDataset[Any]) -> tuple[int, str] | None:
         part = as_feeder(each)
         if part is None:
             return number, "samples"
+        _refuse_mixture(part)
         first = first or part
         if part.recipe != first.recipe:
             return number, "transform"
@@ -128,6 +130,11 @@ def _concatenated(dataset: ConcatDataset[Any], stored_order: bool) -> FeederData
     if len(ids) != len(joined) or (ids != np.arange(len(ids))).any():
         joined = PartReader(joined, np.sort(ids) if stored_order else ids)
     return FeederDataset(joined, parts[0].recipe, parts[0].extras)
+
+
+def _refuse_mixture(dataset: FeederDataset) -> None:
+    if dataset.parts:
+        raise ArgumentError("a Mixture can't be part of a Subset or ConcatDataset: take these of its sources")
 
 
 def joined_in(reader: Reader) -> list[Reader]:

@@ -18,6 +18,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler
 from typing_extensions import TypeVar
 
+from feeder.dataset.mixture import Mixture
 from feeder.decoders.registry import Dali
 from feeder.errors import ArgumentError
 from feeder.loader.auto_workers import WorkersChoice, choose_workers, threads_for
@@ -224,7 +225,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         chosen = choose_shuffle(
             dataset,
             shuffle,
-            by_size=isinstance(sizes, Buckets) or getattr(sizes, "group_by_aspect", False),
+            by_size=isinstance(sizes, Buckets)
+            or getattr(sizes, "group_by_aspect", False)
+            or isinstance(dataset, Mixture),
             ranks=ranks,
         )
         path = self._path_choice = choose_path(

@@ -175,6 +175,12 @@ def choose_path(
     elif not in_batches:
         reason = _Reason("batch_size is None", "give batch_size")
 
+    if source is not None and source.parts and (reason is not None or not own_order or collates or sizes):
+        raise ArgumentError(
+            "a Mixture is loaded on feeder's path, in its own order and as feeder collates it: leave out sampler, "
+            "collate_fn and sizes=" + (f". Here {reason}" if reason is not None else "")
+        )
+
     held = _wrapped(dataset, _DEEPEST) if source is None else source
     if held is not None and reason is not None and _is_variable(held):
         raise ArgumentError(
@@ -303,11 +309,12 @@ def choose_shuffle(
 
 def refuse_full_shuffle(dataset: Any) -> None:
     """Raises ArgumentError if a dataset has a remote set that does not fit its cache."""
+    by_shard = "Window" if isinstance(dataset, FeederDataset) and dataset.parts else "Lanes"
     for reader in remote_readers(dataset):
         needed, has = reader.store_bytes, reader.cache_bytes
         if needed > has:
             raise ArgumentError(
                 f"a full shuffle reads from all shards at all times, and the {needed / 1e9:,.3g} GB of {reader.place} "
-                f"do not fit its cache of {has / 1e9:,.3g} GB: give shuffle=feeder.Lanes(), or "
+                f"do not fit its cache of {has / 1e9:,.3g} GB: give shuffle=feeder.{by_shard}(), or "
                 f"cache_bytes={needed:_} or more where the disk has that"
             )

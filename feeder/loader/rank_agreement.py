@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from feeder.errors import ArgumentError
 from feeder.loader.group_store import group_life, group_store, within
 from feeder.order.lanes import Lanes
+from feeder.order.mixture_order import MixtureOrder
 from feeder.order.sample_order import Order, Shuffle, Window
 from feeder.order.split import Split
 from feeder.system.text import count
@@ -79,7 +80,9 @@ def order_identity(order: Order, fingerprint: str) -> dict[str, Any]:
         shuffle = shuffle.samples
     elif isinstance(shuffle, Lanes):
         shuffle = {"lanes": shuffle.count, "window": shuffle.window, "block": shuffle.block}
+    mixture = {"mixture": order.shares.identity()} if isinstance(order, MixtureOrder) else {}
     return {
+        **mixture,
         "seed": order.seed,
         "shuffle": shuffle,
         "samples": order.samples,
@@ -133,11 +136,29 @@ def check_identity(state: Mapping[str, Any], identity: Mapping[str, Any]) -> Non
             f"this state is of version {saved} of the set, this loader's is version {own}; open the set with "
             f"ShardDataset(path, version={saved})"
         )
+    _check_sources(state.get("mixture"), identity.get("mixture"))
     for name, value in identity.items():
         if state.get(name) != value:
             raise ArgumentError(
                 f"this state does not fit: its {name} is {state.get(name)!r}, this loader's is {value!r}; resume "
                 "with the dataset and arguments that it was saved with"
+            )
+
+
+def _check_sources(saved: Any, own: Any) -> None:
+    """Refuses the state of a mixture of other sources, naming one."""
+    if not isinstance(saved, Mapping) or not isinstance(own, Mapping):
+        return
+    before, now = saved["sources"], own["sources"]
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            had, has = (
+                "has no such source" if each is None else f"has {each[0]:,} samples of it with a share of {each[1]:.6g}"
+                for each in (before.get(name), now.get(name))
+            )
+            raise ArgumentError(
+                f"source {name!r} of the Mixture differs: the state {had}, this loader {has}; resume with the state's "
+                "sources, or begin an epoch with loader.set_epoch(epoch)"
             )
 
 

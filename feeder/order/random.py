@@ -27,6 +27,8 @@ class Stream:
     LANE_WINDOW = 65_528
     LANE_SHARDS = 65_527
     CHOICE = 65_526  # one of several values of a field
+    MIXTURE = 65_525
+    MIXTURE_RUN = 65_524
 
 
 _MASK32 = np.uint64(0xFFFFFFFF)

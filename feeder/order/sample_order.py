@@ -158,6 +158,12 @@ class Order:
         assert isinstance(self.shuffle, Window)
         return self._windowed(epoch, places, self.shuffle.samples)
 
+    def placed(self, epoch: int, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the sample ids at positions, and the pass of each sample's source in a mixture, else 0: both int64
+        [N]."""
+        ids = self.ids(epoch, positions)
+        return ids, np.zeros_like(ids)
+
     def positions(self, epoch: int, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Returns the positions of sample ids: the inverse of :meth:`ids`, in as little memory.
 

@@ -135,19 +135,15 @@ class Split:
         return 0 if not place else int(self._positions(np.array([place - 1]))[0]) + 1
 
 
-def ordered_batches(
-    order: Order, epoch: int, split: Split
-) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Returns the positions and the sample ids of each of a rank's batches, both int64 [N]."""
+def ordered_batches(order: Order, epoch: int, split: Split) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+    """Returns the positions of each of a rank's batches, and the ids and passes of :meth:`Order.placed`, int64 [N]."""
     return itertools.chain.from_iterable(_several_batches(order, epoch, split))
 
 
-def _several_batches(
-    order: Order, epoch: int, split: Split
-) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]]:
+def _several_batches(order: Order, epoch: int, split: Split) -> Iterator[Iterator[tuple[npt.NDArray[np.int64], ...]]]:
     """Yields groups of batches, as computing the ids of one batch takes nearly as long as those of a group."""
     steps = max(1, _ORDERED_AT_ONCE // split.batch_size)
     for first_step in range(0, len(split), steps):
         positions, sizes = split.run(first_step, min(first_step + steps, len(split)))
-        ids, ends = order.ids(epoch, positions), np.cumsum(sizes)[:-1]
-        yield zip(np.split(positions, ends), np.split(ids, ends), strict=True)
+        ends = np.cumsum(sizes)[:-1]
+        yield zip(*(np.split(each, ends) for each in (positions, *order.placed(epoch, positions))), strict=True)

@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_590,
-    "decoders": 3_705,
+    "dataset": 2_685,
+    "decoders": 3_715,
     "fields": 360,
-    "loader": 8_695,
-    "order": 960,
+    "loader": 8_800,
+    "order": 1_205,
     "service": 1_590,
     "shard": 8_305,
     "system": 700,
     "tools": 5_480,
     "transforms": 2_430,
 }
-TOKENS = 461_100
+TOKENS = 468_200
 OWN_PARAMETERS = 15
 DENSE = 17
 

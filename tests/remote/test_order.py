@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from torch.utils.data import ConcatDataset, Subset
 
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError
@@ -211,6 +212,30 @@ def test_buckets_and_samplers_get_the_batches_of_a_local_set_from_a_store(
             check_same(copied_epoch(loader), copied_epoch(_loader(here, 4, **keywords)))
             assert loader.stats()["remote"]["bytes"] > 0
             loader.close()
+
+
+@pytest.mark.parametrize(("shuffle", "workers"), [(True, 1), (Window(8), 0)], ids=str)
+def test_a_mixture_has_the_batches_of_local_sets_with_one_from_a_store(
+    bucket: Bucket, tmp_path: Path, shuffle: Any, workers: int
+) -> None:
+    local = make_set(tmp_path, shards=4)
+    bucket.upload(local, "set")
+    here, other = (ShardDataset(local, Resize((8, 8)), fields=("index",)) for _ in range(2))
+    with end_fetchers(tmp_path):
+        there = ShardDataset(f"{bucket.url}/set", here.recipe, fields=("index",), cache_dir=tmp_path / "cache")
+        loaders = [
+            _loader(
+                Mixture({"a": each, "b": other}, {"a": 2, "b": 1}, samples=40), 4, shuffle=shuffle, num_workers=workers
+            )
+            for each in (here, there)
+        ]
+        for _ in range(2):
+            check_same(*map(copied_epoch, loaders))
+        assert loaders[1].stats()["remote"]["bytes"] > 0
+        small = ShardDataset(f"{bucket.url}/set", here.recipe, cache_dir=tmp_path / "small", cache_bytes=1_000_000)
+        with pytest.raises(ArgumentError, match=r"do not fit its cache of 0.001 GB: give shuffle=feeder.Window\(\)"):
+            _loader(Mixture({"a": small}), 4)
+        loaders[1].close()
 
 
 def test_a_run_in_a_store_goes_on_with_a_local_copy_and_comes_back(bucket: Bucket, tmp_path: Path) -> None:

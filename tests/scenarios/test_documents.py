@@ -52,6 +52,7 @@ ELSEWHERE = {
         ("docs/switching.md", sign): "scenarios/test_switch.py::test_the_code_of_the_page_trains"
         for sign in ("wrap_dataset_for", "TimmRandAugment", "LightningDataModule", "accelerator", "transformers")
     },
+    ("docs/mixtures.md", "python"): "loader/test_mixture.py::test_the_examples_of_the_docs_run",
     ("docs/new-backend.md", "class ToyDecoder"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/new-backend.md", "toml"): "decoders/test_new_backend.py::test_the_backend_of_the_page_conforms",
     ("docs/performance.md", "throughput"): (

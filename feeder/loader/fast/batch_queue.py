@@ -98,8 +98,8 @@ def requests(
     """
     epoch, split, replay = progress.place.epoch, progress.split, progress.replay
     if split is not None:
-        for step, (positions, ids) in enumerate(ordered_batches(order, epoch, split)):
-            samples = Samples.of(positions, ids)
+        for step, found in enumerate(ordered_batches(order, epoch, split)):
+            samples = Samples(*found)
             yield Request(epoch, samples, None if sizes is None else sizes(epoch, split, step, samples))
         return
     assert replay is not None

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.folder_reader import FolderReader
 from feeder.dataset.further_images import further_recipes, images_in, key_rows
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.reader import Reader
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.subset import as_feeder, joined_in
@@ -46,6 +47,7 @@ from feeder.loader.samplers import warn_of_split
 from feeder.loader.slots.image_slots import Samples, Sizes
 from feeder.loader.workers.seeding import WorkerInit, epoch_base_seed
 from feeder.order.bucket_order import BucketOrder, BucketSplit
+from feeder.order.mixture_order import MixtureOrder
 from feeder.order.sample_order import Order, Shuffle, goes_by_shard, in_blocks
 from feeder.order.skip import Skip
 from feeder.order.split import Split
@@ -144,13 +146,15 @@ class FastPath:
     def _order_by(self, shuffle: Shuffle) -> Order:
         """Returns the order of the dataset by a way to shuffle."""
         reader = self.dataset.reader
+        if isinstance(self.dataset, Mixture):
+            return self.dataset.order(self._seed.known or 0, shuffle)
         sizes = reader.shard_sizes() if goes_by_shard(shuffle) else np.zeros(0, np.int64)
         return Order(len(self.dataset), self._seed.known or 0, shuffle, sizes)
 
     def _reordered(self, shuffle: Shuffle) -> Order | None:
         """Returns the order by which a run goes on that was begun where the dataset lay elsewhere."""
         ids = _ids(self.dataset.reader)
-        if isinstance(self.unseeded, BucketOrder) or (ids is not None and (np.diff(ids) < 0).any()):
+        if isinstance(self.unseeded, (BucketOrder, MixtureOrder)) or (ids is not None and (np.diff(ids) < 0).any()):
             return None
         if shuffle is True:
             refuse_full_shuffle(self._given_dataset)
@@ -351,10 +355,8 @@ class FastPath:
 
     def state_dict(self) -> dict[str, Any]:
         """See :meth:`feeder.DataLoader.state_dict`."""
-        iterator = self._iterator() if self._iterator is not None else None
-        progress = self._progress
-        goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
-        place = progress.now() if progress is not None and goes_on else self._next
+        progress, place = self._progress, self._place()
+        goes_on = place is not self._next
         state = {"version": _STATE_VERSION, "epoch": place.epoch, **self._identity(self.order)}
         if self.own_order:
             if skip := self._options.skip:
@@ -372,6 +374,22 @@ class FastPath:
             replay = self._replay(place)
         assert replay is not None
         return state | {"batches": place.start, "sampler": replay.state()}
+
+    def _place(self) -> Place:
+        """Returns the place after the batches that were handed out."""
+        iterator = self._iterator() if self._iterator is not None else None
+        progress = self._progress
+        goes_on = progress is not None and (progress.is_midway if iterator is None else not progress.exhausted)
+        return progress.now() if progress is not None and goes_on else self._next
+
+    def _sources(self) -> dict[str, Any]:
+        """Returns what all ranks have had of each source of a mixture; empty for any other dataset."""
+        order = self.unseeded if self._seed.known is None else self.order  # which would wait for rank 0
+        if not isinstance(order, MixtureOrder):
+            return {}
+        place = self._place()
+        had = zip(order.shares.names, order.consumed(place.epoch, place.start), strict=True)
+        return {"sources": {name: {"samples": samples, "passes": passes} for name, (samples, passes) in had}}
 
     def _made_by(self) -> dict[str, Any]:
         """Returns all that a batch's images were made by and that :meth:`_identity` does not have, for a state; None
@@ -533,6 +551,7 @@ class FastPath:
             "replaced_workers": [dataclasses.asdict(r) for r in replaced],
             "substitutions": [s._replace(substitute=index(s.substitute))._asdict() for s in list(ledger.substitutions)],
             "padded": [index(i) for i in list(ledger.padded)],
+            **self._sources(),
         }
 
     def _processes(self) -> int:

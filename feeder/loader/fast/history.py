@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.subset_reader import PartReader
 from feeder.dataset.taken_down import stand_in, taken_down_of
 from feeder.loader.fast.fast_path import FastPath
@@ -24,14 +25,16 @@ class BatchSamples(NamedTuple):
         ids: int64 [N]; of a Subset those in the whole dataset.
         keys: Their keys.
         paths: Paths of their original files, relative to the dataset; None where they are not known.
+        sources: Of a mixture the source of each, and its id there; else None.
         taken_down: Those that were taken down, and the samples that stand in their places, whose keys and paths are
-            given for them; a run before that saw the ones that are gone.
+            given for them; a run before that saw the ones that are gone. Of a mixture those by their ids in the source.
     """
 
     ids: npt.NDArray[np.int64]
     keys: list[str | None]
     paths: list[str | None]
     taken_down: dict[int, int | None]
+    sources: list[tuple[str, int]] | None = None
 
 
 class ReplayedBatch(NamedTuple):
@@ -75,4 +78,11 @@ def _samples_at(path: FastPath, options: EpochOptions, place: Place) -> BatchSam
     keys, paths = ([reader.field(i, name) for i in ids.tolist()] for name in ("key", "path"))
     whole, ids = (reader.whole, reader.ids[ids]) if isinstance(reader, PartReader) else (reader, ids)
     gone = {i: stand_in(whole, i) for i in sorted(taken_down_of(whole, ids.tolist()))}
-    return BatchSamples(ids, keys, paths, gone)
+    if not isinstance(path.dataset, Mixture):
+        return BatchSamples(ids, keys, paths, gone)
+    sources, parts = path.dataset.named(ids), dict(zip(path.dataset.names, path.dataset.parts, strict=True))
+    for i, (name, own) in zip(ids.tolist(), sources, strict=True):
+        whole = getattr(parts[name].reader, "whole", parts[name].reader)
+        if taken_down_of(whole, [own]):
+            gone[i] = stand_in(whole, own)
+    return BatchSamples(ids, keys, paths, gone, sources)

@@ -294,7 +294,7 @@ class ReadAhead(_Ahead):
             needed[number] = int(np.cumsum(changes).max() + 2 * (sizes + indexes).max())
         return needed
 
-    def _batches(self) -> Iterator[tuple[Int64s, Int64s]]:
+    def _batches(self) -> Iterator[tuple[Int64s, ...]]:
         return ordered_batches(self._order, self._epoch, self._split)
 
     def _work(self) -> None:
@@ -355,10 +355,10 @@ class DrawnAhead(_Ahead):
                 self._sets[id(leaf)].close()
 
 
-def _joined(batches: Sequence[tuple[Int64s, Int64s]], first_step: int) -> tuple[Int64s, Int64s]:
+def _joined(batches: Sequence[tuple[Int64s, ...]], first_step: int) -> tuple[Int64s, Int64s]:
     """Returns the sample ids of batches one after another, and the step of each, both int64 [N]."""
     steps = np.arange(first_step, first_step + len(batches))
-    return np.concatenate([ids for _, ids in batches]), np.repeat(steps, [len(ids) for _, ids in batches])
+    return np.concatenate([ids for _, ids, _ in batches]), np.repeat(steps, [len(ids) for _, ids, _ in batches])
 
 
 def _looked_ahead(order: Order) -> int:

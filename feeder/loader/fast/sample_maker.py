@@ -141,6 +141,11 @@ class Work:
             self.stager.prepare()
 
     @property
+    def parts(self) -> tuple[Work, ...]:
+        """The work on each source of a mixture; else this one alone."""
+        return (self,)
+
+    @property
     def makes_batches(self) -> bool:
         """True if a part must be a whole batch."""
         return False

@@ -10,6 +10,7 @@ import torch
 
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.further_images import further_recipes, images_in
+from feeder.dataset.mixture import Mixture
 from feeder.dataset.target_values import in_padded_batches
 from feeder.decoders.decoder import Decoder
 from feeder.decoders.device.fused import split_for_device
@@ -21,6 +22,7 @@ from feeder.loader.device.page_lock import slot_guard
 from feeder.loader.fast.batch_sizes import BatchSizes
 from feeder.loader.fast.collated import CollatedWork, slot_bytes_per_sample
 from feeder.loader.fast.engine import Engine, EngineOptions
+from feeder.loader.fast.mixed_work import MixedWork
 from feeder.loader.fast.part_sizes import part_rows
 from feeder.loader.fast.pool import PoolOptions
 from feeder.loader.fast.sample_maker import Work
@@ -51,11 +53,14 @@ def make_work(
     largest = sizes.largest()
 
     # A collate_fn takes finished samples, in workers. Batches of different sizes "auto" leaves to workers, too, and
-    # all that a service makes.
-    in_workers = collate_fn is not None or ((sizes.varies or fixed.service is not None) and fixed.backend == "auto")
+    # all that a service makes, and mixtures.
+    in_workers = collate_fn is not None or (
+        (sizes.varies or fixed.service is not None or isinstance(source, Mixture)) and fixed.backend == "auto"
+    )
+    recipes = [each for part in source.parts or (source,) for each in part.recipe.at(largest, 0).views]
     decoder = get_decoder(
         fixed.backend,
-        (*recipe.at(largest, 0).views, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
+        (*recipes, *(each.at(largest, 0) for each in further_recipes(images_in(source.extras)))),
         threads=max(1, options.num_workers),
         fidelity=fixed.fidelity,
         # Without a device even a backend that decodes in the trainer stays on the CPU.
@@ -63,12 +68,8 @@ def make_work(
     )
 
     _check_sizes(fixed, options, sizes)
-    ragged = next((extra.name for extra in source.extras if extra.is_ragged), None)
-    if options.device.put is not None and collate_fn is None and ragged is not None:
-        raise ArgumentError(
-            f"static_buffers=True keeps tensors of one shape at their addresses, and each sample has {ragged!r} of "
-            "another: leave one of them out, or give a collate_fn that pads to one shape"
-        )
+    if collate_fn is None:
+        _check_buffers(options, source)
 
     skip = fixed.on_error == "skip"
     what = (
@@ -82,6 +83,11 @@ def make_work(
         fixed.fidelity,
     )
 
+    if isinstance(source, Mixture):
+        _check_mixed(fixed, decoder)
+        parts = ((part.reader, part.recipe, decoder.name, part.extras) for part in source.parts)
+        return MixedWork(*what, names=source.names, works=tuple(Work(*each, *what[4:]) for each in parts)), decoder
+
     if collate_fn is not None:
         _check_collating(fixed, decoder)
         collated = CollatedWork(*what, collate_fn=collate_fn)
@@ -94,6 +100,25 @@ def make_work(
     elif target is not None and fixed.pad is None:
         work.splits = sizes.splits() if sizes.varies else tuple(split_for_device(each) for each in work.recipes)
     return work, decoder
+
+
+def _check_mixed(fixed: FixedOptions, decoder: Decoder) -> None:
+    """Refuses what makes no batches of a mixture."""
+    if fixed.service is not None or isinstance(decoder, TrainerDecoder):
+        refused = f"service={fixed.service.name!r}" if fixed.service is not None else f"backend={decoder.name!r}"
+        raise ArgumentError(
+            f"{refused} does not make batches of a Mixture yet, which this machine's workers make: leave it out"
+        )
+
+
+def _check_buffers(options: EpochOptions, source: FeederDataset) -> None:
+    """Refuses values of differing shapes where batches stay at their addresses."""
+    ragged = next((extra.name for extra in source.extras if extra.is_ragged), None)
+    if options.device.put is not None and ragged is not None:
+        raise ArgumentError(
+            f"static_buffers=True keeps tensors of one shape at their addresses, and each sample has {ragged!r} of "
+            "another: leave one of them out, or give a collate_fn that pads to one shape"
+        )
 
 
 def _stage(work: Work, decoder: TrainerDecoder, options: EpochOptions, sizes: BatchSizes) -> None:
@@ -251,6 +276,6 @@ def _travels(work: Work) -> bool:
     """Returns True if workers that never import the caller's script can unpickle the work."""
     try:
         kinds = [getattr(reader, "kind", None) for reader in leaves(work.reader)]
-        return b"__main__" not in pickle.dumps((work.recipe, work.extras, kinds))
+        return b"__main__" not in pickle.dumps(([(each.recipe, each.extras) for each in work.parts], kinds))
     except (AttributeError, TypeError, pickle.PicklingError):  # a lambda or a local function
         return False

@@ -286,7 +286,7 @@ class SplitEpoch:
 
     def __next__(self) -> SeededBatch:
         self.begun()
-        positions, ids = next(self._batches)
+        positions, ids, _ = next(self._batches)
         batch = SeededBatch(ids.tolist())
         batch.epoch = self.epoch
         batch.position = int(positions[0])

@@ -89,7 +89,7 @@ class Samples(NamedTuple):
         positions: int64 [N], positions in the epoch; they choose the substitutes of bad samples.
         ids: int64 [N], sample ids.
         repeats: int64 [N], times that the sample came before in the epoch, as an explicit sampler may repeat it; each
-            time it is augmented anew.
+            time it is augmented anew. Of a mixture, the pass of its source.
     """
 
     positions: npt.NDArray[np.int64]

@@ -1,0 +1,210 @@
+"""Several datasets as one, mixed by weight: the dataset of :class:`feeder.order.mixture_order.MixtureOrder`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from feeder.dataset.base import FeederDataset
+from feeder.dataset.extras import Column, Extra
+from feeder.dataset.folder_reader import FolderReader
+from feeder.dataset.joined_reader import JoinedReader
+from feeder.dataset.reader import Reader
+from feeder.dataset.relabel import share_classes
+from feeder.dataset.shard_reader import ShardReader
+from feeder.dataset.subset import as_feeder
+from feeder.dataset.subset_reader import PartReader
+from feeder.errors import ArgumentError
+from feeder.order.lanes import Lanes
+from feeder.order.mixture_order import MixtureOrder, Shares
+from feeder.order.sample_order import Shuffle, Window
+from feeder.order.shard_sizes import ShardSizes
+
+__all__ = ["Mixture", "SourceNumber"]
+
+
+@dataclass(frozen=True)
+class SourceNumber(Extra):
+    """The number of a sample's source, which the loader fills in."""
+
+    name = "source"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        return (Column((), "int64"),)
+
+
+class Mixture(FeederDataset):
+    """Several datasets, mixed by weight in every batch of :class:`feeder.DataLoader`.
+
+    Batches are those of a dataset, and end with the number of each sample's source in :attr:`names`, int64 [N]. Each
+    source has passes of its own; order and augmentation are functions of (seed, the source's name, its pass, sample).
+    A run resumes exactly on any number of ranks and workers, and with any batch size.
+
+    Args:
+        sources: The datasets by name: feeder's, or a ``Subset`` or ``ConcatDataset`` of them, with equal fields and
+            kinds of labels, and with recipes of their own whose images have one size and dtype. The order of the names
+            has no effect.
+        weights: Shares of samples, a number above 0 for each name; None: by length.
+        repeats: In place of weights the passes that an epoch has of some sources; it has one of the others.
+        stop: The end of an epoch: "first_exhausted", the default, when a source has given all its samples;
+            "all_exhausted" when all have, of which short ones begin again in another order;
+            "all_exhausted_without_replacement" has each sample once, and weights set the pace.
+        samples: In place of ``stop`` the samples of an epoch. Sources go on in the next where they stood.
+        labels: "keep" leaves each source its labels; "merge" numbers all classes by their names.
+
+    Attributes:
+        names: Names of the sources, sorted.
+        shares: The samples that an epoch takes of each.
+
+    Raises:
+        ArgumentError: for sources that differ, naming them, or arguments that do not go together.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        weights: Mapping[str, float] | None = None,
+        *,
+        repeats: Mapping[str, int] | None = None,
+        stop: Literal["first_exhausted", "all_exhausted", "all_exhausted_without_replacement"] | None = None,
+        samples: int | None = None,
+        labels: Literal["keep", "merge"] = "keep",
+    ) -> None:
+        if labels not in ("keep", "merge"):
+            raise ArgumentError(f"labels must be 'keep' or 'merge', got {labels!r}")
+        if not isinstance(sources, Mapping) or not all(isinstance(name, str) and name for name in sources):
+            raise ArgumentError(f"sources must be a mapping of names to datasets, got {sources!r:.120}")
+
+        found = {name: _source(name, sources[name]) for name in sorted(sources)}
+        self.shares = Shares.of({name: len(each) for name, each in found.items()}, weights, repeats, stop, samples)
+        self.names = self.shares.names
+        parts = [*found.values()]
+        if labels == "merge":
+            parts = _merged(parts)
+        self.parts = tuple(parts)
+        for name, part in zip(self.names, parts, strict=True):
+            _check_alike(self.names[0], parts[0], name, part)
+        joined = JoinedReader([part.reader for part in parts])
+        self._starts = joined.starts
+        super().__init__(joined, parts[0].recipe, (*parts[0].extras, SourceNumber()))
+
+    def __len__(self) -> int:
+        """Samples of an epoch."""
+        return self.shares.samples
+
+    def __repr__(self) -> str:
+        return f"Mixture({list(self.names)}, samples={len(self)})"
+
+    def __getitem__(self, i: Any) -> NoReturn:
+        raise TypeError("a Mixture's samples are known by epoch and position: give it to feeder.DataLoader")
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Any, ...]]:
+        return [self[i] for i in indices]
+
+    def order(self, seed: int, shuffle: Shuffle) -> MixtureOrder:
+        """Returns the order of its epochs.
+
+        Raises:
+            ArgumentError: for lanes.
+        """
+        if isinstance(shuffle, Lanes):
+            raise ArgumentError(
+                "a Mixture can't be shuffled in Lanes yet: give shuffle='full', or shuffle=feeder.Window(...), by "
+                "which each source is read shard by shard"
+            )
+        shards = [_shards(part.reader) for part in self.parts] if isinstance(shuffle, Window) else []
+        return MixtureOrder(self.shares, seed, shuffle, shards)
+
+    def ids(self, name: str, ids: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Returns the numbers by which ``skip=`` and states know samples of a source.
+
+        Args:
+            name: The source.
+            ids: integers [N], its samples; of a ``Subset`` by their ids in the whole dataset.
+
+        Returns:
+            int64 [N]; of a ``Subset`` those that it has.
+
+        Raises:
+            ArgumentError: for a source or sample that there is not.
+        """
+        if name not in self.names:
+            raise ArgumentError(f"the Mixture has no source {name!r}; it has {', '.join(map(repr, self.names))}")
+        number, found = self.names.index(name), np.array(ids, np.int64, ndmin=1)
+        reader = self.parts[number].reader
+        size = len(reader.whole if isinstance(reader, PartReader) else reader)
+        if found.size and (found.min() < 0 or found.max() >= size):
+            raise ArgumentError(f"source {name!r} has samples 0 to {size - 1}, got {found.min()} to {found.max()}")
+        return int(self._starts[number]) + (
+            np.flatnonzero(np.isin(reader.ids, found)) if isinstance(reader, PartReader) else found
+        )
+
+    def named(self, ids: npt.ArrayLike) -> list[tuple[str, int]]:
+        """Returns the source and the id there of samples by the numbers that :meth:`ids` gives."""
+        found = []
+        for i in np.array(ids, np.int64, ndmin=1).tolist():
+            number = int(np.searchsorted(self._starts, i, side="right")) - 1
+            reader, own = self.parts[number].reader, i - int(self._starts[number])
+            found.append((self.names[number], int(reader.ids[own]) if isinstance(reader, PartReader) else own))
+        return found
+
+
+def _shards(reader: Reader) -> Sequence[int] | ShardSizes:
+    """Returns the samples in each shard, in stored order; empty for a ``Subset`` in an order of its own."""
+    is_stored = not isinstance(reader, PartReader) or not (np.diff(reader.ids) < 0).any()
+    return reader.shard_sizes() if is_stored else ()
+
+
+def _source(name: str, dataset: Any) -> FeederDataset:
+    found = as_feeder(dataset)
+    if found is None or found.parts:
+        raise ArgumentError(
+            f"source {name!r} of the Mixture is a {type(dataset).__name__}: sources are feeder's datasets, and Subset "
+            "and ConcatDataset of them; feeder.from_torch converts others"
+        )
+    return found
+
+
+def _check_alike(first: str, model: FeederDataset, name: str, part: FeederDataset) -> None:
+    """Refuses sources whose samples can't stand in one batch."""
+    for each, of in ((first, model), (name, part)):
+        if of.recipe.is_variable:
+            raise ArgumentError(f"source {each!r} has sizes by bucket or by epoch: a Mixture has fixed ones only")
+    a, b = _outputs(model), _outputs(part)
+    if a != b:
+        raise ArgumentError(
+            f"sources {first!r} and {name!r} make other images, {a} and {b}: end their recipes with one size and dtype"
+        )
+    if model.extras != part.extras:
+        raise ArgumentError(f"sources {first!r} and {name!r} differ in targets or fields: give all the same")
+    if model.reader.label_dtype != part.reader.label_dtype:
+        kinds = f"{model.reader.label_dtype} and {part.reader.label_dtype}"
+        raise ArgumentError(f"the labels of sources {first!r} and {name!r} are {kinds}: give all one kind of labels")
+
+
+def _outputs(part: FeederDataset) -> list[str]:
+    return [f"{each.output_dtype} {each.leading_shape} {each.output_size}" for each in part.recipe.views]
+
+
+def _merged(parts: Sequence[FeederDataset]) -> list[FeederDataset]:
+    """Returns the sources with labels that count the classes of all by their names; those given keep theirs."""
+    wholes = [part.reader.whole if isinstance(part.reader, PartReader) else part.reader for part in parts]
+    copies: dict[int, ShardReader | FolderReader] = {}
+    for whole in wholes:
+        if not isinstance(whole, (ShardReader, FolderReader)):
+            raise ArgumentError(f"labels='merge' is for single sets and folders, and Subset of them; not {whole.place}")
+        copies.setdefault(id(whole), copy.copy(whole))
+    share_classes([*copies.values()], merge=True)
+
+    def relabelled(part: FeederDataset, whole: Reader) -> Reader:
+        merged = copies[id(whole)]
+        return PartReader(merged, part.reader.ids) if isinstance(part.reader, PartReader) else merged
+
+    both = zip(parts, wholes, strict=True)
+    return [FeederDataset(relabelled(part, whole), part.recipe, part.extras) for part, whole in both]

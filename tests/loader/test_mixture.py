@@ -1,0 +1,370 @@
+"""Mixtures in the loader: shares, passes, exact resume, and the draws of each source."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+import feeder
+from feeder import transforms as T
+from feeder.dataset.folders import FolderDataset
+from feeder.dataset.mixture import Mixture
+from feeder.dataset.shards import ShardDataset
+from feeder.errors import ArgumentError, DecodeError
+from feeder.loader.dataloader import DataLoader
+from feeder.order.lanes import Lanes
+from feeder.order.mixture_order import MixtureOrder, source_seed
+from feeder.order.sample_order import Window
+from feeder.order.skip import Skip
+from feeder.shard.write.shard_options import ShardOptions
+from feeder.shard.write.sharding import shard
+from feeder.tools.cli import main
+from tests.support.batches import check_same, copied_epoch, same_batches
+from tests.support.documents import blocks, smaller
+from tests.support.images import make_tree
+from tests.support.loader_data import CROP_AND_FLIP, write_shards, write_tree
+
+SIZES = {"a": 50, "b": 20, "c": 12}
+WEIGHTS = {"a": 0.5, "b": 0.3, "c": 0.2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("sources")
+    write_shards(found / "a", SIZES["a"])
+    write_shards(found / "b", SIZES["b"], jpegs=True)
+    write_tree(found / "c", SIZES["c"])
+    return found
+
+
+def sources_of(folder: Path, recipe: Any = CROP_AND_FLIP) -> dict[str, Any]:
+    return {
+        "a": ShardDataset(folder / "a", recipe, fields=("key", "index")),
+        "b": ShardDataset(folder / "b", recipe, fields=("key", "index")),
+        "c": FolderDataset(folder / "c", recipe, fields=("key", "index")),
+    }
+
+
+def loader_of(folder: Path, weights: Any = WEIGHTS, *, options: Any = None, **given: Any) -> DataLoader:
+    mixture = Mixture(sources_of(folder), weights, **given)
+    return DataLoader(mixture, **{"batch_size": 8, "shuffle": True, "seed": 3, **(options or {})})
+
+
+def taken(batches: list[Any]) -> list[tuple[int, int]]:
+    """(source, index there) of each sample, in order."""
+    return [pair for *_, index, source in batches for pair in zip(source.tolist(), index.tolist(), strict=True)]
+
+
+def test_batches_mix_the_sources_by_weight_and_end_with_their_numbers(folder: Path) -> None:
+    loader = loader_of(folder, stop="all_exhausted")
+    assert loader.dataset.names == ("a", "b", "c")
+    assert len(loader.dataset) == 100
+    assert len(loader) == 13
+    batches = copied_epoch(loader)
+    assert [len(batch) for batch in batches] == [5] * 13
+    images, labels, keys, index, source = batches[0]
+    assert (images.shape, labels.dtype, source.dtype) == ((8, 3, 16, 16), torch.int64, torch.int64)
+    assert (len(keys), len(index), source.shape) == (8, 8, (8,))
+    counts = Counter(taken(batches))
+    assert Counter(number for number, _ in taken(batches)) == {0: 50, 1: 30, 2: 20}
+    assert all(counts[0, i] == 1 for i in range(50))
+    assert {counts[1, i] for i in range(20)} == {1, 2}
+    assert {counts[2, i] for i in range(12)} == {1, 2}
+    assert loader.stats()["sources"] == {
+        "a": {"samples": 50, "passes": 1},
+        "b": {"samples": 30, "passes": 2},
+        "c": {"samples": 20, "passes": 2},
+    }
+    loader.close()
+
+
+def test_the_order_of_the_names_has_no_effect(folder: Path) -> None:
+    given = sources_of(folder)
+    again = dict(reversed(given.items()))
+    one, other = (DataLoader(Mixture(each, WEIGHTS), batch_size=8, shuffle=True, seed=3) for each in (given, again))
+    check_same(copied_epoch(one), copied_epoch(other))
+    assert one.state_dict() == other.state_dict()
+
+
+@pytest.mark.parametrize("shuffle", [True, False, Window(8)], ids=str)
+def test_a_pass_has_the_samples_and_the_images_of_an_epoch_of_the_source_alone(folder: Path, shuffle: Any) -> None:
+    loader = loader_of(folder, {"a": 1, "b": 2, "c": 1}, stop="all_exhausted", options={"shuffle": shuffle})
+    made: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    for _ in range(2):
+        for images, labels, keys, index, source in copied_epoch(loader):
+            for row, number in enumerate(source.tolist()):
+                made[number].append((images[row], labels[row], keys[row], index[row]))
+    for number, (name, dataset) in enumerate(sources_of(folder).items()):
+        count, size = int(loader.dataset.shares.counts[number]), SIZES[name]
+        passes = -(-count // size)  # that an epoch begins
+        alone = DataLoader(dataset, batch_size=7, shuffle=shuffle, seed=source_seed(3, name))
+        for epoch in range(2):
+            expected = []
+            for begun in range(epoch * passes, (epoch + 1) * passes):
+                alone.set_epoch(begun)
+                expected += [sample for batch in copied_epoch(alone) for sample in zip(*batch, strict=True)]
+            had = made[number][epoch * count : (epoch + 1) * count]
+            assert len(had) == count
+            assert all(torch.equal(a[0], b[0]) and a[1:] == b[1:] for a, b in zip(had, expected, strict=False))
+
+
+def test_a_source_gives_the_same_whatever_is_mixed_with_it(folder: Path) -> None:
+    given = sources_of(folder)
+    both = [Mixture({"a": given["a"], "b": given["b"]}, {"a": 1, "b": 1}), Mixture(given, {"a": 2, "b": 1, "c": 1})]
+    seen = []
+    for mixture in both:
+        found = {}
+        for images, _, _, index, source in DataLoader(mixture, batch_size=5, shuffle=True, seed=3):
+            for row in np.flatnonzero(source.numpy() == 0).tolist():
+                found[int(index[row])] = images[row].clone()
+        seen.append(found)
+    few, many = sorted(seen, key=len)
+    assert set(few) < set(many)
+    assert all(torch.equal(image, many[i]) for i, image in few.items())
+
+
+@pytest.mark.parametrize("given", [{"stop": "all_exhausted"}, {"samples": 70}], ids=str)
+def test_a_run_resumes_exactly_with_other_ranks_workers_and_batch_sizes(folder: Path, given: Any) -> None:
+    whole = loader_of(folder, **given)
+    expected = [pair for _ in range(3) for pair in taken(copied_epoch(whole))]
+    length = len(whole.dataset)
+
+    first = loader_of(folder, **given, options={"num_workers": 2})
+    copied_epoch(first)
+    batches = iter(first)
+    kept = [next(batches) for _ in range(3)]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert taken(kept) == expected[length : length + 24]
+    first.close()
+
+    ranks = [
+        loader_of(folder, **given, options={"batch_size": 3, "rank": rank, "world_size": 2, "num_workers": rank})
+        for rank in range(2)
+    ]
+    parts = []
+    for rank in ranks:
+        rank.load_state_dict(state)
+        parts.append([taken([batch]) for batch in copied_epoch(rank)])
+        rank.close()
+    rest = [pair for both in zip(*parts, strict=True) for part in both for pair in part]
+    assert rest[: length - 24] == expected[length + 24 : 2 * length]
+    assert ranks[0].state_dict()["epoch"] == 2
+
+
+def test_sources_go_on_where_they_stood_with_a_number_of_samples(folder: Path) -> None:
+    loader = loader_of(folder, samples=30)
+    assert len(loader) == 4
+    run = [pair for _ in range(5) for pair in taken(copied_epoch(loader))]
+    for number, (name, size) in enumerate(SIZES.items()):
+        own = [i for source, i in run if source == number]
+        assert abs(len(own) - 150 * WEIGHTS[name]) <= 1
+        for first in range(0, len(own) - size + 1, size):  # no sample comes again before all others
+            assert len(set(own[first : first + size])) == size
+    sums = loader.stats()["sources"]
+    assert sums["a"] == {"samples": 75, "passes": 2}
+    assert sum(each["samples"] for each in sums.values()) == 150
+
+
+def test_recipes_may_differ_in_all_but_the_output(folder: Path) -> None:
+    given = sources_of(folder)
+    given["b"] = ShardDataset(folder / "b", T.Compose([T.Resize((16, 16))]), fields=("key", "index"))
+    batches = copied_epoch(DataLoader(Mixture(given), batch_size=8, shuffle=True, seed=3))
+    alone = next(iter(DataLoader(given["b"], batch_size=20)))
+    seen = 0
+    for images, _, _, index, source in batches:
+        for row in np.flatnonzero(source.numpy() == 1).tolist():
+            assert torch.equal(images[row], alone[0][index[row]])
+            seen += 1
+    assert seen == 20
+
+    given["b"] = ShardDataset(folder / "b", T.Compose([T.Resize((16, 8))]), fields=("key", "index"))
+    with pytest.raises(ArgumentError, match=r"sources 'a' and 'b' make other images"):
+        Mixture(given)
+
+
+def test_subsets_and_concatenations_are_sources(folder: Path) -> None:
+    a, b, c = sources_of(folder).values()
+    mixture = Mixture({"part": Subset(a, range(7)), "both": ConcatDataset([b, c])}, {"part": 1, "both": 1})
+    found = taken(copied_epoch(DataLoader(mixture, batch_size=4, shuffle=True, seed=1)))
+    assert sorted(i for source, i in found if source == 1) == list(range(7))
+    assert sum(source == 0 for source, _ in found) == 7
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_samples_are_replaced_from_their_own_source(tmp_path: Path, folder: Path, num_workers: int) -> None:
+    given = sources_of(folder)
+    given["b"] = ShardDataset(write_shards(tmp_path, 20, bad=(2, 11)), CROP_AND_FLIP, fields=("key", "index"))
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": num_workers}
+    with pytest.raises(DecodeError, match=r"00000002|00000011"):
+        copied_epoch(DataLoader(Mixture(given), **options))
+    loader = DataLoader(Mixture(given), **options, on_error="skip")
+    with pytest.warns(UserWarning, match="2 of 82 samples"):
+        batches = copied_epoch(loader)
+    assert Counter(source for source, _ in taken(batches)) == {0: 50, 1: 20, 2: 12}
+    substitutions = loader.stats()["substitutions"]
+    assert sorted(each["key"] for each in substitutions) == ["00000002", "00000011"]
+    named = loader.dataset.named([each["substitute"] for each in substitutions])
+    assert {name for name, _ in named} == {"b"}
+    assert not {2, 11} & {i for _, i in named}
+    loader.close()
+
+
+def test_skipped_samples_and_batches_of_the_run_are_named_by_source(folder: Path) -> None:
+    loader = loader_of(folder, stop="all_exhausted")
+    batches = copied_epoch(loader)
+    samples = loader.samples_of(0, 4)
+    assert samples.sources == [(("a", "b", "c")[number], i) for number, i in taken([batches[4]])]
+    assert loader.dataset.named(samples.ids) == samples.sources
+    check_same([loader.replay(0, 4).batch], [batches[4]])
+
+    gone = loader.dataset.ids("b", [3, 17])
+    again = loader_of(folder, stop="all_exhausted", options={"skip": gone})
+    expected = [pair for pair in taken(batches) if pair not in {(1, 3), (1, 17)}]
+    assert taken(copied_epoch(again)) == expected
+    assert again.state_dict()["skip"]["ids"] == gone.tolist()
+    again.skip = Skip(spans=[loader.span_of(1, 0, 2)])
+    assert taken(copied_epoch(again)) == taken(copied_epoch(loader))[16:]
+
+    part = Mixture({"a": Subset(sources_of(folder)["a"], [40, 5, 9]), "b": sources_of(folder)["b"]})
+    assert part.named(part.ids("a", [9, 40])) == [("a", 40), ("a", 9)]
+    with pytest.raises(ArgumentError, match="no source 'z'; it has 'a', 'b'"):
+        part.ids("z", [0])
+    with pytest.raises(ArgumentError, match="source 'b' has samples 0 to 19, got 20 to 20"):
+        part.ids("b", 20)
+
+
+def test_samples_that_were_taken_down_are_named_by_their_source(tmp_path: Path) -> None:
+    shard(str(make_tree(tmp_path / "tree")), str(tmp_path / "set"), ShardOptions(shuffle=False))
+    key = ShardDataset(tmp_path / "set").reader.field(6, "key")
+    assert main(["takedown", str(tmp_path / "set"), key, "-q"]) == 0
+    whole = ShardDataset(tmp_path / "set", T.RandomResizedCrop(8))
+    loader = DataLoader(Mixture({"a": whole, "b": Subset(whole, [0, 6])}), batch_size=len(whole) + 2)
+    next(iter(loader))
+    samples = loader.samples_of(0, 0)
+    assert samples.sources is not None
+    gone = {samples.sources[samples.ids.tolist().index(i)]: other for i, other in samples.taken_down.items()}
+    assert gone.keys() == {("a", 6), ("b", 6)}
+    assert {whole.reader.field(int(other), "key") for other in gone.values() if other is not None} == {
+        samples.keys[samples.sources.index(("a", 6))]
+    }
+    loader.close()
+
+
+def test_a_state_of_other_sources_is_refused_by_name(folder: Path) -> None:
+    state = loader_of(folder).state_dict()
+    with pytest.raises(ArgumentError, match=r"source 'a' of the Mixture differs: .* share of 0\.5, .* share of 0\.25"):
+        loader_of(folder, {"a": 1, "b": 2, "c": 1}).load_state_dict(state)
+    given = sources_of(folder)
+    given["d"] = given["c"]
+    more = DataLoader(Mixture(given, {**WEIGHTS, "d": 0.0001}), batch_size=8, shuffle=True, seed=3)
+    with pytest.raises(ArgumentError, match="source 'a' of the Mixture differs"):
+        more.load_state_dict(state)
+    more = DataLoader(Mixture(given, repeats={"d": 2}), batch_size=8, shuffle=True, seed=3)
+    with pytest.raises(ArgumentError, match="Mixture differs"):
+        more.load_state_dict(loader_of(folder, None).state_dict())
+    with pytest.raises(ArgumentError, match="its mixture is"):
+        loader_of(folder, stop="all_exhausted").load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"this state does not fit: its samples is 60, this loader's is 50"):
+        DataLoader(given["a"], shuffle=True, seed=3).load_state_dict(state)
+
+
+def test_classes_are_kept_or_merged_by_name(folder: Path, tmp_path: Path) -> None:
+    given = sources_of(folder)
+    assert given["c"].classes == ["class"]
+    merged = Mixture(given, labels="merge")
+    assert merged.classes == [*(f"class{k}" for k in range(7)), "class"]
+    for mixture, other in ((Mixture(given), 0), (merged, 7)):
+        for _, labels, _, index, source in DataLoader(mixture, batch_size=8):
+            expected = torch.where(source == 2, other, index % 7)
+            assert torch.equal(labels, expected)
+    assert given["c"].classes == ["class"]
+    assert given["c"].targets == [0] * 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": Lanes()}, "can't be shuffled in Lanes yet"),
+        ({"collate_fn": list}, "leave out sampler, collate_fn and sizes="),
+        ({"sampler": [0, 1]}, "leave out sampler, collate_fn and sizes="),
+        ({"sizes": feeder.PadToBatch()}, "leave out sampler, collate_fn and sizes="),
+        ({"batch_size": None}, r"and sizes=\. Here batch_size is None"),
+        ({"service": "feeder"}, "service='feeder' does not make batches of a Mixture yet"),
+    ],
+    ids=str,
+)
+def test_what_a_mixture_does_not_have_is_refused(folder: Path, options: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        loader_of(folder, options=options)
+
+
+def test_sources_that_do_not_go_together_are_refused(folder: Path) -> None:
+    given = sources_of(folder)
+    for sources, message in [
+        ({}, "one or more sources"),
+        ([given["a"]], "mapping of names"),
+        ({"a": given["a"], "x": [1]}, "source 'x' of the Mixture is a list"),
+        ({"a": given["a"], "x": Mixture(given)}, "source 'x' of the Mixture is a Mixture"),
+        ({"a": given["a"], "x": Subset(given["a"], [])}, "source 'x' has no samples"),
+        ({"a": given["a"], "x": ShardDataset(folder / "a", CROP_AND_FLIP)}, "differ in targets or fields"),
+        ({"a": ShardDataset(folder / "a", T.RandomResizedCrop(T.BUCKET))}, "sizes by bucket or by epoch"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            Mixture(sources)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="labels must be 'keep' or 'merge'"):
+        Mixture(given, labels="both")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="images have sizes of their own"):
+        DataLoader(Mixture(sources_of(folder, None)), batch_size=2)
+    mixture = Mixture(given)
+    wrapped: list[Any] = [Subset(mixture, [0]), ConcatDataset([mixture, given["a"]])]
+    for dataset in wrapped:
+        with pytest.raises(ArgumentError, match="can't be part of a Subset or ConcatDataset"):
+            DataLoader(dataset, batch_size=2)
+    with pytest.raises(TypeError, match=r"give it to feeder\.DataLoader"):
+        mixture[0]
+
+
+def test_workers_take_over_views_and_options_that_a_loader_has(folder: Path) -> None:
+    recipe = T.Views([CROP_AND_FLIP, T.Compose([T.RandomResizedCrop(8)])])
+    given = {name: type(each)(folder / name, recipe, fields=["index"]) for name, each in sources_of(folder).items()}
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "mix": T.MixUp(num_classes=7)}
+    epochs = []
+    for workers in (0, 2):
+        loader = DataLoader(Mixture(given, WEIGHTS), num_workers=workers, **options)
+        epochs.append([(*views, *rest) for views, *rest in copied_epoch(loader)])
+        loader.close()
+    assert same_batches(*epochs)
+    assert epochs[0][0][1].shape == (8, 3, 8, 8)
+    again = pickle.loads(pickle.dumps(DataLoader(Mixture(given, WEIGHTS), **options)))
+    assert same_batches([(*views, *rest) for views, *rest in copied_epoch(again)], epochs[0])
+
+
+def test_the_loaders_order_is_that_of_the_mixture(folder: Path) -> None:
+    loader = loader_of(folder, repeats={"c": 3}, weights=None)
+    assert len(loader.dataset) == 50 + 20 + 36
+    order = MixtureOrder(loader.dataset.shares, 3, True)
+    sampler = iter(loader.sampler)
+    assert [next(sampler) for _ in range(40)] == order.ids(0, np.arange(40)).tolist()
+    assert Counter(taken(copied_epoch(loader))) == Counter(
+        [(0, i) for i in range(50)] + [(1, i) for i in range(20)] + [(2, i) for i in range(12)] * 3
+    )
+
+
+def test_the_examples_of_the_docs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shards(tmp_path / "web-shards", 40)
+    write_shards(tmp_path / "photos-shards", 30, jpegs=True)
+    write_tree(tmp_path / "own", 20)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in blocks("docs/mixtures.md", "python"):
+        exec(smaller(block.text, {}), names)
+    names["loader"].close()
+    assert len(names["oversampled"]) == 40 + 30 + 5 * 20
