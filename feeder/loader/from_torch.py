@@ -157,7 +157,8 @@ def _lines(obj: Any) -> Iterator[OpReport]:
 
         yield OpReport(type(theirs).__name__, "native")
         given = obj.given if isinstance(obj, ConvertedDataset) else None
-        yield from [] if isinstance(given, Recipe | Views) else conversion_of(theirs, given).lines
+        is_ours = isinstance(getattr(obj, "transform", None), Recipe | Views)
+        yield from [] if is_ours else conversion_of(theirs, given).lines
         for column in image_columns(theirs)[1:]:
             yield OpReport(column, "python", "Pillow decodes further image columns")
         form = getattr(theirs, "format", None)

@@ -540,6 +540,8 @@ def explanation(folder: Path) -> None:
     (line,) = feeder.explain(Own(str(folder))).lines
     assert (line.name, line.how) == ("Own", "refused")
     assert "return feeder.Encoded(path), label" in line.reason
+    views = feeder.transforms.Views([feeder.transforms.CenterCrop(8)])
+    assert feeder.explain(ImageFolder(str(folder), transform=views)).is_native
     ours = feeder.from_torch(theirs)
     with pytest.raises(feeder.ArgumentError, match="Lambda"):
         feeder.from_torch(theirs, strict=True)
