@@ -7,8 +7,7 @@ import contextlib
 import csv
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,25 +18,26 @@ __all__ = ["CsvWriter", "DeviceLog"]
 Value = int | float | bool | complex
 Sink = Callable[[int, Mapping[str, Value]], object]
 
-# Columns start at multiples of this, as a view of a dtype must be aligned.
-_ALIGNMENT = 16
 
+class _Interval(NamedTuple):
+    """Steps whose device scalars are being copied to the host.
 
-@dataclass
-class _Interval:
-    """Steps whose device scalars are being copied to the host."""
+    Attributes:
+        rows: Number and values of each step. They hold the scalars on the device until these have been copied.
+        fetched: The scalars on the host, by name, one for each step.
+        done: The event after the copy; None on the CPU.
+    """
 
-    steps: list[int]
-    rows: list[dict[str, Value]]
-    fetched: torch.Tensor
+    rows: list[tuple[int, dict[str, Any]]]
+    fetched: dict[str, torch.Tensor]
     done: Any
 
 
 class DeviceLog:
     """Keeps scalars on the device and passes them on later, with the values that ``.item()`` would have returned.
 
-    ``.item()`` waits until the device has finished all its work. Here, a step only enqueues a copy of each scalar into
-    a buffer on the device. Once in ``every`` steps, an asynchronous copy moves the buffer to page-locked memory. The
+    ``.item()`` waits until the device has finished all its work. Here, a step only enqueues a copy of each scalar on
+    the device. Once in ``every`` steps, asynchronous copies move them to page-locked memory. The
     sinks get its values one interval later, or later still if the device is further behind. On the CPU the same happens
     with synchronous copies.
 
@@ -60,15 +60,9 @@ class DeviceLog:
         self._sinks = sinks
         self._every = every
         self._device = torch.device(device) if device is not None else None
-        self._names: tuple[str, ...] | None = None
-        self._steps: list[int] = []
-        self._rows: list[dict[str, Value]] = []
-        self._ring = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._places: dict[str, tuple[slice, torch.dtype]] = {}
-        self._columns: dict[str, torch.Tensor] = {}
+        self._dtypes: dict[str, torch.dtype | None] | None = None  # of the scalars on the device, None for the others
+        self._rows: list[tuple[int, dict[str, Any]]] = []
         self._on_the_way: collections.deque[_Interval] = collections.deque()
-        self._spare: list[torch.Tensor] = []
-        self._copied: Any = None
         self._closed = False
 
     def write(self, step: int, **values: Value | torch.Tensor) -> None:
@@ -84,41 +78,31 @@ class DeviceLog:
         """
         if self._closed:
             raise ArgumentError(f"step {step}: this log is closed; make a new one")
-        if self._names is None:
-            self._begin(values)
-        if values.keys() != set(self._names or ()):
-            raise ArgumentError(f"step {step}: expected the values {list(self._names or ())}, got {list(values)}")
+        if self._dtypes is None:
+            self._dtypes = self._of_device(values)
+        if values.keys() != self._dtypes.keys():
+            raise ArgumentError(f"step {step}: expected the values {list(self._dtypes)}, got {list(values)}")
 
-        slot = len(self._steps)
-        if slot == 0 and self._copied is not None:
-            # The copy may run on another stream than the one that is current now.
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
-            self._copied = None
-
-        row: dict[str, Value] = {}
+        row: dict[str, Any] = {}
         for name, value in values.items():
-            column = self._columns.get(name)
+            dtype = self._dtypes[name]
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ArgumentError(f"step {step}: {name} must have one element, got shape {tuple(value.shape)}")
-            if column is None:
+            if dtype is None:
                 row[name] = value.item() if isinstance(value, torch.Tensor) else value
-            elif not isinstance(value, torch.Tensor) or value.dtype != column.dtype:
+            elif not isinstance(value, torch.Tensor) or value.dtype != dtype:
                 found = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
-                raise ArgumentError(
-                    f"step {step}: {name} was a {column.dtype} tensor at the first step, and is {found} now"
-                )
+                raise ArgumentError(f"step {step}: {name} was a {dtype} tensor at the first step, and is {found} now")
             else:
-                row[name] = 0  # keeps the order of the names; filled in when it is passed on
-                column[slot].copy_(value.detach().reshape(()), non_blocking=True)
+                row[name] = value.detach().reshape(()).clone()
 
-        self._steps.append(step)
-        self._rows.append(row)
-        if len(self._steps) == self._every:
+        self._rows.append((step, row))
+        if len(self._rows) == self._every:
             self._fetch()
 
     def flush(self) -> None:
         """Passes on everything written so far; waits for the device."""
-        if self._steps:
+        if self._rows:
             self._fetch()
         while self._on_the_way:
             self._hand_over(self._on_the_way.popleft())
@@ -141,48 +125,39 @@ class DeviceLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, values: Mapping[str, Value | torch.Tensor]) -> None:
-        """Lays out the buffer, with a column for each device scalar."""
-        self._names = tuple(values)
+    def _of_device(self, values: Mapping[str, Value | torch.Tensor]) -> dict[str, torch.dtype | None]:
+        """Returns the dtypes of the values that are scalars on the log's device, and None for the others."""
         tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
         if self._device is None:
             devices = [value.device for value in tensors.values()]
             self._device = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-        size = 0
-        for name, value in tensors.items():
-            if value.device.type == self._device.type:
-                end = size + value.dtype.itemsize * self._every
-                self._places[name] = slice(size, end), value.dtype
-                size = -(-end // _ALIGNMENT) * _ALIGNMENT
-        self._ring = torch.empty(size, dtype=torch.uint8, device=self._device)
-        self._columns = self._columns_of(self._ring)
-
-    def _columns_of(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {name: memory[place].view(dtype) for name, (place, dtype) in self._places.items()}
+        here = {name: each.dtype for name, each in tensors.items() if each.device.type == self._device.type}
+        return {name: here.get(name) for name in values}
 
     def _fetch(self) -> None:
-        """Starts the copy of the buffer, and passes on the values of earlier copies."""
-        on_gpu = self._ring.device.type == "cuda"
+        """Starts the copies of the scalars, and passes on the values of earlier ones."""
+        assert self._device is not None  # since the first step
+        assert self._dtypes is not None
+        on_gpu = self._device.type == "cuda"
         while self._on_the_way and (not on_gpu or self._on_the_way[0].done.query()):
             self._hand_over(self._on_the_way.popleft())
-        if not self._spare:
-            spare = torch.empty(len(self._ring), dtype=torch.uint8, device="cpu", pin_memory=on_gpu)
-            self._spare.append(spare)
-        fetched = self._spare.pop()
-        fetched.copy_(self._ring, non_blocking=True)
-        self._copied = torch.cuda.current_stream(self._ring.device).record_event() if on_gpu else None
-        self._on_the_way.append(_Interval(self._steps, self._rows, fetched, self._copied))
-        self._steps = []
+
+        fetched = {}
+        for name in (name for name, dtype in self._dtypes.items() if dtype is not None):
+            column = torch.stack([row[name] for _, row in self._rows])
+            host = torch.empty(column.shape, dtype=column.dtype, device="cpu", pin_memory=on_gpu)
+            fetched[name] = host.copy_(column, non_blocking=True)
+        done = torch.cuda.current_stream(self._device).record_event() if on_gpu else None
+        self._on_the_way.append(_Interval(self._rows, fetched, done))
         self._rows = []
 
     def _hand_over(self, interval: _Interval) -> None:
         if interval.done is not None:
             interval.done.synchronize()
-        for name, column in self._columns_of(interval.fetched).items():
-            for row, value in zip(interval.rows, column.tolist(), strict=False):  # the last interval may be short
+        for name, column in interval.fetched.items():
+            for (_, row), value in zip(interval.rows, column.tolist(), strict=True):
                 row[name] = value
-        self._spare.append(interval.fetched)
-        for step, row in zip(interval.steps, interval.rows, strict=True):
+        for step, row in interval.rows:
             for sink in self._sinks:
                 sink(step, row)
 

@@ -162,7 +162,6 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
     shuffle = saved_shuffle(state.get("shuffle"))
     if shuffle is None:
         raise ArgumentError(f"this state is damaged: its shuffle is {state.get('shuffle')!r}")
-
     recipe = recipe_from_json(state["recipe"] if images else _recipe_of_sizes(state))
     exif = state.get("exif_orientation", "apply")
     reader: Any = open_dataset(path, None, exif, set_version(state), targets=targets_of(state)).reader
@@ -179,7 +178,6 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
     sizes: Buckets | PadToBatch | None = None if buckets is None else Buckets(sizes=buckets)
     if is_grouped or (buckets is None and any(view.output_size is None for view in recipe.views)):
         sizes = PadToBatch(group_by_aspect=is_grouped)
-
     decoding: dict[str, Any] = {"backend": "pillow", "fidelity": "fast"}
     if not images:
         state = {**state, **decoding}
@@ -187,7 +185,6 @@ def loader_of(path: str, state: Mapping[str, Any], *, images: bool = True) -> Da
         mix = mix_from_json(state["mix"]) if "mix" in state else None
         decoding = {"backend": state.get("backend"), "fidelity": state.get("fidelity")}  # None is refused
         decoding |= {"mix": mix, "on_error": "skip"}
-
     loader: DataLoader[Any] = DataLoader(
         dataset,
         sizes=sizes,

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-__all__ = ["WIDTH", "columns", "shortened", "size", "table", "wrap"]
+__all__ = ["WIDTH", "columns", "size", "table", "wrap"]
 
 WIDTH = 80
 
@@ -33,11 +33,6 @@ def wrap(text: str, width: int = WIDTH, *, first: str = "", indent: str = "") ->
     return textwrap.wrap(
         text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def shortened(text: str, width: int) -> str:
-    """Returns a text of at most so many characters, the end of a longer one replaced by an ellipsis."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def columns() -> int:

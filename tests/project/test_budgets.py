@@ -28,10 +28,10 @@ STATEMENTS = {
     "service": 1_645,
     "shard": 7_942,
     "system": 715,
-    "tools": 5_489,
+    "tools": 5_450,
     "transforms": 2_425,
 }
-TOKENS = 460_400
+TOKENS = 457_500
 OWN_PARAMETERS = 15
 DENSE = 17
 

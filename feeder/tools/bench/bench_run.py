@@ -15,8 +15,6 @@ from typing import IO, Any, TypeAlias
 import numpy as np
 
 from feeder.errors import BackendError, FeederError
-from feeder.shard.format.manifest import MANIFEST_NAME, Manifest
-from feeder.shard.store.open_store import local_files
 from feeder.shard.store.url import Url, is_remote
 from feeder.system.child_python import child_python
 from feeder.system.cores import cores
@@ -58,8 +56,7 @@ def throughput(
 
     Returns:
         JSON values:
-        - the common conditions; ``seekable`` (True if most images are decoded in part); ``check`` (levels from Pillow);
-          ``absent`` (rivals that were not measured, with reasons)
+        - the common conditions; ``check`` (levels from Pillow); ``absent`` (rivals that were not measured, and why)
         - by rival and number of workers, every repeat: :data:`MEASURES`, and ratio (of images/s to torch's in the turn)
         - by rival: startup_s (from starting the process to the first batch, with the most workers)
         - for feeder, by number of workers: stages_ms and bottleneck
@@ -77,15 +74,13 @@ def throughput(
     task = RivalTask(path, folder, options, 0)
     absent = _absent(task, note)
 
-    names = [name for name in RIVALS if name not in absent]
-    least = _duration(_turns_s(options, len(names)))
-    note(f"takes at least {least}; Ctrl-C ends it and shows the measurements so far")
-    check, start_s = check_rivals(names, task, absent, note)
+    check, start_s = check_rivals([name for name in RIVALS if name not in absent], task, absent, note)
     runs: _Runs = {name: {number: [] for number in workers} for name in RIVALS if name not in absent}
     startup: dict[str, list[float]] = {name: [] for name in runs}
-    about = _duration(_turns_s(options, len(runs), start_s))
-    turns = f"{count(options.repeats, 'turn')} of {options.seconds:g} s, each with {_workers(workers)}: about {about}"
-    note(f"{', '.join(RIVALS[name].title() for name in runs)}: {turns}")
+    a_turn_s = len(runs) * (start_s + len(workers) * options.seconds * (1 + SETTLE))
+    turns = f"{count(options.repeats, 'turn')} of {options.seconds:g} s, each with {_workers(workers)}"
+    note(f"{', '.join(RIVALS[name].title() for name in runs)}: {turns}: about {_duration(options.repeats * a_turn_s)}")
+    note("Ctrl-C ends it and shows the measurements so far")
 
     measured = _measure(task, runs, startup, absent, note)
     done = {name: runs[name] for name in runs if name not in absent}
@@ -93,7 +88,6 @@ def throughput(
     return {
         "dataset": Url.parse(path).name if is_remote(path) else os.path.basename(os.path.abspath(path)),
         "kind": "shards" if is_shards(path) else "folder",
-        "seekable": is_seekable(path),
         "usable_cores": cores().usable,
         "images": len(dataset),
         "options": {name: value for name, value in asdict(measured).items() if name != "cache_dir"},
@@ -103,11 +97,6 @@ def throughput(
         **_figures(done, startup, measured.workers),
         "encodings": {gain.encoding: asdict(gain) for gain in gains},
     }
-
-
-def _turns_s(options: BenchOptions, rivals: int, start_s: float = 0.0) -> float:
-    """Returns the seconds that all turns of so many rivals take, with their starts."""
-    return options.repeats * rivals * (start_s + len(options.workers) * options.seconds * (1 + SETTLE))
 
 
 def _absent(task: RivalTask, note: Callable[[str], None]) -> dict[str, str]:
@@ -216,16 +205,6 @@ def _figures(runs: _Runs, startup: dict[str, list[float]], workers: tuple[int, .
 def _duration(seconds: float) -> str:
     """Returns a time as text, to two digits or so."""
     return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
-
-
-def is_seekable(path: str) -> bool:
-    """Returns True if most of the images were made seekable, or need no decoding."""
-    with local_files(path, MANIFEST_NAME) as folder:
-        manifest = Manifest.read(folder)
-    if manifest is None:
-        return False
-    kept = sum(count for outcome, count in manifest.encoded.items() if outcome.startswith("kept"))
-    return 2 * kept < manifest.samples
 
 
 def _workers(counts: tuple[int, ...]) -> str:

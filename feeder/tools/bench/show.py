@@ -189,7 +189,7 @@ def limit_of(result: Mapping[str, Any], count: str) -> str | None:
     stage = result["bottleneck"].get(count) or ""
     if stage == "decode":
         more = ["more workers"] * (int(count) < result.get("usable_cores", math.inf))
-        more += ["seekable shards (feeder shard)"] * (not result.get("seekable"))
+        more += ["seekable shards (feeder shard)"] * ("seekable" in result.get("encodings", {}))
         return f"decoding: {', or '.join(more) or 'more cores'}"
     shards = ", or shards in place of files" if stage == "read" and result["kind"] == "folder" else ""
     return f"{_LIMITS[stage]}{shards}" if stage in _LIMITS else None

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import fields
 from typing import Any
 
 from feeder.system.text import say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, add_cache, add_work
+from feeder.tools.commands.common import EXIT_INTERRUPTED, add_cache, add_work, noting
 
 __all__ = ["add", "run"]
 
@@ -70,10 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {field.name: getattr(arguments, field.name) for field in fields(BenchOptions) if field.name != "peers"}
     options = BenchOptions(**given, peers=not arguments.no_peers)
 
-    def note(line: str) -> None:
-        if not arguments.quiet:
-            say(line, file=sys.stderr)
-
+    note = noting(arguments.quiet)
     result = throughput(arguments.dir, options, folder=arguments.folder, note=note)
     note("")
     say(render(result))

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
+from collections.abc import Callable
 from typing import Any
+
+from feeder.system.text import say
 
 __all__ = [
     "EXIT_DAMAGED",
@@ -18,6 +22,7 @@ __all__ = [
     "add_labels",
     "add_output",
     "add_work",
+    "noting",
     "share",
     "size_bytes",
 ]
@@ -53,6 +58,11 @@ def share(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected 0 to 1, or a percentage such as 2%")
     return value
+
+
+def noting(quiet: bool) -> Callable[[str], None]:
+    """Returns what takes the lines about each run of a measurement: they go to stderr, if at all."""
+    return (lambda line: None) if quiet else (lambda line: say(line, file=sys.stderr))
 
 
 def add_labels(command: Any, what: str) -> None:

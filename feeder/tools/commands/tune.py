@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from feeder.system.text import count, say
-from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, add_work, size_bytes
+from feeder.tools.commands.common import EXIT_INTERRUPTED, EXIT_SHORT, add_work, noting, size_bytes
 
 __all__ = ["add", "run"]
 
@@ -69,10 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     recipe = arguments.preset, arguments.dtype, arguments.image_size
     dataset = open_dataset(arguments.dir, preset(*recipe))
 
-    def note(line: str) -> None:
-        if not arguments.quiet:
-            say(line, file=sys.stderr)
-
     workers: dict[str, Any] = {}
     if arguments.worker_threads != 1:
         workers["worker_options"] = WorkerOptions(arguments.worker_threads)
@@ -82,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         cpus=arguments.cpus,
         memory_bytes=arguments.memory,
         seconds=arguments.seconds,
-        note=note,
+        note=noting(arguments.quiet),
         batch_size=arguments.batch_size,
         shuffle=not arguments.no_shuffle,
         backend=arguments.backend,
