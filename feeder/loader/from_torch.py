@@ -20,6 +20,8 @@ from feeder.transforms.torchvision_recipes import OpReport, convert
 
 __all__ = ["Explanation", "explain", "from_torch"]
 
+_BY_PILLOW = "Pillow runs it in this place, and with it all ops that follow the first crops and resizes"
+_NATIVE_PLACES = "see docs/transforms.md for what the kernels run"
 _SAME = (
     "num_workers",
     "pin_memory",
@@ -104,7 +106,7 @@ class Explanation:
 
     Attributes:
         lines: A line for each dataset, target transform and op, in order, with ``name``, ``how`` ("native", "python" or
-            "refused"), ``reason`` and ``way_out``.
+            "refused"), ``reason`` and ``way_out``. "python" are Pillow's, too.
     """
 
     lines: tuple[OpReport, ...]
@@ -133,6 +135,22 @@ def explain(obj: Any) -> Explanation:
     return Explanation(tuple(_lines(obj)))
 
 
+def _op_lines(transform: Any) -> list[OpReport]:
+    """Returns the lines of a transform's ops, of which one says so where Pillow runs them in place of the kernels."""
+    conversion = convert(transform)
+    lines = list(conversion.lines)
+    try:
+        from feeder.decoders.programs import has_programs
+    except ImportError:  # without the kernels Pillow runs all
+        return lines
+
+    are_native = [has_programs(Recipe(ops)) for ops in conversion.steps]
+    if are_native and not are_native[-1]:
+        first = max((number for number, native in enumerate(are_native) if native), default=-1) + 1
+        lines[first] = OpReport(lines[first].name, "python", _BY_PILLOW, _NATIVE_PLACES)
+    return lines
+
+
 def _lines(obj: Any) -> Iterator[OpReport]:
     name, theirs = type(obj).__name__, obj.theirs if isinstance(obj, ConvertedDataset) else obj
     if isinstance(obj, torch.utils.data.DataLoader):
@@ -142,7 +160,7 @@ def _lines(obj: Any) -> Iterator[OpReport]:
     elif isinstance(obj, (list, torch.nn.Module)) or not (
         isinstance(theirs, Dataset) or hasattr(theirs, "__getitem__")
     ):
-        yield from convert(obj).lines
+        yield from _op_lines(obj)
     else:
         try:
             if isinstance(obj, Subset | ConcatDataset):
@@ -157,7 +175,7 @@ def _lines(obj: Any) -> Iterator[OpReport]:
 
         yield OpReport(type(theirs).__name__, "native")
         transform = getattr(obj, "transform", None)
-        yield from [] if isinstance(transform, Recipe | Views) else convert(transform).lines
+        yield from [] if isinstance(transform, Recipe | Views) else _op_lines(transform)
         form = getattr(theirs, "format", None)
         if isinstance(form, dict) and form["type"] == "custom":
             yield OpReport("set_transform", "python", "it is a function of rows")
