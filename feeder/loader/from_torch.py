@@ -13,13 +13,16 @@ from torch.utils.data import ConcatDataset, Dataset, RandomSampler, SequentialSa
 from feeder.dataset.base import FeederDataset
 from feeder.dataset.converted import ConvertedDataset, conversion_of, converted
 from feeder.dataset.foreign import check_foreign, image_columns, refuse_overridden
+from feeder.decoders.programs import has_programs
 from feeder.loader.dataloader import DataLoader
 from feeder.loader.options import DEFAULT_COLLATES, DEFAULT_PREFETCH
 from feeder.transforms import Recipe, Views
-from feeder.transforms.torchvision_recipes import OpReport, convert
+from feeder.transforms.torchvision_recipes import Conversion, OpReport, convert
 
 __all__ = ["Explanation", "explain", "from_torch"]
 
+_BY_PILLOW = "Pillow runs it in this place, and with it all ops that follow the first crops and resizes"
+_NATIVE_PLACES = "see docs/transforms.md for what the kernels run"
 _SAME = (
     "num_workers",
     "pin_memory",
@@ -104,7 +107,7 @@ class Explanation:
 
     Attributes:
         lines: A line for each dataset, target transform and op, in order, with ``name``, ``how`` ("native", "python" or
-            "refused"), ``reason`` and ``way_out``.
+            "refused"), ``reason`` and ``way_out``. "python" are Pillow's, too.
     """
 
     lines: tuple[OpReport, ...]
@@ -133,6 +136,16 @@ def explain(obj: Any) -> Explanation:
     return Explanation(tuple(_lines(obj)))
 
 
+def _op_lines(conversion: Conversion) -> list[OpReport]:
+    """Returns the lines of a transform's ops, of which one says so where Pillow runs them in place of the kernels."""
+    lines = list(conversion.lines)
+    are_native = [has_programs(Recipe(ops)) for ops in conversion.steps]
+    if are_native and not are_native[-1]:
+        first = max((number for number, native in enumerate(are_native) if native), default=-1) + 1
+        lines[first] = OpReport(lines[first].name, "python", _BY_PILLOW, _NATIVE_PLACES)
+    return lines
+
+
 def _lines(obj: Any) -> Iterator[OpReport]:
     name, theirs = type(obj).__name__, obj.theirs if isinstance(obj, ConvertedDataset) else obj
     if isinstance(obj, torch.utils.data.DataLoader):
@@ -142,7 +155,7 @@ def _lines(obj: Any) -> Iterator[OpReport]:
     elif isinstance(obj, (list, torch.nn.Module)) or not (
         isinstance(theirs, Dataset) or hasattr(theirs, "__getitem__")
     ):
-        yield from convert(obj).lines
+        yield from _op_lines(convert(obj))
     else:
         try:
             if isinstance(obj, Subset | ConcatDataset):
@@ -158,7 +171,7 @@ def _lines(obj: Any) -> Iterator[OpReport]:
         yield OpReport(type(theirs).__name__, "native")
         given = obj.given if isinstance(obj, ConvertedDataset) else None
         is_ours = isinstance(getattr(obj, "transform", None), Recipe | Views)
-        yield from [] if is_ours else conversion_of(theirs, given).lines
+        yield from [] if is_ours else _op_lines(conversion_of(theirs, given))
         for column in image_columns(theirs)[1:]:
             yield OpReport(column, "python", "Pillow decodes further image columns")
         form = getattr(theirs, "format", None)

@@ -139,11 +139,13 @@ class Conversion:
         ops: The ops, as :meth:`feeder.transforms.Recipe.of` takes them.
         lines: A line for each of their ops, in order.
         gives_pillow: True if theirs ends with a Pillow image, where feeder's recipe gives a tensor of uint8.
+        steps: The ops after each of the first lines, those of ops with a counterpart.
     """
 
     ops: tuple[Op, ...]
     lines: tuple[OpReport, ...]
     gives_pillow: bool
+    steps: tuple[tuple[Op, ...], ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.lines))
@@ -188,6 +190,7 @@ def convert(transform: Any) -> Conversion:
     """Converts as :func:`from_torchvision` does, and reports in place of raising."""
     state = _State()
     lines: list[OpReport] = []
+    steps: list[tuple[Op, ...]] = []
     tail: list[Callable[[Any], Any]] = []
     leaves = list(_leaves(transform))
     for number, op in enumerate(leaves):
@@ -209,16 +212,17 @@ def convert(transform: Any) -> Conversion:
         else:
             lines.append(OpReport(name, "native"))
             state = after
+            steps.append(state.ops)
 
     if not tail:
-        return Conversion(state.ops, tuple(lines), state.kind == "pil")
+        return Conversion(state.ops, tuple(lines), state.kind == "pil", tuple(steps))
     try:
         op, gives_pillow = _tail(tail, state)
     except ArgumentError as problem:
         first = len(lines) - len(tail)
         lines[first] = OpReport(lines[first].name, "refused", str(problem), "end with a tensor of one shape")
-        return Conversion(state.ops, tuple(lines), gives_pillow=False)
-    return Conversion((*state.ops, op), tuple(lines), gives_pillow)
+        return Conversion(state.ops, tuple(lines), gives_pillow=False, steps=tuple(steps))
+    return Conversion((*state.ops, op), tuple(lines), gives_pillow, tuple(steps))
 
 
 def _tail(tail: Sequence[Callable[[Any], Any]], state: _State) -> tuple[Lambda, bool]:

@@ -536,7 +536,14 @@ def explanation(folder: Path) -> None:
         assert not found.is_native
         assert max(map(len, str(found).splitlines())) <= 80
     assert [line.how for line in feeder.explain(ops).lines] == ["native", "python", "python"]
-    assert feeder.explain(ImageFolder(str(folder), transform=tensors())).is_native
+    native = v2.Compose([v2.RandomResizedCrop(24), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    assert feeder.explain(ImageFolder(str(folder), transform=native)).is_native
+    crop, bicubic = v2.RandomResizedCrop(24), v2.InterpolationMode.BICUBIC
+    assert feeder.explain([v2.RandomResizedCrop(24, interpolation=bicubic), v2.ColorJitter(0.4)]).is_native
+    for others in ([v2.RandomCrop(9, padding=4)], [crop, v2.Pad(4)], [v2.ColorJitter(0.4), crop]):
+        lines = feeder.explain([*others, v2.RandomHorizontalFlip()]).lines
+        assert [line.how for line in lines] == ["native"] * (len(others) - 1) + ["python", "native"]
+        assert "Pillow runs it" in lines[len(others) - 1].reason
     (line,) = feeder.explain(Own(str(folder))).lines
     assert (line.name, line.how) == ("Own", "refused")
     assert "return feeder.Encoded(path), label" in line.reason
