@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 172,
-    "dataset": 2_510,
+    "dataset": 2_595,
     "decoders": 3_735,
     "fields": 360,
     "loader": 8_945,
     "order": 960,
     "service": 1_645,
-    "shard": 8_300,
+    "shard": 8_326,
     "system": 715,
     "tools": 5_745,
     "transforms": 2_425,
 }
-TOKENS = 466_000
+TOKENS = 467_750
 OWN_PARAMETERS = 15
 DENSE = 27
 
@@ -39,6 +39,7 @@ DENSE = 27
 LONG = {
     "dataset/folder_reader.py": ["scan"],
     "dataset/shard_reader.py": ["read"],
+    "dataset/dataset_shards.py": ["write_shards"],
     "decoders/cpu_decoder.py": ["_decode"],
     "decoders/device/finisher.py": ["__call__"],
     "decoders/gpu/normalize.py": ["normalize"],
@@ -51,7 +52,6 @@ LONG = {
     "shard/source/iterable.py": ["open_samples"],
     "shard/source/table_file.py": ["open_manifest"],
     "shard/write/set_writer.py": ["write_set"],
-    "shard/write/sharding.py": ["write_shards"],
     "tools/tune/tune.py": ["tune"],
     "tools/verify.py": ["verify"],
 }
