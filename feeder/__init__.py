@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from feeder import fields, service, transforms, wds
+    from feeder.dataset.dataset_shards import write_shards
     from feeder.dataset.encoded import Encoded
     from feeder.dataset.folders import FolderDataset
     from feeder.dataset.mixture import Mixture
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from feeder.order.sample_order import Window
     from feeder.order.skip import Skip
     from feeder.shard.format.packed_samples import packed_decoder
-    from feeder.shard.write.sharding import write_shards
     from feeder.tools.device_log import CsvWriter, DeviceLog
     from feeder.tools.tune.tune import tune
     from feeder.transforms.pad_to_batch import PadToBatch
@@ -110,7 +110,7 @@ _HOMES = {
     "from_torch": "feeder.loader.from_torch",
     "packed_decoder": "feeder.shard.format.packed_samples",
     "tune": "feeder.tools.tune.tune",
-    "write_shards": "feeder.shard.write.sharding",
+    "write_shards": "feeder.dataset.dataset_shards",
 }
 
 

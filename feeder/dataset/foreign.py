@@ -105,6 +105,15 @@ class ForeignReader(FolderReader):
             return super().field(i, name)
         return int(self.labels()[i]) if self.targets is None else self.targets[i]
 
+    def encoded(self, i: int) -> bytes:
+        """Returns the file of an image, or the ``.npy`` file of its pixels.
+
+        Raises:
+            OSError: if it can't be read.
+            ValueError: if it is too large.
+        """
+        return read_image(os.path.join(self.root, self.path(i))) if self._loaded is None else self._loaded[i]
+
     def _read_image(self, i: int) -> tuple[bytes, ImageInfo]:
         if self._loaded is None:
             return super()._read_image(i)

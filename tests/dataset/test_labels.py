@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Subset
 
 from feeder import DataLoader, FolderDataset, ShardDataset
+from feeder.dataset.dataset_shards import write_shards
 from feeder.errors import ArgumentError, FormatError, SourceError
 from feeder.shard.format.index_file import INDEX_NAME
 from feeder.shard.source.labels import LabelColumn
@@ -21,7 +22,7 @@ from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shard_options import ShardOptions
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect, render
 from feeder.transforms import CutMix, MixUp, RandomResizedCrop

@@ -20,18 +20,18 @@ TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
 STATEMENTS = {
     "(top)": 175,
-    "dataset": 2_685,
+    "dataset": 2_770,
     "decoders": 3_715,
     "fields": 360,
     "loader": 8_810,
     "order": 1_205,
     "service": 1_590,
-    "shard": 8_305,
+    "shard": 8_330,
     "system": 700,
     "tools": 5_480,
     "transforms": 2_435,
 }
-TOKENS = 468_400
+TOKENS = 470_200
 OWN_PARAMETERS = 15
 DENSE = 17
 

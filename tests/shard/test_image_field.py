@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from feeder.dataset.dataset_shards import write_shards
 from feeder.dataset.shard_reader import ShardReader
 from feeder.dataset.shards import ShardDataset
 from feeder.errors import ArgumentError, DecodeError, ShardError, SourceError
@@ -22,7 +23,7 @@ from feeder.shard.source.image_field import image_fields
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shard_options import ShardOptions
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.sharding import shard
 from feeder.tools.cli import main
 from feeder.tools.inspect import inspect
 from feeder.tools.verify import verify

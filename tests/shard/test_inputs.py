@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from feeder.dataset.dataset_shards import write_shards
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.source.target_sources import TargetSources
 from feeder.shard.write.index_tars import index_tars
 from feeder.shard.write.shard_options import ShardSummary
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.sharding import shard
 from tests.support.images import encode, pixels
 from tests.support.remote import Bucket
 from tests.support.shard_sets import kept, rejected, samples_of, write_tar

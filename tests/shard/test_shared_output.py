@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from feeder.dataset.dataset_shards import write_shards
 from feeder.errors import ArgumentError, LockedError, ShardError
 from feeder.shard.source.open import open_source
 from feeder.shard.source.sample_table import NO_FILE, SampleTable, StoredField
@@ -33,7 +34,7 @@ from feeder.shard.write.plan import ordered_ids, plan_shards
 from feeder.shard.write.shard_engine import ShardEngine
 from feeder.shard.write.shard_options import ShardOptions
 from feeder.shard.write.shard_writer import ShardJob, WrittenShard
-from feeder.shard.write.sharding import open_engine, shard, write_shards
+from feeder.shard.write.sharding import open_engine, shard
 from feeder.shard.write.shared_output import SharedFolder, SharedOutput, SharedStore
 from feeder.shard.write.store_lock import StoreLock
 from feeder.system.progress import Progress

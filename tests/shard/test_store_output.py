@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from feeder.dataset.dataset_shards import write_shards
 from feeder.errors import LockedError, ShardError, StoreError
 from feeder.shard.store.open_store import open_store
 from feeder.shard.write import store_lock
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.sharding import shard
 from feeder.shard.write.store_lock import LOCK_NAME, StoreLock
 from tests.support import ROOT
 from tests.support.fault_proxy import FaultProxy, Faults

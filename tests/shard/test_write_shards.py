@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
 
 import feeder
+from feeder.dataset.dataset_shards import write_shards
 from feeder.dataset.shards import ShardDataset
-from feeder.errors import FeederError, ShardError, SourceError
+from feeder.errors import ArgumentError, FeederError, ShardError, SourceError
+from feeder.shard.format.manifest import Manifest
 from feeder.shard.format.open_index import open_index
 from feeder.shard.write.shard_options import ShardOptions
-from feeder.shard.write.sharding import write_shards
 from feeder.system.progress import Progress
 from tests.support.images import encode, pixels
 from tests.support.shard_sets import KEEP, samples_of
@@ -61,7 +68,7 @@ def test_write_shards_names_the_sample_that_it_cannot_encode(tmp_path: Path) -> 
     with pytest.raises(SourceError, match="sample 'x': field 'jpg' is a ndarray; expected bytes"):
         write_shards([{"__key__": "x", "jpg": np.zeros(3)}], tmp_path / "out")
     with pytest.raises(SourceError, match="expected a dict"):
-        write_shards([b"x"], tmp_path / "out2")  # type: ignore[list-item]
+        write_shards([b"x"], tmp_path / "out2")
 
 
 def test_write_shards_names_its_samples_where_none_has_an_image(tmp_path: Path) -> None:
@@ -82,7 +89,7 @@ def test_a_cut_off_write_shards_is_not_resumed_and_says_so(tmp_path: Path) -> No
         yield {"jpg": encode(pixels(0))}
 
     def run(progress: Progress | None = None) -> None:
-        write_shards(endless(), tmp_path / "out")  # type: ignore[arg-type]
+        write_shards(endless(), tmp_path / "out")
 
     (tmp_path / "out" / ".work").mkdir(parents=True)
     plan = {"settings": ShardOptions().settings(), "kind": "samples", "containers": [], "rejected": []}
@@ -124,3 +131,106 @@ def test_write_shards_takes_class_names(tmp_path: Path) -> None:
         write_shards(numbered, tmp_path / "few", classes=["ant"])
     with pytest.raises(FeederError, match="encode must be one of seekable, packed, keep"):
         write_shards(samples, tmp_path / "typo", encode="keeep")
+
+
+class Pairs(Dataset[Any]):
+    """A map-style dataset of one's own, which has no end of its own."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, i: int) -> Any:
+        return pixels(i), torch.tensor(i)
+
+
+def formats(out: Path) -> dict[str, int]:
+    """Number of images of each format in a set."""
+    found = Manifest.read(str(out))
+    assert found is not None
+    return found.formats
+
+
+def stored(out: Path, **options: Any) -> list[Any]:
+    """The samples of a set, by their keys."""
+    dataset = ShardDataset(out, **options)
+    return [dataset[i] for i in np.argsort(dataset.reader.column("path")).tolist()]
+
+
+@pytest.mark.parametrize("kind", ["Pillow", "numpy", "tensor", "dict", "dataset"])
+def test_pixels_become_png(kind: str, tmp_path: Path) -> None:
+    changes: dict[str, Callable[[Image.Image], Any]] = {
+        "numpy": np.asarray,
+        "tensor": lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1),
+    }
+    pairs = [
+        (changes.get(kind, lambda image: image)(image), label) for image, label in map(Pairs().__getitem__, range(3))
+    ]
+    samples: Any = Pairs() if kind == "dataset" else pairs
+    if kind == "dict":
+        samples = [{"jpg": image, "cls": label} for image, label in pairs]
+    write_shards(samples, tmp_path / "out")
+    assert formats(tmp_path / "out") == {"png": 3}
+    for i, (image, label) in enumerate(stored(tmp_path / "out")):
+        assert label == i
+        assert np.array_equal(image.permute(1, 2, 0), np.asarray(pixels(i)))
+    write_shards(samples if kind != "dataset" else Pairs(), tmp_path / "jpeg", encode="jpeg")
+    assert formats(tmp_path / "jpeg") == {"jpg": 3}
+
+
+def test_further_images_arrays_and_values_are_fields_of_their_names(tmp_path: Path) -> None:
+    mask = np.arange(24 * 16, dtype=np.uint8).reshape(16, 24)
+    sample = {
+        "image": pixels(0),
+        "mask": mask,
+        "right.jpg": torch.from_numpy(np.array(pixels(1))).permute(2, 0, 1),
+        "emb.npy": torch.arange(6.0).reshape(2, 3),
+        "boxes.json": {"boxes": np.ones((1, 4)), "labels": torch.tensor([3])},
+        "score": np.int64(7),
+    }
+    write_shards([sample], tmp_path / "out")
+    names = ["mask.png", "right.png", "emb.npy", "boxes.json", "score"]
+    (entry,) = stored(tmp_path / "out", fields=names)
+    found = dict(zip(names, entry[2:], strict=True))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["mask.png"]))), mask)
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(found["right.png"]))), np.asarray(pixels(1)))
+    assert np.load(io.BytesIO(found["emb.npy"])).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert json.loads(found["boxes.json"]) == {"boxes": [[1, 1, 1, 1]], "labels": [3]}
+    assert found["score"] == b"7"
+
+
+def test_a_target_that_is_no_class_is_json(tmp_path: Path) -> None:
+    write_shards([(pixels(0), {"boxes": torch.ones(1, 4)}), [pixels(1), [2, 3]], pixels(2)], tmp_path / "out")
+    assert [entry[2] for entry in stored(tmp_path / "out", fields=["json"])] == [
+        {"boxes": [[1, 1, 1, 1]]},
+        [2, 3],
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (
+            (torch.rand(3, 8, 8), 1),
+            r"sample '0': field 'image' is float32 \[8, 8, 3\]: pixels are uint8, 0-255, as before",
+        ),
+        ((pixels(0).convert("CMYK"), 1), r"sample '0': field 'image': .*CMYK.*; convert\('RGB'\) it"),
+        (
+            (pixels(0), 1, 2),
+            "sample 0: expected a dict of fields, or an image and its label, got tuple of Image, int, int",
+        ),
+        (("a.jpg", 1), "sample 0: expected a dict of fields, or an image and its label, got tuple of str, int"),
+        ({"image": pixels(0), "emb": np.zeros(3)}, "field 'emb' is a ndarray; expected bytes"),
+    ],
+)
+def test_what_is_no_sample_is_named(sample: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=message):
+        write_shards([sample], tmp_path / "out")
+
+
+def test_a_dataset_of_feeders_is_sharded_by_its_folder(tmp_path: Path) -> None:
+    write_shards([pixels(0)], tmp_path / "out")
+    with pytest.raises(
+        ArgumentError, match="ShardDataset reads a folder or a set: `feeder shard` takes it by its path"
+    ):
+        write_shards(ShardDataset(tmp_path / "out"), tmp_path / "again")

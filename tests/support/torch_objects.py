@@ -26,6 +26,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 import feeder
 from feeder.dataset.foreign import convertible
 from tests.support.images import encode, pixels
+from tests.support.shard_sets import samples_of
 
 CHECKS: dict[str, Callable[[Path], None]] = {}
 
@@ -65,6 +66,11 @@ def assert_like(ours: Any, theirs: Any) -> None:
         assert (image.float() - expected.float()).abs().max() <= 2.01 / (255 if image.is_floating_point() else 1), i
         assert type(target) is type(label), i
         assert np.array_equal(target, label), i
+
+
+def contents(out: Path) -> dict[str, tuple[bytes, int]]:
+    """Image and label of each sample of a set, by its path in the source."""
+    return {path: (data, label) for path, data, label in samples_of(out)}
 
 
 def refused(make: Callable[[], object], *words: str) -> None:
@@ -649,6 +655,111 @@ def modes_of_hugging_face(folder: Path) -> None:
     theirs = theirs.remove_columns("mask")
     assert feeder.from_torch(theirs.cast_column("photo", datasets.Image(mode="RGB")))[0]["photo"].mode == "RGB"
     refused(lambda: feeder.from_torch(theirs.cast_column("photo", datasets.Image(mode="L"))), "mode RGB")
+
+
+@check
+def shards_of_folders_and_arrays(folder: Path) -> None:
+    """Files as they are; a subset of two concatenated; pixels in memory as PNG."""
+    from torchvision.datasets import CIFAR10, ImageFolder
+
+    theirs = ImageFolder(str(tree(folder / "a")), tensors())
+    feeder.write_shards(theirs, folder / "whole", encode="keep")
+    assert contents(folder / "whole") == {
+        path: (Path(folder / "a" / path).read_bytes(), label)
+        for path, label in ((str(Path(name).relative_to(folder / "a")), label) for name, label in theirs.samples)
+    }
+    assert feeder.ShardDataset(folder / "whole").classes == ["ant", "bee"]
+
+    other = ImageFolder(str(tree(folder / "b")))
+    half: Any = Subset(ConcatDataset([Subset(theirs, [1, 3]), other]), [1, 2, 4])
+    feeder.write_shards(half, folder / "half", encode="keep")
+    paths = ["0/" + Path(theirs.samples[3][0]).relative_to(folder / "a").as_posix()]
+    paths += ["1/" + Path(other.samples[i][0]).relative_to(folder / "b").as_posix() for i in (0, 2)]
+    assert list(contents(folder / "half")) == sorted(paths)
+    feeder.write_shards(feeder.from_torch(theirs), folder / "ours", encode="keep")
+    assert contents(folder / "ours") == contents(folder / "whole")
+    renamed = ImageFolder(str(tree(folder / "c", classes=("cow", "dog"))))
+    with pytest.raises(feeder.ArgumentError, match="name their classes in different ways"):
+        feeder.write_shards(ConcatDataset([theirs, renamed]), folder / "both")
+
+    arrays = CIFAR10.__new__(CIFAR10)
+    arrays.root, arrays.transform, arrays.target_transform = str(folder), None, None
+    arrays.data, arrays.targets, arrays.classes = (
+        np.stack([np.asarray(pixels(i, 32, 32)) for i in range(3)]),
+        [2, 0, 1],
+        [],
+    )
+    feeder.write_shards(arrays, folder / "arrays")
+    dataset = feeder.ShardDataset(folder / "arrays")
+    for image, label in (dataset[i] for i in range(3)):
+        assert np.array_equal(image.permute(1, 2, 0), arrays.data[arrays.targets.index(label)])
+
+
+@check
+def shards_of_boxes_and_masks(folder: Path) -> None:
+    """COCO's and Pascal VOC's datasets give what ``feeder shard`` makes of their files."""
+    from torchvision.datasets import CocoDetection, VOCDetection, VOCSegmentation
+
+    (folder / "images").mkdir()
+    images = [{"id": 9 - i, "file_name": f"{i}.jpg", "height": 30, "width": 40} for i in range(3)]
+    for i in range(3):
+        (folder / "images" / f"{i}.jpg").write_bytes(encode(pixels(i, 40, 30)))
+    boxes = [{"id": i, "image_id": 9 - i, "category_id": 4, "bbox": [1, 2, 3, 4]} for i in range(3)]
+    listed = {"images": images, "annotations": boxes, "categories": [{"id": 4, "name": "cat"}]}
+    (folder / "instances.json").write_text(json.dumps(listed))
+    theirs = CocoDetection(str(folder / "images"), str(folder / "instances.json"))
+    feeder.write_shards(Subset(theirs, [0, 2]), folder / "coco")
+    dataset = feeder.ShardDataset(folder / "coco", fields=["path", "boxes.json"])
+    assert dataset.classes == ["cat"]
+    found = {entry[2]: json.loads(entry[3]) for entry in (dataset[i] for i in range(len(dataset)))}
+    assert {path: (each["boxes"], each["image_id"]) for path, each in found.items()} == {
+        "2.jpg": ([[1, 2, 4, 6]], 7),
+        "0.jpg": ([[1, 2, 4, 6]], 9),
+    }
+    with pytest.raises(feeder.ArgumentError, match="add the others by feeder append"):
+        feeder.write_shards(ConcatDataset([theirs, CocoDetection(theirs.root, str(folder / "instances.json"))]), "x")
+
+    root = folder / "VOCdevkit" / "VOC2012"
+    for name in ("JPEGImages", "SegmentationClass", "Annotations", "ImageSets/Segmentation", "ImageSets/Main"):
+        (root / name).mkdir(parents=True)
+    sides = "".join(
+        f"<{side}>{value}</{side}>" for side, value in zip(("xmin", "ymin", "xmax", "ymax"), (1, 1, 9, 9), strict=True)
+    )
+    for i in range(3):
+        (root / "JPEGImages" / f"{i}.jpg").write_bytes(encode(pixels(i, 40, 30)))
+        pixels(i + 50, 40, 30).convert("P").save(root / "SegmentationClass" / f"{i}.png")
+        xml = f"<annotation><object><name>cat</name><bndbox>{sides}</bndbox></object></annotation>"
+        (root / "Annotations" / f"{i}.xml").write_text(xml)
+    for name in ("Segmentation", "Main"):
+        (root / "ImageSets" / name / "train.txt").write_text("0\n2\n")
+    feeder.write_shards(VOCSegmentation(str(folder)), folder / "masks")
+    dataset = feeder.ShardDataset(folder / "masks", fields=["path", "masks.png"])
+    expected = {f"{i}.jpg": (root / "SegmentationClass" / f"{i}.png").read_bytes() for i in (0, 2)}
+    assert {entry[2]: entry[3] for entry in (dataset[i] for i in range(2))} == expected
+    feeder.write_shards(VOCDetection(str(folder)), folder / "boxes")
+    dataset = feeder.ShardDataset(folder / "boxes", fields=["boxes.json"])
+    assert [json.loads(dataset[i][2]) for i in range(2)] == 2 * [{"boxes": [[0, 0, 9, 9]], "labels": [0]}]
+
+
+@check
+def shards_of_hugging_face(folder: Path) -> None:
+    """The other columns are json, the class names theirs; formats and functions don't count."""
+    import datasets
+
+    (folder / "1.png").write_bytes(encode(pixels(1, 40, 30), "PNG"))
+    images = [{"bytes": encode(pixels(0, 40, 30)), "path": None}, {"bytes": None, "path": str(folder / "1.png")}]
+    names = datasets.ClassLabel(names=["a", "b"])
+    features = {"text": datasets.Value("string"), "photo": datasets.Image(), "label": names}
+    rows = {"text": ["x", "y"], "photo": images, "label": [1, 0]}
+    theirs = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    theirs.set_transform(lambda batch: 1 / 0)
+    feeder.write_shards(theirs, folder / "out", encode="keep")
+    dataset = feeder.ShardDataset(folder / "out", fields=["json"])
+    assert dataset.classes == ["a", "b"]
+    assert sorted((label, row["text"]) for _, label, row in (dataset[i] for i in range(2))) == [(0, "y"), (1, "x")]
+    assert sorted(data for data, _ in contents(folder / "out").values()) == sorted(
+        [encode(pixels(0, 40, 30)), (folder / "1.png").read_bytes()]
+    )
 
 
 @check

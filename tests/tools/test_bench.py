@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from torch._utils import ExceptionWrapper
 
+from feeder.dataset.dataset_shards import write_shards
 from feeder.errors import ArgumentError, BackendError, FormatError, SourceError
 from feeder.shard.source.table_file import ManifestColumns
 from feeder.shard.write.encode import EncodeOptions
 from feeder.shard.write.shard_options import ShardOptions
-from feeder.shard.write.sharding import shard, write_shards
+from feeder.shard.write.sharding import shard
 from feeder.tools.bench import bench_run as bench_run
 from feeder.tools.bench import contestant
 from feeder.tools.bench.bench_options import BenchOptions, RivalTask, default_workers

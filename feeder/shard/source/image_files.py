@@ -55,6 +55,7 @@ def image_files(
     for column in dict.fromkeys(itertools.chain.from_iterable(rows)):
         known = [row[column] for row in rows if type(row.get(column)) in (int, str) and row[column] != ""]
         values = [str(value) for value in known[:_LOOKED_UP]]
+
         for number, folder in enumerate(folders):
             suffix = next((each for each in suffixes if _are_files(folder, values, each)), None)
             if suffix is not None:

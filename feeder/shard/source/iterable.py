@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from PIL import Image
+
+from feeder.decoders.image_header import is_image_field
 from feeder.errors import SourceError
 from feeder.shard.source.image_field import choose_image, lacks_image, split_fields
 from feeder.shard.source.json_field import json_field
@@ -22,7 +27,7 @@ __all__ = ["open_samples"]
 
 
 def open_samples(
-    samples: Iterable[Mapping[str, Any]],
+    samples: Iterable[Any],
     spool_path: str,
     image_field: str | None = None,
     classes: Sequence[str] | None = None,
@@ -30,9 +35,9 @@ def open_samples(
     """Spools samples, which are dicts of fields by extension, with their name under ``__key__``.
 
     Args:
-        samples: Each maps fields ("jpg", "cls", "json", ...) to bytes. Text, integers and, for ``json``, any JSON value
-            are encoded. Keys that start with ``__`` are not fields. Fields
-            are lower case, as in tars.
+        samples: Images, or images and their labels, or dicts of fields ("jpg", "cls", "json", ...). Values are bytes,
+            text, integers, pixels, arrays for names that end in npy, and for ``json`` any JSON value. Keys that start
+            with ``__`` are not fields. Fields are lower case, as in tars.
         spool_path: Scratch file.
         image_field: See :func:`open_tars`.
         classes: Class names by label; None takes the names in ``cls``, sorted.
@@ -46,10 +51,9 @@ def open_samples(
 
     with Spool(source, spool_path) as spool:
         for number, sample in enumerate(samples):
-            if not isinstance(sample, Mapping):
-                raise SourceError(f"sample {number}: expected a dict of fields, got {type(sample).__name__}")
+            sample = _as_dict(sample, number)
             name = str(sample.get("__key__", number))
-            named = [(str(k).lower(), v) for k, v in sample.items() if not str(k).startswith("__")]
+            named = [_stored(str(k).lower(), v, name) for k, v in sample.items() if not str(k).startswith("__")]
             fields = {field: _encoded(value, field, name) for field, value in named}
             if len(fields) < len(named):
                 raise SourceError(
@@ -89,6 +93,56 @@ def open_samples(
     return source
 
 
+def _as_dict(sample: Any, number: int) -> Mapping[str, Any]:
+    """Returns a sample as a dict of fields: an image, or an image and its label, or such a dict already."""
+    if isinstance(sample, Mapping):
+        return sample
+    image, *labels = sample if isinstance(sample, tuple | list) and sample else (sample,)
+    if isinstance(image, (bytes, str)) or len(labels) > 1:
+        shown = f"{type(sample).__name__} of {', '.join(type(each).__name__ for each in (image, *labels))}"
+        raise SourceError(f"sample {number}: expected a dict of fields, or an image and its label, got {shown}")
+    is_class = all(isinstance(each, str) or hasattr(each, "__index__") for each in labels)
+    return {"image": image} | {"cls" if is_class else "json": each for each in labels}
+
+
+def _stored(field: str, value: Any, name: str) -> tuple[str, Any]:
+    """Returns a field with pixels as a PNG, an array as ``.npy``, and any other as it is.
+
+    Raises:
+        SourceError: for pixels that are not uint8, or that PNG can't store.
+    """
+    stem, _, ending = field.rpartition(".")
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+        if value.ndim == 3 and ending != "npy" and value.shape[0] in (1, 3, 4):
+            value = value.transpose(1, 2, 0)
+
+    image = value
+    if isinstance(value, np.ndarray):
+        if ending == "npy":
+            file = io.BytesIO()
+            np.save(file, value, allow_pickle=False)
+            return field, file.getvalue()
+        if value.ndim not in (2, 3) or ending == "json":
+            return field, value
+        if value.dtype != np.uint8:
+            raise SourceError(
+                f"sample {name!r}: field {field!r} is {value.dtype} {list(value.shape)}: pixels are uint8, 0-255, as "
+                "before ToTensor or Normalize; name it NAME.npy to store an array as it is"
+            )
+        image = Image.fromarray(value[:, :, 0] if value.ndim == 3 and value.shape[2] == 1 else value)
+
+    if not isinstance(image, Image.Image):
+        return field, value
+    file = io.BytesIO()
+    try:
+        image.save(file, "PNG")
+    except OSError as error:
+        raise SourceError(f"sample {name!r}: field {field!r}: {error}; convert('RGB') it") from None
+    stem = stem if is_image_field(field) else "" if field in ("image", "img", "pixels") else field
+    return f"{stem}.png".lstrip("."), file.getvalue()
+
+
 def _encoded(value: Any, field: str, name: str) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
@@ -99,7 +153,7 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
             raise SourceError(f"sample {name!r}: field {field!r} can't be written as text: {error}") from None
     if field.rpartition(".")[2] == "json":
         try:
-            return json_field(value)
+            return json_field(value, _plain)
         except (TypeError, ValueError) as error:
             raise SourceError(f"sample {name!r}: field {field!r} can't be written as JSON: {error}") from None
     with contextlib.suppress(TypeError):
@@ -108,3 +162,10 @@ def _encoded(value: Any, field: str, name: str) -> bytes:
         f"sample {name!r}: field {field!r} is a {type(value).__name__}; expected bytes (encode images first), text, an "
         "integer, or JSON values in a field named json"
     )
+
+
+def _plain(value: Any) -> Any:
+    """Converts arrays, tensors and numbers of NumPy to those of JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON value")

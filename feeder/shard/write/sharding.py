@@ -7,27 +7,22 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from feeder.decoders.image_header import clipped_warning
-from feeder.errors import ArgumentError, ShardError, SourceError
-from feeder.shard.source.iterable import open_samples
-from feeder.shard.source.labels import check_classes
+from feeder.errors import ArgumentError, ShardError
 from feeder.shard.source.layout import recognized
 from feeder.shard.source.open import open_source, overlaps_source, source_kind
 from feeder.shard.source.source import Source
 from feeder.shard.store.url import Url, is_remote, local_path, shown_place
-from feeder.shard.write.encode import EncodeOptions, check_encoder
+from feeder.shard.write.encode import check_encoder
 from feeder.shard.write.plan import plan_shards
 from feeder.shard.write.shard_engine import ShardEngine, write_in_threads
 from feeder.shard.write.shard_options import ShardOptions, ShardSummary
 from feeder.shard.write.store_output import locked_output, previewed_output
 from feeder.shard.write.write_run import Run
 from feeder.system.files import DISK_FULL
-from feeder.system.progress import Progress, terminal_progress
+from feeder.system.progress import Progress
 from feeder.system.quiet_ray import quiet_ray
-from feeder.system.warning import warn
 
 __all__ = [
     "Progress",
@@ -35,9 +30,9 @@ __all__ = [
     "ShardSummary",
     "default_out",
     "open_engine",
+    "run_sharding",
     "shard",
     "source_opener",
-    "write_shards",
 ]
 
 _OpenSource = Callable[[str, str | None], Source]  # given a folder for scratch files, and the image field
@@ -78,71 +73,7 @@ def shard(
 
     if dry_run:
         return _preview(open_it, out, options, force=force)
-    return _run(open_it, out, options, progress or Progress(), force=force)
-
-
-def write_shards(
-    samples: Iterable[Mapping[str, Any]],
-    out: str | os.PathLike[str],
-    *,
-    seed: int = 0,
-    shuffle: bool = True,
-    shard_size_bytes: int = 256 << 20,
-    samples_per_shard: int | None = None,
-    workers: int | None = None,
-    max_bad: float = 0.01,
-    encode: EncodeOptions | str | None = None,
-    image_field: str | None = None,
-    classes: Sequence[str] | None = None,
-    engine: str = "local",
-    address: str | None = None,
-    progress: bool = False,
-) -> ShardSummary:
-    """Shards any iterable of WebDataset-style dicts, shuffled.
-
-    The iterable is read once and spooled to disk, in the output folder, before it is shuffled. An interrupted run can't
-    be resumed: remove the folder and start again.
-
-    Args:
-        samples: Dicts of fields by extension, such as ``{"__key__": "cat-1", "jpg": b"...", "cls": 3}``; values are
-            bytes, text, integers, and JSON values for ``json``. ``cls`` is a class number, 0 or more, or a class name;
-            a sample without a label has -1 or no ``cls``.
-        out: Output folder, new or empty, or such a place in a store, as "s3://bucket/set".
-        seed, shuffle, shard_size_bytes, samples_per_shard, workers, max_bad, image_field: As in :class:`ShardOptions`.
-        encode: As there, or the mode alone: "seekable", "packed", "keep", "jpeg" or "raw".
-        classes: Class names by label; None takes the names in ``cls``, sorted.
-        engine, address: As in :class:`ShardOptions`.
-        progress: True shows the progress on standard error once all samples are spooled: a bar on a terminal or in a
-            notebook, elsewhere a line every few seconds.
-
-    Raises:
-        SourceError: for a sample that is not such a dict, a class that is not in ``classes``, or if more than
-            ``max_bad`` of the images are bad.
-        ShardError: if the output folder can't be used.
-    """
-    options = ShardOptions(
-        seed,
-        shuffle,
-        shard_size_bytes,
-        samples_per_shard,
-        workers,
-        max_bad,
-        EncodeOptions(encode) if isinstance(encode, str) else encode or EncodeOptions(),
-        image_field=image_field,
-        engine=engine,
-        address=address,
-    )
-    names = None if classes is None else check_classes(classes)
-
-    def open_it(work: str, image_field: str | None) -> Source:
-        return open_samples(samples, os.path.join(work, "spool"), image_field, names)
-
-    summary = _run(open_it, local_path(os.fspath(out)), options, terminal_progress(not progress))
-    if summary.too_many_bad:
-        raise SourceError(summary.too_many_bad)
-    if summary.clipped:
-        warn(clipped_warning(summary.clipped))
-    return summary
+    return run_sharding(open_it, out, options, progress or Progress(), force=force)
 
 
 def source_opener(path: str, out: str, options: ShardOptions) -> _OpenSource:
@@ -242,7 +173,7 @@ def _preview(open_it: _OpenSource, out: str, options: ShardOptions, *, force: bo
     )
 
 
-def _run(
+def run_sharding(
     open_it: _OpenSource, out: str, options: ShardOptions, progress: Progress, *, force: bool = False
 ) -> ShardSummary:
     """Makes the set, or finishes it; see :meth:`Run.run`."""

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from feeder import fields
+from feeder.dataset.dataset_shards import write_shards
 from feeder.dataset.extras import Extra
 from feeder.dataset.fields_of import fields_of
 from feeder.dataset.shard_reader import ShardReader
@@ -20,7 +21,6 @@ from feeder.errors import DecodeError
 from feeder.loader.fast.part_report import PartReport
 from feeder.loader.fast.sample_maker import Work
 from feeder.loader.slots.image_slots import Samples, SlotView
-from feeder.shard.write.sharding import write_shards
 from feeder.transforms import (
     BoundingBoxes,
     Mask,
