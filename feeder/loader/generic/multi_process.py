@@ -39,7 +39,7 @@ from feeder.loader.generic.torchdata_state import (
 )
 from feeder.loader.generic.worker_processes import Processes
 from feeder.loader.observe.live_view import end_view
-from feeder.loader.options import EpochOptions, ImageOptions
+from feeder.loader.options import ImageOptions, LoaderOptions
 from feeder.loader.stateful import is_stateful
 from feeder.loader.workers.iterator_lock import IteratorLock
 
@@ -62,7 +62,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
     def __init__(
         self,
         loader: DataLoader[Any],
-        options: EpochOptions,
+        options: LoaderOptions,
         order: SplitOrder | None,
         meters: GenericMeters,
         state: dict[str, Any] | None,
@@ -83,7 +83,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
             self._interval = 1  # such a state costs nothing, and it goes on with another world size or batch size
 
         context = options.multiprocessing_context or torch.multiprocessing
-        self._processes = Processes(context, options.hang_timeout_s)
+        self._processes = Processes(context, options.workers.hang_timeout_s)
         self.progress = GenericProgress()
         self._pending = PendingBatches(loader.in_order)
 
@@ -101,7 +101,7 @@ class WorkersIterator(CountedIterator, _BaseDataLoaderIter):
 
         job = self._job(loader.worker_init_fn, order, options.images)
         ahead = self._prefetch_factor * self._num_workers
-        slots = BatchSlots(ahead, options.memory_limit_bytes, slot_guard(options.device))
+        slots = BatchSlots(ahead, options.workers.memory_limit_bytes, slot_guard(options.device))
         self._batches = BatchWorkers(
             self._processes, job, first_states, self._pending, slots, self.meters, replacements
         )

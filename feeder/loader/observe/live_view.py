@@ -13,7 +13,7 @@ from feeder.system.bar import in_notebook, make_bar
 from feeder.system.nvml import current_gpu_busy
 from feeder.system.text import count, say
 
-__all__ = ["LiveView", "Pace", "bar_text", "end_view", "line_text"]
+__all__ = ["LiveView", "Pace", "bar_text", "begin_view", "end_view", "line_text"]
 
 _BAR_INTERVAL_S = 0.25
 _LINE_INTERVAL_S = 5.0
@@ -159,6 +159,23 @@ def _end_all() -> None:
     """Writes the last line of epochs that the script leaves unfinished."""
     for view in list(_live):
         view.end()
+
+
+def begin_view(iterator: Any, stats: Callable[[], Mapping[str, Any]], title: str) -> None:
+    """Gives an iterator that begins an epoch a view, in place of one that it has.
+
+    Args:
+        iterator: The iterator, which counts its batches there.
+        stats: See :class:`LiveView`.
+        title: The text before the figures.
+    """
+    if iterator.view is not None:
+        iterator.view.end()
+    try:
+        batches = len(iterator)
+    except TypeError:  # of an iterable dataset without a length
+        batches = None
+    iterator.view = LiveView(stats, batches, title)
 
 
 def end_view(iterator: Any) -> None:

@@ -19,7 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,17 +31,10 @@ from feeder.loader.observe.stats import stage_histograms
 __all__ = ["MetricsPage"]
 
 _Words = npt.NDArray[np.int64]
-_L = TypeVar("_L", bound="Metered")
 
 _servers: dict[tuple[str, int], _Server] = {}
 _lock = threading.Lock()
 _LOOK_S = 0.5  # between two looks of a server whether there is a loader
-
-
-class Metered(Protocol):
-    """The part of a loader that is served."""
-
-    def stats(self) -> dict[str, Any]: ...
 
 
 class MetricsPage:
@@ -57,7 +50,7 @@ class MetricsPage:
         ArgumentError: if ``prometheus_client`` is missing, or the address or port can't be had.
     """
 
-    def __init__(self, loader: _L, stage_words: Callable[[_L], _Words], port: int, address: str) -> None:
+    def __init__(self, loader: Any, stage_words: Callable[[Any], _Words], port: int, address: str) -> None:
         with _lock:
             server = _servers.get((address, port)) if port else None
             if server is None:
